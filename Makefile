@@ -1,0 +1,100 @@
+# Every command a newcomer needs. `make` alone lists them.
+# The virtual environment .venv is made from requirements/lock.txt and remade only when that file changes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input --quiet
+LOCK := requirements/lock.txt
+LOCK_VENV := .venv-lock
+PIP_TOOLS := pip==26.3 pip-tools==7.6.2
+DEBIAN_PACKAGES := kcat
+ARGS ?=
+
+# Prints the newest usable interpreter of those named, or nothing. Version managers leave shims that
+# exist but do not run, so each one is tried.
+first_python = for name in $(1); do \
+	if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo "$$name"; break; fi; \
+	done
+
+# Installs the named Debian packages if root or passwordless sudo allows it; fails quietly otherwise.
+apt_install = { \
+	if [ "$$(id -u)" = 0 ]; then as_root=""; elif sudo -n true 2>/dev/null; then as_root="sudo -n"; else exit 1; fi; \
+	command -v apt-get >/dev/null || exit 1; \
+	$$as_root apt-get -qq update >/dev/null 2>&1 || true; \
+	DEBIAN_FRONTEND=noninteractive $$as_root apt-get -qq install -y --no-install-recommends $(1) >/dev/null 2>&1; \
+	}
+
+.PHONY: help setup run test check format bench lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file and install kcat where possible
+	@command -v kcat >/dev/null || echo "missing: kcat (the tests that drive it are skipped). Install it with: apt-get install kcat"
+	@command -v java >/dev/null || echo "missing: java 17 (needed for Spark only; nothing uses it yet). Install it with: apt-get install openjdk-17-jre-headless"
+	@echo "ready: $$($(PY) --version) in $(VENV)"
+
+run: $(VENV)/.installed ## Start a node, stream through it, kill it in the middle, show that nothing is lost
+	@$(PY) examples/stream_demo.py $(ARGS)
+
+test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
+	@command -v kcat >/dev/null || echo "missing: kcat; the tests that drive it are skipped"
+	@$(PY) -m pytest $(ARGS)
+
+check: $(VENV)/.installed ## Lint, format check, types, layers
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-logo
+
+format: $(VENV)/.installed ## Format the code and fix what the linter can fix
+	@$(VENV)/bin/ruff check --fix-only .
+	@$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.installed ## Run the benchmarks
+	@$(PY) -m bench $(ARGS)
+
+lock: ## Compile requirements/lock.txt anew from pyproject.toml; ARGS="--upgrade" takes newer versions
+	@python="$$($(call first_python,python3.11))"; \
+	if [ -z "$$python" ]; then echo "make lock needs python3.11, the oldest supported version: its lock holds for newer ones too" >&2; exit 1; fi; \
+	[ -x $(LOCK_VENV)/bin/pip-compile ] || { "$$python" -m venv --clear $(LOCK_VENV) && \
+		$(LOCK_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_TOOLS); }; \
+	CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --extra test --extra dev --all-build-deps \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe \
+		--output-file $(LOCK) $(ARGS) pyproject.toml
+	@echo "wrote $(LOCK)"
+
+clean: ## Remove the virtual environments and all caches
+	@rm -rf $(VENV) $(LOCK_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The locked packages. Rebuilt from nothing when the lock changes, so that no stale package stays behind.
+$(VENV)/.locked: $(LOCK)
+	@python="$$($(call first_python,$(PYTHON) python3.13 python3.12 python3.11 python3))"; \
+	if [ -z "$$python" ]; then \
+		echo "Tidemill needs Python 3.11 or newer; none was found. Install it, or name one: make setup PYTHON=/path/to/python" >&2; exit 1; fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null && ! ( $(call apt_install,python3-venv) ); then \
+		echo "$$python has no venv module. Install it with: apt-get install python3-venv" >&2; exit 1; fi; \
+	echo "creating $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV)
+	@$(PIP) install --require-hashes --no-deps -r $(LOCK)
+	@touch $@
+
+# Tidemill itself, editable. Needs nothing beyond the lock: the build backend is in it.
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# One attempt per virtual environment: without root it fails, and setup and test say what is missing.
+$(VENV)/.debian: | $(VENV)/.locked
+	@for package in $(DEBIAN_PACKAGES); do \
+		command -v "$$package" >/dev/null || ( echo "installing $$package"; $(call apt_install,"$$package") ) || true; \
+	done
+	@touch $@

@@ -1,0 +1,1 @@
+"""Clients of a node, and a node inside the process."""

@@ -1,0 +1,149 @@
+"""A node inside this process, on a thread of its own: ``tidemill.open``."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import uvloop
+
+from tidemill.config.settings import Settings
+from tidemill.config.values import Address, parse_address
+from tidemill.server.node import Node
+
+__all__ = ("EmbeddedNode", "open_node")
+
+_START_TIMEOUT_SECONDS = 60.0
+
+
+class EmbeddedNode:
+    """A running node. Use it in a ``with`` statement, or call ``close`` yourself.
+
+    >>> import tidemill
+    >>> with tidemill.open() as node:
+    ...     node.bootstrap_servers.startswith("127.0.0.1:")
+    True
+    """
+
+    def __init__(self, settings: Settings, ephemeral_dir: Path | None) -> None:
+        self._settings = settings
+        self._ephemeral_dir = ephemeral_dir
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._node = Node(settings)
+        self._thread = threading.Thread(target=self._run, name="tidemill-node", daemon=True)
+        self._thread.start()
+        self._started.wait(_START_TIMEOUT_SECONDS)
+        if not self._thread.is_alive():
+            self.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What a Kafka client takes as ``bootstrap.servers``."""
+        return str(self._node.broker.advertised)
+
+    @property
+    def http_url(self) -> str | None:
+        """Where health and metrics are served, if they are."""
+        address = self._node.http_address
+        return None if address is None else f"http://{address}"
+
+    @property
+    def data_dir(self) -> Path:
+        return self._settings.data_dir
+
+    def close(self) -> None:
+        """Stop in an orderly way. Closing twice is fine."""
+        if self._thread.is_alive() and self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+        self._remove_ephemeral()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> EmbeddedNode:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<tidemill node at {self.bootstrap_servers}, data in {self.data_dir}>"
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as failure:
+            self._failure = failure
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        await self._node.start()
+        http = None
+        try:
+            if self._settings.http is not None:
+                # HTTP costs an import of its own, so it is loaded only when it is wanted.
+                from tidemill.server.http import HttpServer
+
+                http = HttpServer(self._node)
+                await http.start(self._settings.http)
+            self._started.set()
+            await self._stop.wait()
+        finally:
+            if http is not None:
+                await http.stop()
+            await self._node.stop()
+
+    def _remove_ephemeral(self) -> None:
+        if self._ephemeral_dir is not None:
+            shutil.rmtree(self._ephemeral_dir, ignore_errors=True)
+            self._ephemeral_dir = None
+
+
+def open_node(
+    path: str | Path | None = None,
+    *,
+    listen: str = "127.0.0.1:0",
+    http: str | None = None,
+    **settings: Any,
+) -> EmbeddedNode:
+    """Run a node inside this process.
+
+    ``path`` is the data directory; without it the node is ephemeral: its data goes when it is closed. It listens
+    on a free port unless ``listen`` says otherwise; ``http`` (``"127.0.0.1:0"``, say) adds health and metrics.
+    Further keyword arguments are settings, as in ``tidemill settings``.
+
+    >>> import tidemill
+    >>> with tidemill.open(auto_create_topics=False) as node:
+    ...     ":" in node.bootstrap_servers
+    True
+    """
+    ephemeral_dir = Path(tempfile.mkdtemp(prefix="tidemill-")) if path is None else None
+    chosen = Settings(
+        data_dir=ephemeral_dir or Path(path or ""),
+        listen=parse_address(listen),
+        http=_optional_address(http),
+        **settings,
+    )
+    return EmbeddedNode(chosen, ephemeral_dir)
+
+
+def _optional_address(text: str | None) -> Address | None:
+    return parse_address(text) if text else None

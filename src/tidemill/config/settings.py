@@ -1,0 +1,250 @@
+"""The settings of a node: one table, with type, default, range and purpose of each.
+
+``load_settings`` (in ``loading``) fills it from flags, ``TIDEMILL_*`` variables and a toml file. A
+``Settings`` made directly is checked just the same, so no layer meets a value out of range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, get_type_hints
+
+from tidemill.config.schema import Kind, SettingInfo, Spec
+from tidemill.config.topic import check_overrides
+from tidemill.config.values import KIB, MIB, Address
+from tidemill.errors import ApiError, ConfigError
+
+__all__ = ("SETTINGS", "Settings")
+
+_INT_MAX = 2**31 - 1
+
+
+def _bytes(doc: str, minimum: int = 1, maximum: int = 2**63 - 1) -> Spec:
+    return Spec(Kind.BYTES, doc, minimum, maximum)
+
+
+def _count(doc: str, minimum: int = 1, maximum: int = _INT_MAX) -> Spec:
+    return Spec(Kind.COUNT, doc, minimum, maximum)
+
+
+def _ms(doc: str, minimum: int = 1, maximum: int = 2**63 - 1) -> Spec:
+    return Spec(Kind.MS, doc, minimum, maximum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set on a node. Each field's purpose and range is in its annotation."""
+
+    # Who and where.
+    data_dir: Annotated[
+        Path,
+        Spec(Kind.PATH, "The directory that holds everything this node keeps."),
+    ] = Path("tidemill-data")
+    listen: Annotated[
+        Address,
+        Spec(Kind.ADDRESS, "Where Kafka clients connect. Port 0 takes any free port."),
+    ] = Address("127.0.0.1", 9092)
+    advertised_listener: Annotated[
+        Address | None,
+        Spec(
+            Kind.ADDRESS,
+            "The address that clients are told to use. Empty: the one the node listens on.",
+            optional=True,
+        ),
+    ] = None
+    http: Annotated[
+        Address | None,
+        Spec(Kind.ADDRESS, "Where /healthz, /readyz and /metrics are served. Empty: nowhere.", optional=True),
+    ] = Address("127.0.0.1", 9080)
+    node_id: Annotated[
+        int,
+        _count("The node's number in Kafka's protocol.", 0),
+    ] = 1
+    node_name: Annotated[
+        str,
+        Spec(Kind.NAME, "The node's name in logs and in the cluster."),
+    ] = "node-1"
+    cluster_name: Annotated[
+        str,
+        Spec(Kind.NAME, "The name of the cluster."),
+    ] = "tidemill"
+
+    # Topics.
+    auto_create_topics: Annotated[
+        bool,
+        Spec(Kind.FLAG, "Whether a topic comes into being when a client first asks for it."),
+    ] = True
+    default_partitions: Annotated[
+        int,
+        _count("Partitions of a topic whose creator names no number.", 1, 10_000),
+    ] = 1
+    default_replication: Annotated[
+        int,
+        _count("Replicas of a topic whose creator names no number.", 1, 32767),
+    ] = 1
+    max_partitions_per_topic: Annotated[
+        int,
+        _count("The most partitions that one topic may have."),
+    ] = 10_000
+
+    # The log.
+    flush_threads: Annotated[
+        int,
+        _count("Threads that sync files to disk side by side.", 1, 256),
+    ] = 4
+    recovery_point_interval_ms: Annotated[
+        int,
+        _ms("How often recovery points are written. Shorter: less to check after a crash."),
+    ] = 5_000
+    log_retention_check_interval_ms: Annotated[
+        int,
+        _ms("How often retention and compaction look for work."),
+    ] = 300_000
+
+    # Limits, checked before memory is taken.
+    max_connections: Annotated[
+        int,
+        _count("The most client connections at a time."),
+    ] = 4_096
+    max_connections_per_ip: Annotated[
+        int,
+        _count("The most connections from one address. 0: no limit but max_connections.", 0),
+    ] = 0
+    max_frame_bytes: Annotated[
+        int,
+        _bytes("The largest request.", KIB, _INT_MAX),
+    ] = 100 * MIB
+    max_frame_bytes_unauthenticated: Annotated[
+        int,
+        _bytes("The largest request of a client that must authenticate first and has not.", KIB, _INT_MAX),
+    ] = 512 * KIB
+    max_inflight_bytes: Annotated[
+        int,
+        _bytes(
+            "Request bytes in memory over all connections. Above it, connections are not read until "
+            "there is room."
+        ),
+    ] = 512 * MIB
+    max_in_flight_requests_per_connection: Annotated[
+        int,
+        _count("Requests of one connection that are read ahead of its oldest unanswered one.", 1, 100_000),
+    ] = 64
+    max_decompressed_bytes: Annotated[
+        int,
+        _bytes("The most bytes that one record batch may unpack to."),
+    ] = 128 * MIB
+    handshake_deadline_ms: Annotated[
+        int,
+        _ms("The time a new connection has for its first complete request."),
+    ] = 10_000
+    frame_deadline_ms: Annotated[
+        int,
+        _ms("The time from a request's first byte to its last."),
+    ] = 60_000
+    idle_timeout_ms: Annotated[
+        int,
+        _ms("A connection that is silent for longer is closed."),
+    ] = 600_000
+    fetch_max_bytes: Annotated[
+        int,
+        _bytes(
+            "The most bytes in a fetch response. A first batch that is larger still goes out whole.",
+            KIB,
+            _INT_MAX,
+        ),
+    ] = 55 * MIB
+    max_fetch_sessions: Annotated[
+        int,
+        _count("Incremental fetch sessions kept. Above it, clients send full fetches.", 0),
+    ] = 1_000
+
+    # Groups and offsets.
+    group_min_session_timeout_ms: Annotated[
+        int,
+        _ms("The shortest session timeout a group member may ask for.", 1, _INT_MAX),
+    ] = 6_000
+    group_max_session_timeout_ms: Annotated[
+        int,
+        _ms("The longest session timeout a group member may ask for.", 1, _INT_MAX),
+    ] = 1_800_000
+    group_max_size: Annotated[
+        int,
+        _count("The most members of one group."),
+    ] = 10_000
+    group_initial_rebalance_delay_ms: Annotated[
+        int,
+        _ms(
+            "How long an empty group waits for more members before its first assignment. Kafka waits "
+            "3000; here testers and single consumers start at once, and a later member costs one more "
+            "rebalance.",
+            0,
+            _INT_MAX,
+        ),
+    ] = 0
+    offsets_topic_partitions: Annotated[
+        int,
+        _count(
+            "Partitions of the internal topic for groups and offsets, fixed when it is created. Kafka "
+            "has 50, to spread coordinators over many brokers; each one costs files and start-up time.",
+            1,
+            10_000,
+        ),
+    ] = 8
+    offset_metadata_max_bytes: Annotated[
+        int,
+        _bytes("The largest note that a client may store with a committed offset.", 0, _INT_MAX),
+    ] = 4_096
+    offsets_retention_minutes: Annotated[
+        int,
+        _count("How long offsets of a group without members are kept, in minutes."),
+    ] = 10_080
+
+    #: Defaults of topic configs on this node, under Kafka's names; the table ``[topic]`` of the file.
+    topic_defaults: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for info in SETTINGS:
+            info.check(getattr(self, info.name), "the program")
+        self._check_pairs()
+        try:
+            check_overrides(self.topic_defaults)
+        except ApiError as error:
+            raise ConfigError(f"setting topic: {error.message}") from error
+
+    def _check_pairs(self) -> None:
+        """Refuse values that are fine alone and make no sense together."""
+        for low, high, why in (
+            (
+                "max_frame_bytes_unauthenticated",
+                "max_frame_bytes",
+                "authentication must not shrink what a client may send",
+            ),
+            ("max_frame_bytes", "max_inflight_bytes", "the largest request could never be read"),
+            (
+                "group_min_session_timeout_ms",
+                "group_max_session_timeout_ms",
+                "no session timeout would be allowed",
+            ),
+            ("default_partitions", "max_partitions_per_topic", "no topic could be created with the default"),
+        ):
+            below, above = getattr(self, low), getattr(self, high)
+            if below > above:
+                raise ConfigError(f"setting {low} ({below}) must not be above {high} ({above}): {why}")
+        if self.advertised_listener is not None and self.advertised_listener.port == 0:
+            raise ConfigError(
+                f"setting advertised_listener cannot be {self.advertised_listener}: clients need a real port"
+            )
+
+
+def _settings_table() -> tuple[SettingInfo, ...]:
+    hints = get_type_hints(Settings, include_extras=True)
+    return tuple(
+        SettingInfo(item.name, item.default, hints[item.name].__metadata__[0])
+        for item in fields(Settings)
+        if item.name != "topic_defaults"
+    )
+
+
+#: Every setting in the order of the reference page.
+SETTINGS: tuple[SettingInfo, ...] = _settings_table()

@@ -1,0 +1,196 @@
+"""The controller: validates commands, commits them and keeps the image.
+
+- Submits are serialised. Each is planned against the image, committed only if the keys it looked at have not
+  changed since, and planned again if they had (a bounded number of times).
+- The image moves by the watch alone, in revision order, whoever wrote. ``submit`` returns when the image
+  has its change and the subscribers have been told.
+- ``submit_many`` packs commands into as few transactions as the store's limits allow. A command that is
+  refused does not hinder the others. Commands of one transaction that the store could not commit fail
+  together.
+- If the watch fails for good, the controller stops: it keeps its last image, and submits raise the failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidemill.control.draft import Draft
+from tidemill.control.image import MetadataDelta, MetadataImage
+from tidemill.control.placement import ControlLimits
+from tidemill.control.store import MetadataStore, RevisionCompacted, StoreClosed
+from tidemill.errors import MetadataConflict, TidemillError
+
+if TYPE_CHECKING:
+    from tidemill.control.commands import Command
+
+__all__ = ("Controller", "Subscriber")
+
+R = TypeVar("R")
+
+Subscriber = Callable[[MetadataImage, MetadataImage, MetadataDelta], None]
+"""Called with the old image, the new image and what differs. Must be quick and must not raise."""
+
+COMMIT_ATTEMPTS_MAX = 8
+
+_log = logging.getLogger(__name__)
+
+
+class Controller:
+    """See the module. ``start`` before anything else; ``stop`` before the store is closed."""
+
+    def __init__(self, store: MetadataStore, *, limits: ControlLimits | None = None) -> None:
+        self._store = store
+        self._limits = limits if limits is not None else ControlLimits()
+        self._image = MetadataImage()
+        self._subscribers: list[Subscriber] = []
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._lock = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest image. Empty before ``start``."""
+        return self._image
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why commands are not accepted any more, or None."""
+        return self._failure
+
+    async def start(self) -> None:
+        """Read everything, then follow the changes. Subscribers are told of what was read."""
+        if self._watcher is not None:
+            raise RuntimeError("the controller is already started")
+        await self._resync()
+        self._watcher = asyncio.create_task(self._follow(), name="metadata-watch")
+
+    async def stop(self) -> None:
+        """Stop following. The image stays as it is; submits that are waiting raise ``StoreClosed``."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+        self._fail(StoreClosed("the metadata controller was stopped"))
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Tell ``subscriber`` of every later image, in revision order; gives a function that ends it.
+
+        What the image holds already is not told: read ``image`` first, in the same step.
+        """
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def check(self, command: Command[R]) -> R:
+        """What ``command`` would give, without doing it. Raises ``ApiError`` if it would be refused."""
+        results: list[R | TidemillError] = Draft(self._image, self._limits).fill([command])
+        return _value(results[0])
+
+    async def submit(self, command: Command[R]) -> R:
+        """Do ``command``. Raises ``ApiError`` if it is refused."""
+        (result,) = await self.submit_many([command])
+        return _value(result)
+
+    async def submit_many(self, commands: Iterable[Command[R]]) -> list[R | TidemillError]:
+        """Do the commands in order; each result is what the command gives, or why it failed."""
+        todo: list[Command[Any]] = list(commands)
+        results: list[Any] = []
+        async with self._lock:
+            while len(results) < len(todo):
+                results += await self._commit_some(todo[len(results) :])
+        return results
+
+    async def _commit_some(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """Commit one transaction with the first so many of ``commands``; gives their results."""
+        for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
+            self._check_running()
+            draft = Draft(self._image, self._limits)
+            results = draft.fill(commands)
+            if draft.empty:
+                return results
+            try:
+                revision = await self._store.commit(draft.txn())
+            except MetadataConflict as error:
+                if attempt == COMMIT_ATTEMPTS_MAX:
+                    return _failed(results, error)
+                await self._resync()
+                continue
+            except TidemillError as error:
+                return _failed(results, error)
+            await self._reached(revision)
+            return results
+        raise AssertionError("the last attempt returns")
+
+    def _check_running(self) -> None:
+        if self._watcher is None:
+            raise RuntimeError("the controller is not started; call start() first")
+        if self._failure is not None:
+            raise StoreClosed(f"the metadata controller has stopped: {self._failure}") from self._failure
+
+    async def _follow(self) -> None:
+        """Fold the watch until stopped; start over from a full read when the history was too short."""
+        try:
+            while True:
+                try:
+                    async for batch in self._store.watch(self._image.revision + 1):
+                        # A full read may have been faster than the watch.
+                        if batch.revision > self._image.revision:
+                            self._publish(self._image.apply(batch))
+                    raise StoreClosed("the metadata store was closed under the controller")
+                except RevisionCompacted:
+                    await self._resync()
+        except Exception as error:  # noqa: BLE001 - whatever it is, waiting submits must hear of it
+            _log.error("the metadata controller stops: %s", error)
+            self._fail(error)
+
+    async def _resync(self) -> None:
+        snapshot = await self._store.read()
+        # The watch may have gone on during the read.
+        if snapshot.revision > self._image.revision:
+            self._publish(MetadataImage.from_snapshot(snapshot))
+
+    def _publish(self, new: MetadataImage) -> None:
+        old, self._image = self._image, new
+        delta = MetadataDelta.between(old, new)
+        for subscriber in list(self._subscribers):
+            try:
+                subscriber(old, new, delta)
+            except Exception:  # noqa: BLE001 - one subscriber's bug must not stop the metadata
+                _log.exception("a subscriber failed at metadata revision %d; the others go on", new.revision)
+        waiting, self._waiters = self._waiters, []
+        for revision, waiter in waiting:
+            if revision > new.revision:
+                self._waiters.append((revision, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+
+    async def _reached(self, revision: int) -> None:
+        """Wait until the image is at ``revision`` or later."""
+        self._check_running()
+        if self._image.revision >= revision:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((revision, waiter))
+        await waiter
+
+    def _fail(self, failure: BaseException) -> None:
+        if self._failure is None:
+            self._failure = failure
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(failure)
+        self._waiters.clear()
+
+
+def _value(result: R | TidemillError) -> R:
+    if isinstance(result, TidemillError):
+        raise result
+    return result
+
+
+def _failed(results: list[Any], error: TidemillError) -> list[Any]:
+    return [result if isinstance(result, TidemillError) else error for result in results]

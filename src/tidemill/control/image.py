@@ -1,0 +1,305 @@
+"""The metadata image: everything the cluster has agreed on, immutable, as of one revision.
+
+An image is a fold of stored keys. Folding a full read and folding the transactions one after the other give
+equal images. Applying a transaction shares everything that it did not touch.
+
+``MetadataDelta`` tells what differs between two images, whatever lies between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from tidemill.control.records import (
+    PARTITIONS_PER_CHUNK,
+    ClusterRecord,
+    NodeConfigsRecord,
+    NodeRecord,
+    PartitionImage,
+    PartitionsRecord,
+    ProducerIdsRecord,
+    TopicRecord,
+    decode,
+    normalised_name,
+)
+from tidemill.control.sharedmap import SharedMap
+from tidemill.errors import CorruptData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tidemill.control.store import ChangeBatch, Snapshot
+
+__all__ = (
+    "INTERNAL_TOPICS",
+    "MetadataDelta",
+    "MetadataImage",
+    "NodeImage",
+    "PartitionImage",
+    "TopicImage",
+    "TopicPartition",
+)
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+class TopicPartition(NamedTuple):
+    """A partition by name."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """A registered node. ``incarnation`` differs with each start of its process."""
+
+    id: int
+    name: str
+    host: str
+    port: int
+    rack: str | None
+    incarnation: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """A topic. ``configs`` holds the overrides only; ``partitions[i]`` is partition ``i``."""
+
+    name: str
+    id: UUID
+    partitions: tuple[PartitionImage, ...]
+    configs: Mapping[str, str]
+
+    @property
+    def internal(self) -> bool:
+        """Whether the cluster itself writes this topic."""
+        return self.name in INTERNAL_TOPICS
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """Everything at ``revision``. Read it, keep it, compare it; a change makes a new one.
+
+    ``key_revisions`` is the revision that last wrote each stored key: what a writer compares.
+    ``replica_counts`` is how many replicas each node holds. ``node_configs`` has the cluster's default
+    under None.
+    """
+
+    revision: int = 0
+    cluster_id: str | None = None
+    nodes: Mapping[int, NodeImage] = field(default_factory=lambda: MappingProxyType({}))
+    topics: SharedMap[str, TopicImage] = field(default_factory=SharedMap)
+    topic_names_by_id: SharedMap[UUID, str] = field(default_factory=SharedMap)
+    topic_names_by_normalised: SharedMap[str, str] = field(default_factory=SharedMap)
+    node_configs: Mapping[int | None, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    next_producer_id: int = 0
+    replica_counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    key_revisions: SharedMap[str, int] = field(default_factory=SharedMap)
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> MetadataImage:
+        """The image of a full read."""
+        items = ((key, entry.value, entry.mod_revision) for key, entry in snapshot.entries.items())
+        return _Fold(cls()).finish(snapshot.revision, items)
+
+    def apply(self, batch: ChangeBatch) -> MetadataImage:
+        """The image after one more transaction, which must be newer than this image."""
+        if batch.revision <= self.revision:
+            raise ValueError(
+                f"metadata revision {batch.revision} is not newer than the image's {self.revision}"
+            )
+        items = ((change.key, change.value, batch.revision) for change in batch.changes)
+        return _Fold(self).finish(batch.revision, items)
+
+    def topic_by_id(self, topic_id: UUID) -> TopicImage | None:
+        """The topic with that id, if there is one."""
+        name = self.topic_names_by_id.get(topic_id)
+        return None if name is None else self.topics[name]
+
+    def key_revision(self, key: str) -> int:
+        """The revision that last wrote ``key``, 0 if it is absent."""
+        return self.key_revisions.get(key) or 0
+
+
+class _Fold:
+    """The one place where stored keys become an image. Collects changes, then makes the new image at once."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._image = image
+        self._nodes = dict(image.nodes)
+        self._node_configs = dict(image.node_configs)
+        self._replica_counts = dict(image.replica_counts)
+        self._cluster_id = image.cluster_id
+        self._next_producer_id = image.next_producer_id
+        self._topics: dict[UUID, TopicImage | None] = {}
+        self._chunks: dict[UUID, dict[int, tuple[PartitionImage, ...]]] = {}
+        self._counts: dict[UUID, int] = {}
+        self._key_revisions: dict[str, int | None] = {}
+
+    def finish(self, revision: int, items: Iterable[tuple[str, bytes | None, int]]) -> MetadataImage:
+        for key, value, mod_revision in items:
+            if self._fold_key(key, value):
+                self._key_revisions[key] = None if value is None else mod_revision
+        self._assemble_partitions()
+        old = self._image
+        names: dict[str, TopicImage | None] = {}
+        normalised: dict[str, str | None] = {}
+        for topic_id, topic in sorted(self._topics.items(), key=lambda item: item[1] is not None):
+            # Removals come first, so that a topic recreated in the same transaction is not removed again.
+            name = old.topic_names_by_id[topic_id] if topic is None else topic.name
+            names[name] = topic
+            normalised[normalised_name(name)] = None if topic is None else name
+        return MetadataImage(
+            revision=revision,
+            cluster_id=self._cluster_id,
+            nodes=MappingProxyType(self._nodes) if self._nodes != old.nodes else old.nodes,
+            topics=old.topics.update(names),
+            topic_names_by_id=old.topic_names_by_id.update(
+                {topic_id: None if topic is None else topic.name for topic_id, topic in self._topics.items()}
+            ),
+            topic_names_by_normalised=old.topic_names_by_normalised.update(normalised),
+            node_configs=MappingProxyType(self._node_configs),
+            next_producer_id=self._next_producer_id,
+            replica_counts=MappingProxyType({n: count for n, count in self._replica_counts.items() if count}),
+            key_revisions=old.key_revisions.update(self._key_revisions),
+        )
+
+    def _fold_key(self, key: str, value: bytes | None) -> bool:
+        """Fold one key; False if it is not one of the image's (leases and elections have keys too)."""
+        kind, _, rest = key.partition("/")
+        match kind:
+            case "topics":
+                self._fold_topic(key, rest, value)
+            case "partitions":
+                self._fold_chunk(key, rest, value)
+            case "nodes":
+                self._fold_node(key, int(rest), value)
+            case "configs":
+                node_id = None if rest == "cluster" else int(rest.removeprefix("nodes/"))
+                if value is None:
+                    self._node_configs.pop(node_id, None)
+                else:
+                    self._node_configs[node_id] = MappingProxyType(
+                        decode(key, value, NodeConfigsRecord).configs
+                    )
+            case "cluster":
+                self._cluster_id = None if value is None else decode(key, value, ClusterRecord).cluster_id
+            case "producer-ids":
+                self._next_producer_id = (
+                    0 if value is None else decode(key, value, ProducerIdsRecord).next_producer_id
+                )
+            case _:
+                return False
+        return True
+
+    def _fold_node(self, key: str, node_id: int, value: bytes | None) -> None:
+        if value is None:
+            self._nodes.pop(node_id, None)
+            return
+        record = decode(key, value, NodeRecord)
+        self._nodes[node_id] = NodeImage(
+            node_id, record.name, record.host, record.port, record.rack, record.incarnation
+        )
+
+    def _fold_topic(self, key: str, normalised: str, value: bytes | None) -> None:
+        old_name = self._image.topic_names_by_normalised.get(normalised)
+        old = None if old_name is None else self._image.topics[old_name]
+        record = None if value is None else decode(key, value, TopicRecord)
+        if old is not None and (record is None or record.topic_id != old.id):
+            self._topics[old.id] = None
+            self._count_replicas(old.partitions, -1)
+        if record is not None:
+            partitions = old.partitions if old is not None and old.id == record.topic_id else ()
+            configs = MappingProxyType(record.configs)
+            self._topics[record.topic_id] = TopicImage(record.name, record.topic_id, partitions, configs)
+            self._counts[record.topic_id] = record.partition_count
+
+    def _fold_chunk(self, key: str, rest: str, value: bytes | None) -> None:
+        # A chunk is deleted only together with its topic, which takes the partitions along.
+        if value is not None:
+            topic_id, _, chunk = rest.partition("/")
+            partitions = decode(key, value, PartitionsRecord).partitions
+            self._chunks.setdefault(UUID(hex=topic_id), {})[int(chunk)] = partitions
+
+    def _assemble_partitions(self) -> None:
+        for topic_id, chunks in self._chunks.items():
+            topic = self._topics[topic_id] if topic_id in self._topics else self._image.topic_by_id(topic_id)
+            if topic is None:
+                raise CorruptData(
+                    "partitions of a topic that does not exist", path=f"topic {topic_id}", position=0
+                )
+            partitions = list(topic.partitions)
+            for chunk in sorted(chunks):
+                window = slice(chunk * PARTITIONS_PER_CHUNK, (chunk + 1) * PARTITIONS_PER_CHUNK)
+                self._count_replicas(partitions[window], -1)
+                partitions[window] = chunks[chunk]
+                self._count_replicas(chunks[chunk], 1)
+            self._topics[topic_id] = replace(topic, partitions=tuple(partitions))
+        for topic_id, count in self._counts.items():
+            topic = self._topics[topic_id]
+            if topic is not None and len(topic.partitions) != count:
+                raise CorruptData(
+                    f"topic {topic.name!r} should have {count} partitions and has {len(topic.partitions)}",
+                    path=f"topic {topic_id}",
+                    position=0,
+                )
+
+    def _count_replicas(self, partitions: Iterable[PartitionImage], sign: int) -> None:
+        counts = self._replica_counts
+        for partition in partitions:
+            for node_id in partition.replicas:
+                counts[node_id] = counts.get(node_id, 0) + sign
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataDelta:
+    """What differs between two images, sorted by topic name.
+
+    A topic that was deleted and created again is in both ``deleted`` (the old one) and ``created`` (the new
+    one). ``new_partitions`` (name to the range of added partitions), ``config_changed`` and
+    ``leader_changed`` speak of topics that are in both images. ``leader_changed`` names partitions with
+    another leader or leader epoch.
+    """
+
+    created: tuple[TopicImage, ...]
+    deleted: tuple[TopicImage, ...]
+    new_partitions: Mapping[str, range]
+    config_changed: tuple[str, ...]
+    leader_changed: tuple[TopicPartition, ...]
+    nodes_changed: bool
+    node_configs_changed: bool
+
+    @classmethod
+    def between(cls, old: MetadataImage, new: MetadataImage) -> MetadataDelta:
+        """What makes ``new`` out of ``old``."""
+        created: list[TopicImage] = []
+        deleted: list[TopicImage] = []
+        new_partitions: dict[str, range] = {}
+        config_changed: list[str] = []
+        leader_changed: list[TopicPartition] = []
+        for name in sorted(new.topics.differing_keys(old.topics)):
+            before, after = old.topics.get(name), new.topics.get(name)
+            if before is None or after is None or before.id != after.id:
+                deleted += [before] if before is not None else []
+                created += [after] if after is not None else []
+                continue
+            if len(after.partitions) > len(before.partitions):
+                new_partitions[name] = range(len(before.partitions), len(after.partitions))
+            if after.configs != before.configs:
+                config_changed.append(name)
+            for index, (was, now) in enumerate(zip(before.partitions, after.partitions, strict=False)):
+                if (was.leader, was.leader_epoch) != (now.leader, now.leader_epoch):
+                    leader_changed.append(TopicPartition(name, index))
+        return cls(
+            created=tuple(created),
+            deleted=tuple(deleted),
+            new_partitions=new_partitions,
+            config_changed=tuple(config_changed),
+            leader_changed=tuple(leader_changed),
+            nodes_changed=new.nodes != old.nodes,
+            node_configs_changed=new.node_configs != old.node_configs,
+        )

@@ -1,0 +1,344 @@
+"""Planning: from an image and a command to the keys to write, or to Kafka's error. Pure.
+
+A plan names every key that it read to decide (``guards``) with the revision it saw, so that it cannot be
+committed over somebody else's change. Keys that it writes are among them, except chunks of a topic that are
+guarded by the topic's own record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from tidemill.control import records
+from tidemill.control.commands import (
+    AllocateProducerIds,
+    BumpLeaderEpochs,
+    Command,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    Election,
+    ElectLeaders,
+    RegisterNode,
+    SetClusterId,
+    SetNodeConfigs,
+    SetTopicConfigs,
+)
+from tidemill.control.image import MetadataImage, NodeImage, PartitionImage, TopicImage
+from tidemill.control.placement import (
+    ControlLimits,
+    check_assignments,
+    check_counts,
+    check_node_limits,
+    check_partition_limit,
+    check_topic_name,
+    place,
+)
+from tidemill.control.records import PARTITIONS_PER_CHUNK, chunk_count, chunk_key, encode, topic_key
+from tidemill.errors import ApiError, ErrorCode, MetadataConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ("Plan", "bump_commands", "plan")
+
+R = TypeVar("R")
+
+_PRODUCER_ID_MAX = 2**63 - 1
+_LEADERLESS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[R]):
+    """Keys to write (None deletes) if the guarded keys are at these revisions, and what the command gives."""
+
+    writes: Mapping[str, bytes | None]
+    guards: Mapping[str, int]
+    result: R
+
+
+def plan(image: MetadataImage, command: Command[R], limits: ControlLimits) -> Plan[R]:
+    """What ``command`` would write to ``image``. Raises ``ApiError`` if Kafka would refuse it."""
+    return cast("Plan[R]", _plan(command, image, limits))
+
+
+def bump_commands(image: MetadataImage, node_id: int) -> list[BumpLeaderEpochs]:
+    """Commands that start a new epoch for every partition that ``node_id`` leads."""
+    led = (
+        (name, tuple(index for index, p in enumerate(image.topics[name].partitions) if p.leader == node_id))
+        for name in sorted(image.topics)
+    )
+    return [BumpLeaderEpochs(name=name, partitions=partitions) for name, partitions in led if partitions]
+
+
+@singledispatch
+def _plan(command: Command[Any], image: MetadataImage, limits: ControlLimits) -> Plan[Any]:
+    raise TypeError(f"{type(command).__name__} is not a metadata command")
+
+
+@_plan.register(SetClusterId)
+def _(command: SetClusterId, image: MetadataImage, limits: ControlLimits) -> Plan[None]:
+    if image.cluster_id == command.cluster_id:
+        return Plan({}, {}, None)
+    if image.cluster_id is not None:
+        raise ApiError(
+            ErrorCode.inconsistent_cluster_id,
+            f"this is cluster {image.cluster_id!r}, it cannot become {command.cluster_id!r}",
+        )
+    value = encode(records.ClusterRecord(cluster_id=command.cluster_id))
+    return _write_one(image, records.CLUSTER_KEY, value, None)
+
+
+@_plan.register(RegisterNode)
+def _(command: RegisterNode, image: MetadataImage, limits: ControlLimits) -> Plan[NodeImage]:
+    for other in image.nodes.values():
+        if (other.id == command.node_id) != (other.name == command.name):
+            raise ApiError(
+                ErrorCode.duplicate_broker_registration,
+                f"node {other.name!r} is registered with id {other.id}, so {command.name!r} cannot be"
+                f" {command.node_id}; give it another name and id",
+            )
+    node = NodeImage(
+        command.node_id, command.name, command.host, command.port, command.rack, command.incarnation
+    )
+    if image.nodes.get(node.id) == node:
+        return Plan({}, {}, node)
+    record = records.NodeRecord(
+        name=node.name, host=node.host, port=node.port, rack=node.rack, incarnation=node.incarnation
+    )
+    return _write_one(image, records.node_key(node.id), encode(record), node)
+
+
+@_plan.register(AllocateProducerIds)
+def _(command: AllocateProducerIds, image: MetadataImage, limits: ControlLimits) -> Plan[int]:
+    first = image.next_producer_id
+    if command.count < 1 or first > _PRODUCER_ID_MAX - command.count:
+        raise ApiError(
+            ErrorCode.invalid_request, f"{command.count} producer ids from {first} on cannot be allocated"
+        )
+    record = records.ProducerIdsRecord(next_producer_id=first + command.count)
+    return _write_one(image, records.PRODUCER_IDS_KEY, encode(record), first)
+
+
+@_plan.register(SetNodeConfigs)
+def _(command: SetNodeConfigs, image: MetadataImage, limits: ControlLimits) -> Plan[None]:
+    if command.node_id is not None and command.node_id not in image.nodes:
+        raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {command.node_id}")
+    current = image.node_configs.get(command.node_id, {})
+    _check_base(command.base, current, f"node {command.node_id}")
+    if current == command.configs:
+        return Plan({}, {}, None)
+    value = encode(records.NodeConfigsRecord(configs=command.configs)) if command.configs else None
+    return _write_one(image, records.node_configs_key(command.node_id), value, None)
+
+
+@_plan.register(CreateTopic)
+def _(command: CreateTopic, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
+    check_topic_name(command.name)
+    other = image.topic_names_by_normalised.get(records.normalised_name(command.name))
+    if other == command.name:
+        raise ApiError(ErrorCode.topic_already_exists, f"topic {command.name!r} already exists")
+    if other is not None:
+        raise ApiError(
+            ErrorCode.invalid_topic_exception,
+            f"topic {command.name!r} collides with {other!r}: names may not differ by '.' and '_' only",
+        )
+    if command.topic_id.int == 0 or command.topic_id in image.topic_names_by_id:
+        raise ApiError(
+            ErrorCode.invalid_request, f"topic id {command.topic_id} cannot be used for a new topic"
+        )
+    assignments = command.assignments
+    if assignments is not None:
+        if command.partitions is not None or command.replication is not None:
+            raise ApiError(
+                ErrorCode.invalid_request,
+                f"topic {command.name!r} has both assignments and a partition or replica count; give one",
+            )
+        check_assignments(assignments, image.nodes)
+        replication = len(assignments[0])
+        count = len(assignments)
+    else:
+        replication = command.replication if command.replication is not None else 1
+        count = command.partitions if command.partitions is not None else 1
+        check_counts(command.name, count, replication, image)
+    check_partition_limit(command.name, count, limits)
+    if assignments is None:
+        assignments = place(image, 0, count, replication)
+    check_node_limits(command.name, assignments, image, limits)
+    partitions = tuple(_new_partition(replicas) for replicas in assignments)
+    topic = TopicImage(command.name, command.topic_id, partitions, MappingProxyType(dict(command.configs)))
+    return Plan(
+        {**_topic_write(topic), **_chunk_writes(topic, range(chunk_count(count)))},
+        _guard_topic(image, topic.name),
+        topic,
+    )
+
+
+@_plan.register(DeleteTopic)
+def _(command: DeleteTopic, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
+    topic = _topic(image, command.name)
+    if command.topic_id is not None and command.topic_id != topic.id:
+        raise ApiError(
+            ErrorCode.unknown_topic_id, f"topic {topic.name!r} has id {topic.id}, not {command.topic_id}"
+        )
+    chunks = range(chunk_count(len(topic.partitions)))
+    writes = {topic_key(topic.name): None} | {chunk_key(topic.id, chunk): None for chunk in chunks}
+    return Plan(writes, _guard_topic(image, topic.name), topic)
+
+
+@_plan.register(CreatePartitions)
+def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
+    topic = _topic(image, command.name)
+    have = len(topic.partitions)
+    if command.new_count <= have:
+        raise ApiError(
+            ErrorCode.invalid_partitions,
+            f"topic {topic.name!r} has {have} partitions; {command.new_count} would not be more",
+        )
+    check_partition_limit(topic.name, command.new_count, limits)
+    replication = len(topic.partitions[0].replicas)
+    assignments = command.assignments
+    if assignments is None:
+        check_counts(topic.name, command.new_count, replication, image)
+        assignments = place(image, have, command.new_count - have, replication)
+    else:
+        if len(assignments) != command.new_count - have:
+            raise ApiError(
+                ErrorCode.invalid_replica_assignment,
+                f"topic {topic.name!r} would get {command.new_count - have} more partitions, and"
+                f" {len(assignments)} assignments are given",
+            )
+        check_assignments(assignments, image.nodes, replication)
+    check_node_limits(topic.name, assignments, image, limits)
+    added = tuple(_new_partition(replicas) for replicas in assignments)
+    grown = replace(topic, partitions=topic.partitions + added)
+    chunks = range(have // PARTITIONS_PER_CHUNK, chunk_count(command.new_count))
+    guards = {**_guard_topic(image, topic.name), **_guard_chunks(image, grown, chunks)}
+    return Plan({**_topic_write(grown), **_chunk_writes(grown, chunks)}, guards, grown)
+
+
+@_plan.register(SetTopicConfigs)
+def _(command: SetTopicConfigs, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
+    topic = _topic(image, command.name)
+    _check_base(command.base, topic.configs, f"topic {topic.name!r}")
+    if topic.configs == command.configs:
+        return Plan({}, {}, topic)
+    changed = replace(topic, configs=MappingProxyType(dict(command.configs)))
+    return Plan(_topic_write(changed), _guard_topic(image, topic.name), changed)
+
+
+@_plan.register(BumpLeaderEpochs)
+def _(command: BumpLeaderEpochs, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
+    topic = _topic(image, command.name)
+    changes: dict[int, PartitionImage] = {}
+    for index in command.partitions:
+        if not 0 <= index < len(topic.partitions):
+            raise _unknown_partition(topic, index)
+        changes[index] = _lead(topic.partitions[index], topic.partitions[index].leader)
+    return _change_partitions(image, topic, changes)
+
+
+@_plan.register(ElectLeaders)
+def _(command: ElectLeaders, image: MetadataImage, limits: ControlLimits) -> Plan[dict[int, ErrorCode]]:
+    topic = _topic(image, command.name)
+    changes: dict[int, PartitionImage] = {}
+    codes: dict[int, ErrorCode] = {}
+    for index in command.partitions:
+        if not 0 <= index < len(topic.partitions):
+            codes[index] = ErrorCode.unknown_topic_or_partition
+            continue
+        elected = _elect(topic.partitions[index], command.election)
+        if isinstance(elected, PartitionImage):
+            changes[index] = elected
+            codes[index] = ErrorCode.none
+        else:
+            codes[index] = elected
+    changed = _change_partitions(image, topic, changes)
+    return Plan(changed.writes, changed.guards, codes)
+
+
+def _elect(partition: PartitionImage, election: Election) -> PartitionImage | ErrorCode:
+    preferred = partition.replicas[0]
+    if election is Election.PREFERRED:
+        if partition.leader == preferred:
+            return ErrorCode.election_not_needed
+        if preferred not in partition.isr:
+            return ErrorCode.preferred_leader_not_available
+        return _lead(partition, preferred)
+    if partition.leader != _LEADERLESS:
+        return ErrorCode.election_not_needed
+    return ErrorCode.eligible_leaders_not_available
+
+
+def _lead(partition: PartitionImage, leader: int) -> PartitionImage:
+    return PartitionImage(leader, partition.leader_epoch + 1, partition.replicas, partition.isr)
+
+
+def _new_partition(replicas: tuple[int, ...]) -> PartitionImage:
+    return PartitionImage(replicas[0], 0, replicas, replicas)
+
+
+def _change_partitions(
+    image: MetadataImage, topic: TopicImage, changes: Mapping[int, PartitionImage]
+) -> Plan[TopicImage]:
+    partitions = list(topic.partitions)
+    for index, partition in changes.items():
+        partitions[index] = partition
+    changed = replace(topic, partitions=tuple(partitions))
+    chunks = sorted({index // PARTITIONS_PER_CHUNK for index in changes})
+    return Plan(_chunk_writes(changed, chunks), _guard_chunks(image, changed, chunks), changed)
+
+
+def _write_one(image: MetadataImage, key: str, value: bytes | None, result: R) -> Plan[R]:
+    return Plan({key: value}, {key: image.key_revision(key)}, result)
+
+
+def _topic_write(topic: TopicImage) -> dict[str, bytes | None]:
+    record = records.TopicRecord(
+        name=topic.name, topic_id=topic.id, partition_count=len(topic.partitions), configs=dict(topic.configs)
+    )
+    return {topic_key(topic.name): encode(record)}
+
+
+def _chunk_writes(topic: TopicImage, chunks: Iterable[int]) -> dict[str, bytes | None]:
+    return {
+        chunk_key(topic.id, chunk): encode(
+            records.PartitionsRecord(
+                partitions=topic.partitions[chunk * PARTITIONS_PER_CHUNK : (chunk + 1) * PARTITIONS_PER_CHUNK]
+            )
+        )
+        for chunk in chunks
+    }
+
+
+def _guard_topic(image: MetadataImage, name: str) -> dict[str, int]:
+    return {topic_key(name): image.key_revision(topic_key(name))}
+
+
+def _guard_chunks(image: MetadataImage, topic: TopicImage, chunks: Iterable[int]) -> dict[str, int]:
+    keys = [chunk_key(topic.id, chunk) for chunk in chunks]
+    return {key: image.key_revision(key) for key in keys}
+
+
+def _topic(image: MetadataImage, name: str) -> TopicImage:
+    topic = image.topics.get(name)
+    if topic is None:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
+    return topic
+
+
+def _unknown_partition(topic: TopicImage, index: int) -> ApiError:
+    return ApiError(
+        ErrorCode.unknown_topic_or_partition,
+        f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, not {index}",
+    )
+
+
+def _check_base(base: Mapping[str, str] | None, current: Mapping[str, str], what: str) -> None:
+    if base is not None and base != current:
+        raise MetadataConflict(
+            f"the configs of {what} were changed by somebody else; read them again and retry"
+        )

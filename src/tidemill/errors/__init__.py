@@ -1,0 +1,117 @@
+"""Every error that Tidemill raises on purpose.
+
+The tree::
+
+    TidemillError                  carries a Kafka error code; ``retriable`` follows from the code
+    ├── ApiError                   a request that is refused; nothing was changed
+    ├── ProtocolError              the peer sent bytes that are not the protocol; its connection is closed
+    ├── ConfigError                a setting that cannot be used
+    ├── MetadataConflict           another writer changed the metadata first; read again and retry
+    ├── NodeUnavailable            a client could not reach a node
+    └── StorageError               the disk, or what is on it, is not usable
+        ├── DiskFull               the write was undone; it works again when there is room
+        ├── SyncFailed             an fsync failed: what is on disk is unknown, the partition stops
+        ├── CorruptData            bytes that were durable no longer check out; names file and position
+        └── DataDirectoryInUse     another process holds the data directory
+
+``ErrorCode`` is Kafka's own table of codes.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+__all__ = (
+    "ApiError",
+    "ConfigError",
+    "CorruptData",
+    "DataDirectoryInUse",
+    "DiskFull",
+    "ErrorCode",
+    "MetadataConflict",
+    "NodeUnavailable",
+    "ProtocolError",
+    "StorageError",
+    "SyncFailed",
+    "TidemillError",
+)
+
+
+class TidemillError(Exception):
+    """Base of all errors of this package. ``code`` is what a Kafka client would be told."""
+
+    code: ErrorCode = ErrorCode.unknown_server_error
+
+    def __init__(self, message: str, *, code: ErrorCode | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+
+    @property
+    def retriable(self) -> bool:
+        """Whether the same call can succeed later without a change by the caller."""
+        return self.code.retriable
+
+
+class ApiError(TidemillError):
+    """A request that is refused with a Kafka error code. The refusal changed nothing.
+
+    >>> error = ApiError(ErrorCode.invalid_topic_exception, "topic name 'a b' has a space")
+    >>> error.code.name, error.retriable
+    ('invalid_topic_exception', False)
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message, code=code)
+
+
+class ProtocolError(TidemillError):
+    """The peer broke the protocol. Its connection is closed; nobody else is affected."""
+
+    code = ErrorCode.invalid_request
+
+
+class ConfigError(TidemillError):
+    """A setting that is unknown, malformed or out of range."""
+
+    code = ErrorCode.invalid_config
+
+
+class MetadataConflict(TidemillError):
+    """A guarded metadata transaction lost against another writer."""
+
+    code = ErrorCode.concurrent_transactions
+
+
+class NodeUnavailable(TidemillError):
+    """No node answered at the given address."""
+
+    code = ErrorCode.broker_not_available
+
+
+class StorageError(TidemillError):
+    """A file operation failed."""
+
+    code = ErrorCode.kafka_storage_error
+
+
+class DiskFull(StorageError):
+    """There was no room for a write; the file is as it was before."""
+
+
+class SyncFailed(StorageError):
+    """An fsync failed. It is never tried again: the kernel may have dropped the pages."""
+
+
+class CorruptData(StorageError):
+    """Data that had been made durable does not check out any more."""
+
+    def __init__(self, message: str, *, path: str, position: int) -> None:
+        super().__init__(f"{message} ({path} at byte {position})")
+        self.path = path
+        self.position = position
+
+
+class DataDirectoryInUse(StorageError):
+    """A second process tried to use a data directory."""

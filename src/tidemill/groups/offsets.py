@@ -1,0 +1,148 @@
+"""Committed offsets of the groups of one shard. Pure.
+
+Reading answers from memory. Changing is two steps: a function here says which records stand for the change,
+and ``replay`` applies a record once it is in the log. Loading uses the same ``replay``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.errors import ErrorCode
+from tidemill.groups.binary import LONGEST_STRING
+from tidemill.groups.messages import CommittedOffset
+from tidemill.groups.records import OffsetCommit, OffsetCommitRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from tidemill.groups.classic import ClassicGroup
+    from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TopicPartition
+    from tidemill.groups.settings import GroupSettings
+
+__all__ = ("OffsetStore",)
+
+
+class OffsetStore:
+    """Group, topic, partition to the last committed offset."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
+
+    # -- change ----------------------------------------------------------------------------------------
+
+    def replay(self, record: OffsetCommitRecord) -> None:
+        """Apply a record that is in the log."""
+        if record.value is not None:
+            topics = self._by_group.setdefault(record.group_id, {})
+            topics.setdefault(record.topic, {})[record.partition] = record.value
+            return
+        topics = self._by_group.get(record.group_id, {})
+        partitions = topics.get(record.topic, {})
+        if partitions.pop(record.partition, None) is not None and not partitions:
+            del topics[record.topic]
+            if not topics:
+                del self._by_group[record.group_id]
+
+    def commit(
+        self, request: OffsetCommitRequest, settings: GroupSettings, now_ms: int
+    ) -> tuple[list[OffsetCommitRecord], dict[TopicPartition, ErrorCode]]:
+        """The records of a commit that the group allows, and the result for each partition."""
+        expire_at_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else None
+        records = []
+        results: dict[TopicPartition, ErrorCode] = {}
+        for entry in request.offsets:
+            error = _check(entry, settings)
+            results[entry.topic, entry.partition] = error
+            if error is ErrorCode.none:
+                commit = OffsetCommit(
+                    entry.offset, entry.leader_epoch, entry.metadata or "", now_ms, expire_at_ms
+                )
+                records.append(OffsetCommitRecord(request.group_id, entry.topic, entry.partition, commit))
+        return records, results
+
+    def delete(
+        self, group: ClassicGroup, partitions: Iterable[TopicPartition]
+    ) -> tuple[list[OffsetCommitRecord], dict[TopicPartition, ErrorCode]]:
+        """The tombstones for these partitions; topics that members consume are refused."""
+        records = []
+        results: dict[TopicPartition, ErrorCode] = {}
+        for topic, partition in partitions:
+            if group.is_subscribed_to(topic):
+                results[topic, partition] = ErrorCode.group_subscribed_to_topic
+                continue
+            if self.get(group.group_id, topic, partition) is not None and (topic, partition) not in results:
+                records.append(OffsetCommitRecord(group.group_id, topic, partition, None))
+            results[topic, partition] = ErrorCode.none
+        return records, results
+
+    def tombstones_of_group(self, group_id: str) -> list[OffsetCommitRecord]:
+        """Tombstones for all that the group has committed."""
+        return [
+            OffsetCommitRecord(group_id, topic, partition, None) for topic, partition, _ in self.of(group_id)
+        ]
+
+    def tombstones_of_topics(self, topics: Collection[str]) -> list[OffsetCommitRecord]:
+        """Tombstones for all that any group has committed for these topics."""
+        return [
+            OffsetCommitRecord(group_id, topic, partition, None)
+            for group_id, by_topic in self._by_group.items()
+            for topic in by_topic.keys() & set(topics)
+            for partition in by_topic[topic]
+        ]
+
+    def expired(self, group: ClassicGroup, settings: GroupSettings, now_ms: int) -> list[OffsetCommitRecord]:
+        """Tombstones for what the group has committed and nobody has needed for the retention time."""
+        return [
+            OffsetCommitRecord(group.group_id, topic, partition, None)
+            for topic, partition, commit in self.of(group.group_id)
+            if not group.is_subscribed_to(topic) and _is_expired(group, commit, settings, now_ms)
+        ]
+
+    # -- read ------------------------------------------------------------------------------------------
+
+    def of(self, group_id: str) -> Iterator[tuple[str, int, OffsetCommit]]:
+        """Everything that the group has committed."""
+        for topic, partitions in self._by_group.get(group_id, {}).items():
+            for partition, commit in partitions.items():
+                yield topic, partition, commit
+
+    def count(self, group_id: str) -> int:
+        """For how many partitions the group has committed."""
+        return sum(len(partitions) for partitions in self._by_group.get(group_id, {}).values())
+
+    def get(self, group_id: str, topic: str, partition: int) -> OffsetCommit | None:
+        """What the group committed for one partition."""
+        return self._by_group.get(group_id, {}).get(topic, {}).get(partition)
+
+    def fetch(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """The committed offsets of these partitions, or of all that have one if None."""
+        if partitions is None:
+            return {(topic, partition): _shown(commit) for topic, partition, commit in self.of(group_id)}
+        return {
+            (topic, partition): _shown(self.get(group_id, topic, partition))
+            for topic, partition in partitions
+        }
+
+
+def _check(entry: OffsetToCommit, settings: GroupSettings) -> ErrorCode:
+    metadata = entry.metadata or ""
+    too_large = len(metadata) > settings.max_offset_metadata_size or len(metadata.encode()) > LONGEST_STRING
+    return ErrorCode.offset_metadata_too_large if too_large else ErrorCode.none
+
+
+def _is_expired(group: ClassicGroup, commit: OffsetCommit, settings: GroupSettings, now_ms: int) -> bool:
+    base_ms = group.expiry_base_ms(commit.committed_at_ms)
+    if base_ms is None:
+        return False
+    if commit.expire_at_ms is not None:
+        return now_ms >= commit.expire_at_ms
+    return now_ms - base_ms >= settings.offsets_retention_ms
+
+
+def _shown(commit: OffsetCommit | None) -> CommittedOffset:
+    if commit is None:
+        return CommittedOffset()
+    return CommittedOffset(commit.offset, commit.leader_epoch, commit.metadata)

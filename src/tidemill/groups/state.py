@@ -1,0 +1,268 @@
+"""The state of one shard: the groups and offsets that live in one partition of ``__consumer_offsets``. Pure.
+
+Every change follows one pattern: the new records are handed to ``append`` and, once they are in the log,
+``replay`` makes them part of the state; loading calls the same ``replay``. If ``append`` raises, nothing was
+appended, the state is as before, and the error goes to the caller. Each handler therefore either happens or
+does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.errors import ErrorCode
+from tidemill.groups.classic import ClassicGroup
+from tidemill.groups.effects import Effects, GroupState
+from tidemill.groups.messages import (
+    DeleteOffsetsResult,
+    FetchOffsetsResult,
+    GroupDescription,
+    JoinReply,
+    LeaveReply,
+    LeftMember,
+    Reply,
+    SyncReply,
+)
+from tidemill.groups.offsets import OffsetStore
+from tidemill.groups.records import GroupMetadata, GroupMetadataRecord
+from tidemill.groups.subscription import CONSUMER_PROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from tidemill.groups.messages import (
+        GroupListing,
+        HeartbeatRequest,
+        JoinRequest,
+        LeavingMember,
+        OffsetCommitRequest,
+        SyncRequest,
+        TopicPartition,
+    )
+    from tidemill.groups.records import GroupRecord
+    from tidemill.groups.settings import GroupSettings
+
+__all__ = ("ShardState",)
+
+_RECORDS_PER_APPEND = 1_000
+_FIRST_COMMIT_VERSION_WITH_GROUP_ID_NOT_FOUND = 9
+
+Replies = tuple[Reply, ...]
+
+
+class ShardState:
+    """Groups and offsets of one shard.
+
+    ``append`` puts records into the log as one batch, or raises and leaves the log as it was.
+    """
+
+    def __init__(self, settings: GroupSettings, append: Callable[[Sequence[GroupRecord]], None]) -> None:
+        self.settings = settings
+        self.groups: dict[str, ClassicGroup] = {}
+        self.offsets = OffsetStore()
+        self._append = append
+
+    # -- replay ----------------------------------------------------------------------------------------
+
+    def replay(self, record: GroupRecord, now_ms: int) -> None:
+        """Make one record that is in the log part of the state."""
+        if isinstance(record, GroupMetadataRecord):
+            if record.value is None:
+                self.groups.pop(record.group_id, None)
+            else:
+                self._group_or_new(record.group_id, now_ms).apply(record.value)
+            return
+        self.offsets.replay(record)
+        if record.value is not None:
+            # A client may keep offsets here without ever joining: a group without a protocol type.
+            self._group_or_new(record.group_id, now_ms)
+
+    def _group_or_new(self, group_id: str, now_ms: int) -> ClassicGroup:
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = ClassicGroup(group_id, self.settings, now_ms)
+        return group
+
+    def _append_and_replay(self, records: Sequence[GroupRecord], now_ms: int) -> None:
+        if records:
+            self._append(records)
+            for record in records:
+                self.replay(record, now_ms)
+
+    def _settle(self, group: ClassicGroup, event: Callable[[], Effects]) -> Replies:
+        """Run an event of a group; undo it if its records cannot be appended."""
+        before = group.checkpoint()
+        effects = event()
+        if effects.records:
+            try:
+                self._append([GroupMetadataRecord(group.group_id, value) for value in effects.records])
+            except Exception:
+                group.restore(before)
+                raise
+        return effects.replies
+
+    # -- membership ------------------------------------------------------------------------------------
+
+    def join(self, request: JoinRequest, token: object, fresh_member_id: str, now_ms: int) -> Replies:
+        """JoinGroup. The reply to ``token`` comes in this or in a later call's result."""
+        group = self.groups.get(request.group_id)
+        if group is not None:
+            return self._settle(group, lambda: group.join(request, token, fresh_member_id, now_ms))
+        if request.member_id:
+            return (Reply(token, JoinReply(ErrorCode.unknown_member_id, request.member_id)),)
+        return self._join_new_group(request, token, fresh_member_id, now_ms)
+
+    def _join_new_group(self, request: JoinRequest, token: object, member_id: str, now_ms: int) -> Replies:
+        group = ClassicGroup(request.group_id, self.settings, now_ms)
+        effects = group.join(request, token, member_id, now_ms)
+        refused = any(
+            reply.body.error not in (ErrorCode.none, ErrorCode.member_id_required)
+            for reply in effects.replies
+        )
+        if not refused:
+            created = GroupMetadata("", 0, None, None, now_ms, ())
+            self._append([GroupMetadataRecord(request.group_id, created)])
+            self.groups[request.group_id] = group
+        return effects.replies
+
+    def sync(self, request: SyncRequest, token: object, now_ms: int) -> Replies:
+        """SyncGroup. The reply to ``token`` comes in this or in a later call's result."""
+        group = self.groups.get(request.group_id)
+        if group is None:
+            return (Reply(token, SyncReply(ErrorCode.unknown_member_id)),)
+        return self._settle(group, lambda: group.sync(request, token, now_ms))
+
+    def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
+        """Heartbeat. Appends nothing."""
+        group = self.groups.get(request.group_id)
+        return ErrorCode.unknown_member_id if group is None else group.heartbeat(request, now_ms)
+
+    def leave(
+        self, group_id: str, members: Sequence[LeavingMember], now_ms: int
+    ) -> tuple[LeaveReply, Replies]:
+        """LeaveGroup."""
+        group = self.groups.get(group_id)
+        if group is None:
+            strangers = (LeftMember(m.member_id, m.instance_id, ErrorCode.unknown_member_id) for m in members)
+            return LeaveReply(members=tuple(strangers)), ()
+        answer = LeaveReply()
+
+        def event() -> Effects:
+            nonlocal answer
+            answer, effects = group.leave(members, now_ms)
+            return effects
+
+        replies = self._settle(group, event)
+        return answer, replies
+
+    def tick(self, group_id: str, now_ms: int) -> Replies:
+        """Do what is due in a group."""
+        group = self.groups.get(group_id)
+        return () if group is None else self._settle(group, lambda: group.tick(now_ms))
+
+    def start(self, now_ms: int) -> None:
+        """Begin to serve what was loaded."""
+        for group in self.groups.values():
+            group.start(now_ms)
+
+    def die(self, error: ErrorCode) -> Replies:
+        """Stop for good; whoever waits in any group is told ``error``."""
+        return tuple(reply for group in self.groups.values() for reply in group.die(error).replies)
+
+    # -- offsets ---------------------------------------------------------------------------------------
+
+    def commit_offsets(self, request: OffsetCommitRequest, now_ms: int) -> dict[TopicPartition, ErrorCode]:
+        """OffsetCommit: all accepted partitions go into one batch."""
+        error = self._check_commit(request)
+        if error is not ErrorCode.none:
+            return {(entry.topic, entry.partition): error for entry in request.offsets}
+        records, results = self.offsets.commit(request, self.settings, now_ms)
+        self._append_and_replay(records, now_ms)
+        group = self.groups.get(request.group_id)
+        if group is not None and group.state is not GroupState.EMPTY:
+            group.touch(request.member_id, now_ms)
+        return results
+
+    def _check_commit(self, request: OffsetCommitRequest) -> ErrorCode:
+        group = self.groups.get(request.group_id)
+        if group is not None:
+            return group.check_commit(request.member_id, request.instance_id, request.generation)
+        if request.generation < 0:
+            return ErrorCode.none
+        if request.version >= _FIRST_COMMIT_VERSION_WITH_GROUP_ID_NOT_FOUND:
+            return ErrorCode.group_id_not_found
+        return ErrorCode.illegal_generation
+
+    def fetch_offsets(self, group_id: str, partitions: Iterable[TopicPartition] | None) -> FetchOffsetsResult:
+        """OffsetFetch for one group."""
+        return FetchOffsetsResult(offsets=self.offsets.fetch(group_id, partitions))
+
+    def delete_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition], now_ms: int
+    ) -> DeleteOffsetsResult:
+        """OffsetDelete."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return DeleteOffsetsResult(ErrorCode.group_id_not_found)
+        if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL:
+            # What members of another kind of group consume is unknown here.
+            return DeleteOffsetsResult(ErrorCode.non_empty_group)
+        records, results = self.offsets.delete(group, partitions)
+        self._append_and_replay(records, now_ms)
+        return DeleteOffsetsResult(partitions=results)
+
+    def forget_topics(self, topics: Collection[str], now_ms: int) -> None:
+        """Topics were deleted: so are the offsets committed for them."""
+        self._append_in_parts(self.offsets.tombstones_of_topics(topics), now_ms)
+
+    def expire(self, now_ms: int) -> None:
+        """Delete offsets past their retention, and groups that have neither offsets nor members."""
+        for group in tuple(self.groups.values()):
+            records: list[GroupRecord] = [*self.offsets.expired(group, self.settings, now_ms)]
+            if group.is_idle and len(records) == self.offsets.count(group.group_id):
+                records.append(GroupMetadataRecord(group.group_id, None))
+            self._append_in_parts(records, now_ms)
+
+    def _append_in_parts(self, records: Sequence[GroupRecord], now_ms: int) -> None:
+        """Deletions need not be atomic, and there may be more of them than fit into one batch."""
+        for start in range(0, len(records), _RECORDS_PER_APPEND):
+            self._append_and_replay(records[start : start + _RECORDS_PER_APPEND], now_ms)
+
+    # -- groups ----------------------------------------------------------------------------------------
+
+    def delete_group(self, group_id: str, now_ms: int) -> ErrorCode:
+        """DeleteGroups for one group: its offsets and the group itself."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.group_id_not_found
+        if group.state is not GroupState.EMPTY:
+            return ErrorCode.non_empty_group
+        tombstones: list[GroupRecord] = [
+            *self.offsets.tombstones_of_group(group_id),
+            GroupMetadataRecord(group_id, None),
+        ]
+        self._append_in_parts(tombstones, now_ms)
+        return ErrorCode.none
+
+    def list_groups(self, states: Collection[str], types: Collection[str]) -> list[GroupListing]:
+        """ListGroups. Filters ignore case; an empty filter lets everything through."""
+        wanted_states = {state.strip().lower() for state in states}
+        wanted_types = {group_type.strip().lower() for group_type in types}
+        listings = (group.listing() for group in self.groups.values())
+        return [
+            listing
+            for listing in listings
+            if (not wanted_states or listing.state.lower() in wanted_states)
+            and (not wanted_types or listing.group_type in wanted_types)
+        ]
+
+    def describe_group(self, group_id: str) -> GroupDescription:
+        """DescribeGroups for one group."""
+        group = self.groups.get(group_id)
+        return GroupDescription(group_id, state=GroupState.DEAD.value) if group is None else group.describe()
+
+    def validate_state(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        for group_id, group in self.groups.items():
+            assert group.group_id == group_id, (group_id, group.group_id)
+            group.validate_state()

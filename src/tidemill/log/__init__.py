@@ -1,0 +1,1 @@
+"""The durable log of a partition, its recovery after a crash, and the storage below it. No asyncio."""

@@ -1,0 +1,137 @@
+"""The one small file that says what of a partition is known to be durable.
+
+Three slots, each in a page of its own. Slots 0 and 1 take turns and are synced with every write, and one is
+only overwritten when the other is durable: so at least one of them is always whole. Slot 2 is a hint: it is
+written after every flush and never synced. A hint only ever speaks of data that is durable already, so it is
+safe to believe if its checksum fits, and safe to lose; it keeps the recovery point close behind the log
+for the price of one small write.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass, replace
+
+from crc32c import crc32c
+
+from tidemill.errors import CorruptData
+from tidemill.log.storage import Storage, StorageFile, write_atomic
+
+__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile")
+
+CHECKPOINT_NAME = "checkpoint"
+
+_SLOT_STRIDE_BYTES = 4096
+_HINT_SLOT = 2
+_FORMAT = struct.Struct(">4sQqqBqq")
+_MAGIC = b"TMC1"
+_SLOT_BYTES = _FORMAT.size + 4
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was known when it was written."""
+
+    log_start_offset: int = 0
+    #: Everything below was fdatasynced.
+    recovery_point: int = 0
+    #: Set by an orderly stop: the log ended in this segment with this many bytes.
+    clean: bool = False
+    active_base_offset: int = 0
+    active_size_bytes: int = 0
+
+
+class CheckpointFile:
+    """Reads and writes the slots. ``current`` is always what the next start would at least find."""
+
+    def __init__(self, file: StorageFile, checkpoint: Checkpoint, sequence: int, slot: int) -> None:
+        self._file = file
+        self._sequence = sequence
+        self._slot = slot
+        # Flushes write hints from a pool thread while the owner saves from its own.
+        self._lock = threading.Lock()
+        self.current = checkpoint
+
+    @classmethod
+    def create(cls, storage: Storage, directory: str, checkpoint: Checkpoint) -> CheckpointFile:
+        """Make the file, whole or not at all: one without a whole slot is always damage."""
+        path = f"{directory}/{CHECKPOINT_NAME}"
+        write_atomic(storage, path, _pack_slot(1, checkpoint))
+        return cls(storage.open(path), checkpoint, 1, 0)
+
+    @classmethod
+    def load(cls, storage: Storage, directory: str) -> CheckpointFile:
+        """Open an existing file; ``CorruptData`` if no synced slot is whole."""
+        file = storage.open(f"{directory}/{CHECKPOINT_NAME}")
+        slots = [_read_slot(file, slot) for slot in range(3)]
+        whole = [(found[0], slot, found[1]) for slot, found in enumerate(slots[:2]) if found]
+        if not whole:
+            file.close()
+            raise CorruptData(
+                "no slot of the checkpoint is whole; run 'tidemill log repair'", path=file.path, position=0
+            )
+        sequence, slot, checkpoint = max(whole)
+        hint = slots[_HINT_SLOT]
+        if hint and hint[0] > sequence:
+            sequence = hint[0]
+            checkpoint = replace(checkpoint, recovery_point=hint[1].recovery_point, clean=False)
+        return cls(file, checkpoint, sequence, slot)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write and sync. Call only when everything it says is durable already."""
+        with self._lock:
+            self._save(checkpoint)
+
+    def save_recovery_point(self, recovery_point: int) -> None:
+        """Write and sync a new recovery point; the log start stays what the owner made it meanwhile."""
+        with self._lock:
+            self._save(Checkpoint(self.current.log_start_offset, recovery_point))
+
+    def save_log_start(self, log_start_offset: int) -> None:
+        """Write and sync a new log start; a recovery point below it moves along."""
+        with self._lock:
+            self._save(Checkpoint(log_start_offset, max(self.current.recovery_point, log_start_offset)))
+
+    def hint(self, recovery_point: int) -> None:
+        """Note a new recovery point without syncing."""
+        with self._lock:
+            self.current = replace(self.current, recovery_point=recovery_point, clean=False)
+            self._write_slot(_HINT_SLOT, self.current)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        slot = 1 - self._slot
+        self._write_slot(slot, checkpoint)
+        self._file.sync()
+        self._slot = slot
+        self.current = checkpoint
+
+    def _write_slot(self, slot: int, checkpoint: Checkpoint) -> None:
+        self._sequence += 1
+        self._file.write(slot * _SLOT_STRIDE_BYTES, [_pack_slot(self._sequence, checkpoint)])
+
+
+def _pack_slot(sequence: int, checkpoint: Checkpoint) -> bytes:
+    body = _FORMAT.pack(
+        _MAGIC,
+        sequence,
+        checkpoint.log_start_offset,
+        checkpoint.recovery_point,
+        checkpoint.clean,
+        checkpoint.active_base_offset,
+        checkpoint.active_size_bytes,
+    )
+    return body + struct.pack(">I", crc32c(body))
+
+
+def _read_slot(file: StorageFile, slot: int) -> tuple[int, Checkpoint] | None:
+    data = file.read(slot * _SLOT_STRIDE_BYTES, _SLOT_BYTES)
+    if len(data) != _SLOT_BYTES or struct.unpack(">I", data[-4:])[0] != crc32c(data[:-4]):
+        return None
+    magic, sequence, start, point, clean, base, size = _FORMAT.unpack(data[:-4])
+    if magic != _MAGIC:
+        return None
+    return sequence, Checkpoint(start, point, bool(clean), base, size)

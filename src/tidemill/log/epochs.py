@@ -1,0 +1,79 @@
+"""Leader-epoch history: which leader epoch wrote from which offset on. Pure.
+
+Entries rise in both columns. It answers OffsetForLeaderEpoch, by which a reader or a follower finds where
+its own log and this one part.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+
+__all__ = ("EpochHistory",)
+
+_ENTRY = struct.Struct(">iq")
+
+
+class EpochHistory:
+    """A list of (epoch, first offset written in it)."""
+
+    def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
+        self._entries = entries or []
+
+    @property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self._entries)
+
+    @property
+    def latest_epoch(self) -> int:
+        return self._entries[-1][0] if self._entries else -1
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """Note that ``epoch`` writes from ``start_offset`` on. True if that was news."""
+        if self._entries and self._entries[-1][0] >= epoch:
+            return False
+        while self._entries and self._entries[-1][1] >= start_offset:
+            self._entries.pop()
+        self._entries.append((epoch, start_offset))
+        return True
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """The largest known epoch not above ``epoch``, and the offset where it ended; (-1, -1) if unknown.
+
+        An epoch older than all that are known ended, for all that is left of it, where the oldest begins.
+
+        >>> history = EpochHistory([(0, 0), (2, 10)])
+        >>> history.end_offset_for(0, 15), history.end_offset_for(1, 15), history.end_offset_for(2, 15)
+        ((0, 10), (0, 10), (2, 15))
+        """
+        if not self._entries or epoch < 0 or epoch > self._entries[-1][0]:
+            return -1, -1
+        if epoch < self._entries[0][0]:
+            return epoch, self._entries[0][1]
+        index = bisect_right(self._entries, epoch, key=lambda entry: entry[0])
+        end = self._entries[index][1] if index < len(self._entries) else log_end_offset
+        return self._entries[index - 1][0], end
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch that wrote ``offset``; -1 if unknown."""
+        index = bisect_right(self._entries, offset, key=lambda entry: entry[1])
+        return self._entries[index - 1][0] if index else -1
+
+    def truncate_end(self, end_offset: int) -> None:
+        """Forget epochs that start at or after ``end_offset``."""
+        self._entries = [entry for entry in self._entries if entry[1] < end_offset]
+
+    def truncate_start(self, start_offset: int) -> None:
+        """Keep the epoch that covers ``start_offset`` and those behind it."""
+        index = bisect_right(self._entries, start_offset, key=lambda entry: entry[1])
+        if index > 1:
+            self._entries = self._entries[index - 1 :]
+        if self._entries and self._entries[0][1] < start_offset:
+            self._entries[0] = (self._entries[0][0], start_offset)
+
+    def to_bytes(self) -> bytes:
+        return b"".join(_ENTRY.pack(*entry) for entry in self._entries)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EpochHistory:
+        return cls([(epoch, offset) for epoch, offset in _ENTRY.iter_unpack(data)])

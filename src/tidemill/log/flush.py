@@ -1,0 +1,53 @@
+"""One flush of a partition: what to sync, prepared by the owner, run in any thread.
+
+The order is the safeguard: names first, then data from the oldest segment to the newest, then the note
+that says so. A job that fails leaves the note untouched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidemill.errors import DiskFull
+from tidemill.log.checkpoint import CheckpointFile
+from tidemill.log.storage import Storage, StorageFile, write_atomic
+
+__all__ = ("FlushJob",)
+
+
+@dataclass(slots=True)
+class FlushJob:
+    """Makes everything below ``target_offset`` durable."""
+
+    storage: Storage
+    directory: str
+    checkpoint: CheckpointFile
+    target_offset: int
+    segment_base_offset: int
+    position: int
+    #: Files with unsynced batches, oldest first.
+    files: list[StorageFile]
+    sync_directory: bool
+    #: Indexes, producer snapshots and epoch history that became final; all can be built again from the log.
+    #: After ``run`` it holds those for which there was no room.
+    side_files: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Raises ``SyncFailed`` if durability is not known; then it must not be tried again."""
+        if self.sync_directory:
+            self.storage.sync_dir(self.directory)
+        for file in self.files:
+            file.sync()
+        save = bool(self.side_files)
+        try:
+            while self.side_files:
+                write_atomic(self.storage, *self.side_files[0])
+                self.side_files.pop(0)
+            if save:
+                self.checkpoint.save_recovery_point(self.target_offset)
+            else:
+                self.checkpoint.hint(self.target_offset)
+        except DiskFull:
+            # The data is durable, which is what was asked for. What did not fit is tried again with the next
+            # flush; until then the note on disk stays behind, so that a start would rebuild it.
+            return

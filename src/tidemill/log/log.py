@@ -1,0 +1,462 @@
+"""The log of one partition: segments of batches, appended at the end, deleted at the start.
+
+Offsets, and who moves them (see durability.md):
+
+    log_start_offset  ≤  durable_offset  ≤  end_offset
+
+``append`` moves the end, a finished flush moves the durable offset, deletion moves the start. The caller
+owns the log: all methods run on one thread, except ``FlushJob.run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError
+from tidemill.log.checked_file import pack_checked
+from tidemill.log.checkpoint import Checkpoint, CheckpointFile
+from tidemill.log.epochs import EpochHistory
+from tidemill.log.flush import FlushJob
+from tidemill.log.index import IndexCache
+from tidemill.log.producers import ProducerStates
+from tidemill.log.segment import Segment, segment_name
+from tidemill.log.storage import Buffer, Storage
+from tidemill.records.batch import BatchHeader, parse_header, stamp_prefix
+from tidemill.records.record import Record, read_records
+
+__all__ = (
+    "EPOCHS_KIND",
+    "EPOCHS_NAME",
+    "SNAPSHOT_KIND",
+    "Appended",
+    "PartitionLog",
+    "TimedOffset",
+    "list_snapshots",
+    "snapshot_name",
+)
+
+SNAPSHOT_KIND = 2
+EPOCHS_KIND = 3
+EPOCHS_NAME = "leader-epochs"
+_SNAPSHOT_ENDING = ".producers"
+_STAMPED_BYTES = 16
+#: Offsets inside a segment are kept relative, in 31 bits, as Kafka does.
+_RELATIVE_OFFSET_MAX = 2**31 - 1
+
+
+def snapshot_name(offset: int) -> str:
+    """File of the producer states as they were before ``offset``."""
+    return f"{segment_name(offset)}{_SNAPSHOT_ENDING}"
+
+
+def list_snapshots(storage: Storage, directory: str) -> list[int]:
+    """Offsets of the producer snapshots in a directory, in order."""
+    names = (name for name in storage.list_dir(directory) if name.endswith(_SNAPSHOT_ENDING))
+    texts = (name.removesuffix(_SNAPSHOT_ENDING) for name in names)
+    return sorted(int(text) for text in texts if text.isdigit())
+
+
+class Appended(NamedTuple):
+    """Where a batch is in the log."""
+
+    base_offset: int
+    last_offset: int
+    #: It was there already: the producer had sent it before.
+    duplicate: bool
+
+
+class TimedOffset(NamedTuple):
+    """A record found by its timestamp."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+class PartitionLog:
+    """Made by ``tidemill.log.recovery.open_log``; everything it is given is consistent already."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        directory: str,
+        config: TopicConfig,
+        *,
+        cache: IndexCache,
+        checkpoint: CheckpointFile | None,
+        segments: list[Segment],
+        producers: ProducerStates,
+        epochs: EpochHistory,
+    ) -> None:
+        self._storage = storage
+        self._cache = cache
+        self._checkpoint = checkpoint
+        self._segments = segments
+        self._unsynced: list[Segment] = []
+        self._directory_changed = False
+        self._side_files: list[tuple[str, bytes]] = []
+        #: Those that a flush had no room for; they alone are no reason for another flush.
+        self._deferred_side_files: list[tuple[str, bytes]] = []
+        self.directory = directory
+        self.config = config
+        self.producers = producers
+        self.epochs = epochs
+        self.log_start_offset = checkpoint.current.log_start_offset if checkpoint else 0
+        self.durable_offset = self.end_offset
+        self._durable_segment = segments[-1].base_offset if segments else 0
+        self._durable_position = segments[-1].size_bytes if segments else 0
+        #: Set when durability is unknown; nothing is written any more.
+        self.failure: StorageError | None = None
+
+    # --- what is where
+
+    @property
+    def end_offset(self) -> int:
+        return self._segments[-1].next_offset if self._segments else self.log_start_offset
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(self._segments)
+
+    # --- writing
+
+    def append(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> Appended:
+        """Write one checked batch at the end, or find that it is there already.
+
+        Raises ``ApiError`` (bad sequence) or ``StorageError`` (no room, disk trouble): then the log and the
+        producer's state are as before.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if header.is_idempotent:
+            known = self.producers.check(header)
+            if known is not None:
+                return Appended(known.base_offset, known.last_offset, duplicate=True)
+        segment = self._segment_for_append(header, now_ms)
+        base_offset = segment.next_offset
+        prefix = stamp_prefix(header, base_offset, leader_epoch)
+        try:
+            segment.append(
+                [prefix, memoryview(data)[_STAMPED_BYTES:]], header, base_offset, header.max_timestamp
+            )
+        except StorageError:
+            self._undo_write(segment)
+            raise
+        if segment.first_append_ms == 0:
+            segment.first_append_ms = now_ms
+        if header.is_idempotent:
+            self.producers.record(header, base_offset, now_ms)
+        if self.epochs.assign(leader_epoch, base_offset):
+            self._side_files.append((f"{self.directory}/{EPOCHS_NAME}", self._epoch_bytes()))
+        return Appended(base_offset, base_offset + header.last_offset_delta, duplicate=False)
+
+    def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
+        if not self._segments:
+            return self._add_segment(self.log_start_offset)
+        active = self._segments[-1]
+        if active.size_bytes == 0 or not self._must_roll(active, header, now_ms):
+            return active
+        return self.roll()
+
+    def _must_roll(self, active: Segment, header: BatchHeader, now_ms: int) -> bool:
+        too_old = active.first_append_ms > 0 and (
+            now_ms - active.first_append_ms >= self.config.segment_age_max_ms
+        )
+        return (
+            too_old
+            or active.size_bytes + header.size_bytes > self.config.segment_bytes
+            or active.next_offset + header.last_offset_delta - active.base_offset > _RELATIVE_OFFSET_MAX
+        )
+
+    def roll(self) -> Segment:
+        """Start a new segment. The old one is sealed and its index and producer snapshot are due."""
+        old = self._segments[-1]
+        new = self._add_segment(old.next_offset)
+        self._side_files.append((old.index_path, old.seal()))
+        self._side_files.append(self._snapshot_file(new.base_offset))
+        return new
+
+    def _add_segment(self, base_offset: int) -> Segment:
+        if self._checkpoint is None:
+            self._create_directory()
+        segment = Segment(
+            self._storage, self.directory, base_offset, self.config.index_interval_bytes, self._cache
+        )
+        segment.create()
+        self._segments.append(segment)
+        self._directory_changed = True
+        return segment
+
+    def _create_directory(self) -> None:
+        # The checkpoint is durable before the first segment exists: a segment without a checkpoint is
+        # therefore damage, never an unfinished start.
+        self._storage.make_dir(self.directory)
+        checkpoint = Checkpoint(self.log_start_offset, self.log_start_offset)
+        self._checkpoint = CheckpointFile.create(self._storage, self.directory, checkpoint)
+        parent = self.directory
+        while parent:
+            parent = parent.rpartition("/")[0]
+            self._storage.sync_dir(parent)
+
+    def _undo_write(self, segment: Segment) -> None:
+        try:
+            segment.file.truncate(segment.size_bytes)
+        except StorageError as error:
+            self.fail(error)
+
+    def fail(self, error: StorageError) -> None:
+        """Stop the log for good: what is on disk is unknown."""
+        if self.failure is None:
+            self.failure = error
+
+    # --- flushing
+
+    def begin_flush(self) -> FlushJob | None:
+        """A job for everything appended so far; None if all of it is durable. One job at a time."""
+        if self.failure is not None or self._checkpoint is None:
+            return None
+        if self.durable_offset == self.end_offset and not self._side_files:
+            return None
+        dirty = [
+            segment
+            for segment in self._segments
+            if segment.next_offset > self.durable_offset or not segment.size_bytes
+        ]
+        job = FlushJob(
+            self._storage,
+            self.directory,
+            self._checkpoint,
+            self.end_offset,
+            self._segments[-1].base_offset,
+            self._segments[-1].size_bytes,
+            [segment.file for segment in dirty],
+            self._directory_changed,
+            self._deferred_side_files + self._side_files,
+        )
+        self._directory_changed = False
+        self._side_files, self._deferred_side_files = [], []
+        return job
+
+    def finish_flush(self, job: FlushJob) -> None:
+        """Take account of a job whose ``run`` returned."""
+        self.durable_offset = job.target_offset
+        self._durable_segment = job.segment_base_offset
+        self._durable_position = job.position
+        self._deferred_side_files = job.side_files
+
+    def close(self) -> None:
+        """Flush, note that the stop was orderly, and let go of the files."""
+        try:
+            if self.failure is None and self._checkpoint is not None and self._segments:
+                self._close_cleanly(self._checkpoint)
+        except DiskFull:
+            # Everything is durable all the same; the next start reads the active segment instead of a note.
+            return
+        finally:
+            self.abandon()
+
+    def _close_cleanly(self, checkpoint: CheckpointFile) -> None:
+        active = self._segments[-1]
+        self._side_files = self._deferred_side_files + self._side_files
+        self._deferred_side_files = []
+        job = self.begin_flush()
+        if job is not None:
+            job.run()
+            self.finish_flush(job)
+            if self._deferred_side_files:
+                return
+        current = checkpoint.current
+        if current.clean and (current.active_base_offset, current.active_size_bytes) == (
+            active.base_offset,
+            active.size_bytes,
+        ):
+            return
+        for path, data in ((active.index_path, active.index_bytes()), self._snapshot_file(self.end_offset)):
+            file = self._storage.open(path, create=True)
+            file.truncate(0)
+            file.write(0, [data])
+            file.close()
+        checkpoint.save(
+            Checkpoint(
+                self.log_start_offset, self.durable_offset, True, active.base_offset, active.size_bytes
+            )
+        )
+
+    def abandon(self) -> None:
+        """Let go of the files without writing anything, as a crash would."""
+        for segment in self._segments:
+            segment.close()
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+
+    def remove(self) -> None:
+        """Delete the whole log."""
+        self.fail(StorageError(f"{self.directory} was deleted"))
+        self.abandon()
+        self._storage.remove_tree(self.directory)
+
+    def _snapshot_file(self, offset: int) -> tuple[str, bytes]:
+        data = pack_checked(SNAPSHOT_KIND, self.producers.to_bytes())
+        return f"{self.directory}/{snapshot_name(offset)}", data
+
+    def _epoch_bytes(self) -> bytes:
+        return pack_checked(EPOCHS_KIND, self.epochs.to_bytes())
+
+    # --- reading
+
+    def read(
+        self, offset: int, max_bytes: int, upper_offset: int, *, at_least_one: bool = True
+    ) -> memoryview:
+        """Batches from the one that holds ``offset``, none at or above ``upper_offset``; empty at that end."""
+        self.check_readable(offset, upper_offset)
+        for segment in self._segments_from(offset):
+            if segment.base_offset >= upper_offset:
+                break
+            end = self._end_position(segment, upper_offset)
+            data = segment.read(offset, max_bytes, end, at_least_one=at_least_one)
+            if data is not None:
+                return data
+        return memoryview(b"")
+
+    def check_readable(self, offset: int, upper_offset: int) -> None:
+        if offset < self.log_start_offset or offset > upper_offset:
+            raise ApiError(
+                ErrorCode.offset_out_of_range,
+                f"offset {offset} is not within {self.log_start_offset} … {upper_offset}",
+            )
+
+    def available_bytes(self, offset: int, upper_offset: int, enough: int) -> int:
+        """Bytes between the two offsets, counted until ``enough``: what a waiting fetch asks repeatedly."""
+        total = 0
+        for segment in self._segments_from(offset):
+            if segment.base_offset >= upper_offset or total >= enough:
+                break
+            end = self._end_position(segment, upper_offset)
+            start = 0
+            if offset > segment.base_offset:
+                found = segment.find(offset, end)
+                start = end if found is None else found[0]
+            total += end - start
+        return total
+
+    def read_batches(self, offset: int, upper_offset: int) -> Iterator[bytes]:
+        """Each batch from the one that holds ``offset`` up to ``upper_offset``."""
+        while offset < upper_offset:
+            data = self.read(offset, 1, upper_offset)
+            if not data:
+                return
+            batch = bytes(data)
+            yield batch
+            offset = parse_header(batch).next_offset
+
+    def _segments_from(self, offset: int) -> Iterator[Segment]:
+        low, high = 0, len(self._segments)
+        while low < high:
+            middle = (low + high) // 2
+            if self._segments[middle].base_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        for number in range(max(low - 1, 0), len(self._segments)):
+            yield self._segments[number]
+
+    def _end_position(self, segment: Segment, upper_offset: int) -> int:
+        """Byte behind the last batch of ``segment`` that lies below ``upper_offset``."""
+        if upper_offset == self.durable_offset:
+            if segment.base_offset == self._durable_segment:
+                return self._durable_position
+            if segment.base_offset < self._durable_segment:
+                return segment.size_bytes
+        if upper_offset >= segment.next_offset:
+            return segment.size_bytes
+        found = segment.find(upper_offset, segment.size_bytes)
+        return segment.size_bytes if found is None else found[0]
+
+    # --- by time
+
+    def find_time(self, timestamp: int, upper_offset: int) -> TimedOffset | None:
+        """The first record at or after ``timestamp``, below ``upper_offset``."""
+        for segment in self._segments:
+            if segment.max_timestamp < timestamp or segment.next_offset <= self.log_start_offset:
+                continue
+            end = self._end_position(segment, upper_offset) if segment.base_offset < upper_offset else 0
+            for position, header in segment.find_by_time(timestamp, end):
+                for record in self._readable_records(segment, position, header):
+                    if record.timestamp_ms >= timestamp:
+                        return TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
+        return None
+
+    def _readable_records(self, segment: Segment, position: int, header: BatchHeader) -> list[Record]:
+        """The records of a batch that are not below the log start."""
+        try:
+            records = list(read_records(segment.read_batch(position, header)))
+        except ApiError:
+            # Batches are stored unread, so a producer can have sent one that nobody can decode. It must not
+            # take the search by time away from everybody else: its header speaks for it.
+            records = [Record(None, None, header.max_timestamp, (), header.base_offset)]
+        return [record for record in records if record.offset >= self.log_start_offset]
+
+    def find_max_timestamp(self, upper_offset: int) -> TimedOffset | None:
+        """The record with the largest timestamp, the first of several."""
+        best = max((segment.max_timestamp for segment in self._segments), default=-1)
+        if best < 0:
+            return None
+        found = self.find_time(best, upper_offset)
+        # Else the largest one is not below the upper offset, or was deleted: look at all that are left.
+        return found or self._search_max_timestamp(upper_offset)
+
+    def _search_max_timestamp(self, upper_offset: int) -> TimedOffset | None:
+        best: TimedOffset | None = None
+        for segment in self._segments:
+            if segment.base_offset >= upper_offset:
+                break
+            floor = best.timestamp + 1 if best else 0
+            for position, header in segment.find_by_time(floor, self._end_position(segment, upper_offset)):
+                if header.last_offset < self.log_start_offset or header.max_timestamp < floor:
+                    continue
+                for record in self._readable_records(segment, position, header):
+                    if record.timestamp_ms >= floor:
+                        best = TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
+                        floor = record.timestamp_ms + 1
+        return best
+
+    # --- deleting from the start
+
+    def delete_before(self, offset: int) -> list[Segment]:
+        """Move the log start up to ``offset`` and remove the files of what lies wholly below it."""
+        removed = self.move_start(offset)
+        self.discard(removed)
+        return removed
+
+    def move_start(self, offset: int) -> list[Segment]:
+        """Move the log start up to ``offset``, durably; returns the segments that ``discard`` can take."""
+        if offset <= self.log_start_offset:
+            return []
+        assert offset <= self.durable_offset, "only what is durable can be deleted on purpose"
+        if self._checkpoint is not None:
+            if self._directory_changed:
+                # The segment that holds the new start must not vanish in a crash that keeps the new start.
+                self._storage.sync_dir(self.directory)
+            self._checkpoint.save_log_start(offset)
+        self.log_start_offset = offset
+        removed = []
+        while len(self._segments) > 1 and self._segments[0].next_offset <= offset:
+            removed.append(self._segments.pop(0))
+        if removed:
+            self.producers.forgetful = True
+            self.epochs.truncate_start(offset)
+        return removed
+
+    def discard(self, segments: list[Segment]) -> None:
+        """Remove the files of segments that are no longer part of the log. May run in another thread."""
+        for segment in segments:
+            segment.remove()
+        for offset in list_snapshots(self._storage, self.directory) if segments else ():
+            if offset < segments[-1].next_offset:
+                self._storage.remove(f"{self.directory}/{snapshot_name(offset)}")

@@ -1,0 +1,358 @@
+"""Opening a partition's log after an orderly stop or a crash.
+
+After an orderly stop the checkpoint names the end of the log and the files are believed. After anything else
+the segments from the recovery point on are read batch by batch, and the law of durability.md decides:
+
+- damage below the recovery point is corruption: ``CorruptData``, and nothing is changed;
+- the first batch at or above it that does not check out is where the log was torn: everything from there is
+  cut, kept in a file beside, and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import CorruptData, DiskFull, StorageError
+from tidemill.log.checked_file import pack_checked, read_checked
+from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
+from tidemill.log.epochs import EpochHistory
+from tidemill.log.index import IndexCache
+from tidemill.log.log import (
+    EPOCHS_KIND,
+    EPOCHS_NAME,
+    SNAPSHOT_KIND,
+    PartitionLog,
+    list_snapshots,
+    snapshot_name,
+)
+from tidemill.log.producers import ProducerStates
+from tidemill.log.segment import Segment
+from tidemill.log.storage import Storage, write_atomic
+from tidemill.log.walk import BrokenBatch, walk
+from tidemill.records.batch import BatchHeader
+
+__all__ = ("Cut", "RecoveryReport", "list_segments", "open_log", "unused_name")
+
+_LOG_ENDING = ".log"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Bytes that were written but never durable, taken off the end of a log."""
+
+    path: str
+    position: int
+    size_bytes: int
+    #: Where the bytes are kept.
+    kept_in: str
+    reason: str
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening a log did."""
+
+    directory: str
+    clean: bool = True
+    scanned_bytes: int = 0
+    cuts: list[Cut] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def list_segments(storage: Storage, directory: str) -> list[int]:
+    """Base offsets of the segments in a directory, in order."""
+    return sorted(
+        int(name.removesuffix(_LOG_ENDING))
+        for name in storage.list_dir(directory)
+        if name.endswith(_LOG_ENDING) and name.removesuffix(_LOG_ENDING).isdigit()
+    )
+
+
+def unused_name(storage: Storage, wanted: str) -> str:
+    """``wanted``, or the first of its numbered variants that does not exist: nothing kept is overwritten."""
+    name, number = wanted, 1
+    while storage.exists(name):
+        number += 1
+        name = f"{wanted}-{number}"
+    return name
+
+
+def open_log(
+    storage: Storage, directory: str, config: TopicConfig, cache: IndexCache | None = None, *, now_ms: int = 0
+) -> tuple[PartitionLog, RecoveryReport]:
+    """Open the log in ``directory``; a missing directory is an empty log, created at the first append.
+
+    A producer whose state has to be read back from its batches counts as active at ``now_ms``: the batches'
+    own timestamps may be years old, and expiring it would let its retries in as duplicates.
+    """
+    return _Opening(storage, directory, config, cache or IndexCache(), now_ms).run()
+
+
+class _Opening:
+    """The steps of ``open_log``, which share a good deal of state."""
+
+    def __init__(
+        self, storage: Storage, directory: str, config: TopicConfig, cache: IndexCache, now_ms: int
+    ) -> None:
+        self.storage = storage
+        self.directory = directory
+        self.config = config
+        self.cache = cache
+        self.now_ms = now_ms
+        self.report = RecoveryReport(directory)
+        #: Left-overs of a deletion that a crash brought back.
+        self.stale: list[Segment] = []
+        self.seen_epochs: list[tuple[int, int]] = []
+
+    def run(self) -> tuple[PartitionLog, RecoveryReport]:
+        bases = list_segments(self.storage, self.directory)
+        if not self.storage.exists(f"{self.directory}/{CHECKPOINT_NAME}"):
+            if bases:
+                raise CorruptData(
+                    "segments but no checkpoint; run 'tidemill log repair'", path=self.directory, position=0
+                )
+            return self._log(None, []), self.report
+        checkpoint = CheckpointFile.load(self.storage, self.directory)
+        try:
+            segments = self._segments(bases, checkpoint.current)
+            if not self._opened_clean(segments, checkpoint.current):
+                self._recover(segments, checkpoint)
+            if segments:
+                segments[-1].reopen_for_append()
+            log = self._log(checkpoint, segments)
+            for segment in self.stale:
+                segment.remove()
+            return log, self.report
+        except BaseException:
+            checkpoint.close()
+            raise
+
+    def _segments(self, bases: list[int], checkpoint: Checkpoint) -> list[Segment]:
+        kept = [base for base in bases if base >= checkpoint.log_start_offset]
+        below = [base for base in bases if base < checkpoint.log_start_offset]
+        if below and not (kept and kept[0] == checkpoint.log_start_offset):
+            # The last of these reaches over the log start; the others are left-overs of a deletion.
+            kept.insert(0, below.pop())
+        self.stale = [self._segment(base) for base in below]
+        return [self._segment(base) for base in kept]
+
+    def _segment(self, base: int) -> Segment:
+        return Segment(self.storage, self.directory, base, self.config.index_interval_bytes, self.cache)
+
+    # --- orderly stop
+
+    def _opened_clean(self, segments: list[Segment], checkpoint: Checkpoint) -> bool:
+        if not segments:
+            return checkpoint.recovery_point <= checkpoint.log_start_offset
+        active = segments[-1]
+        if not checkpoint.clean or (active.base_offset, active.file.size()) != (
+            checkpoint.active_base_offset,
+            checkpoint.active_size_bytes,
+        ):
+            return False
+        return (
+            all(segment.load() for segment in segments)
+            and active.next_offset == checkpoint.recovery_point
+            and segments[0].base_offset <= checkpoint.log_start_offset
+            and not any(self._gap_behind(segments, number) for number in range(len(segments)))
+        )
+
+    # --- anything else
+
+    def _recover(self, segments: list[Segment], checkpoint: CheckpointFile) -> None:
+        self.report.clean = False
+        recovery_point = checkpoint.current.recovery_point
+        self._check_first(segments, checkpoint.current)
+        scanned = []
+        for number, segment in enumerate(segments):
+            sealed_below = number + 1 < len(segments) and segments[number + 1].base_offset <= recovery_point
+            if sealed_below and segment.load():
+                self._check_gap(segments, number, recovery_point)
+                continue
+            scanned.append(segment)
+            whole = self._scan(segment, recovery_point)
+            self._check_gap(segments, number, recovery_point)
+            if not whole or self._gap_behind(segments, number):
+                self._cut_following(segments, number)
+                break
+        end_offset = segments[-1].next_offset if segments else checkpoint.current.log_start_offset
+        if end_offset < recovery_point:
+            path = segments[-1].log_path if segments else self.directory
+            size = segments[-1].size_bytes if segments else 0
+            raise CorruptData(
+                f"the log ends at offset {end_offset}, but {recovery_point} was durable; "
+                "run 'tidemill log repair'",
+                path=path,
+                position=size,
+            )
+        # After a crash of the process alone, what was just read may still be in the page cache only.
+        for segment in segments:
+            if segment.next_offset >= recovery_point:
+                segment.file.sync()
+        self.storage.sync_dir(self.directory)
+        for segment in scanned:
+            if segment is not segments[-1]:
+                # Without its index file a sealed segment would be read in full at every start from now on.
+                self._write_side_file(segment.index_path, segment.seal())
+        checkpoint.save(Checkpoint(checkpoint.current.log_start_offset, end_offset))
+
+    def _write_side_file(self, path: str, data: bytes) -> None:
+        try:
+            write_atomic(self.storage, path, data)
+        except DiskFull as error:
+            self.report.warnings.append(f"it is built again at the next start: {error}")
+
+    def _check_first(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
+        """The oldest segment holds the log start; if it never became durable, nothing behind it did."""
+        start = checkpoint.log_start_offset
+        if not segments or segments[0].base_offset <= start:
+            return
+        if checkpoint.recovery_point > start:
+            raise CorruptData(
+                f"offsets {start} … {segments[0].base_offset - 1} are missing; run 'tidemill log repair'",
+                path=segments[0].log_path,
+                position=0,
+            )
+        self._cut_following(segments, -1)
+
+    def _scan(self, segment: Segment, recovery_point: int) -> bool:
+        """Read all of a segment. False if it was cut."""
+        try:
+            for _, header in segment.rebuild(verify=True):
+                self._note_epoch(header)
+        except BrokenBatch as broken:
+            if segment.next_offset < recovery_point:
+                raise CorruptData(
+                    f"damage below the recovery point {recovery_point}: {broken.reason}; "
+                    "run 'tidemill log verify' and 'tidemill log repair'",
+                    path=segment.log_path,
+                    position=broken.position,
+                ) from broken
+            self._cut_tail(segment, broken)
+            return False
+        finally:
+            self.report.scanned_bytes += segment.size_bytes
+        return True
+
+    def _note_epoch(self, header: BatchHeader) -> None:
+        if not self.seen_epochs or self.seen_epochs[-1][0] < header.leader_epoch:
+            self.seen_epochs.append((header.leader_epoch, header.base_offset))
+
+    def _gap_behind(self, segments: list[Segment], number: int) -> bool:
+        return number + 1 < len(segments) and segments[number + 1].base_offset != segments[number].next_offset
+
+    def _check_gap(self, segments: list[Segment], number: int, recovery_point: int) -> None:
+        if not self._gap_behind(segments, number):
+            return
+        segment, following = segments[number], segments[number + 1]
+        if following.base_offset < segment.next_offset:
+            what = f"offsets {following.base_offset} … {segment.next_offset - 1} are there twice"
+        elif segment.next_offset < recovery_point:
+            what = f"offsets {segment.next_offset} … {following.base_offset - 1} are missing"
+        else:
+            return
+        raise CorruptData(
+            f"{what}; run 'tidemill log verify' and 'tidemill log repair'",
+            path=segment.log_path,
+            position=segment.size_bytes,
+        )
+
+    def _cut_tail(self, segment: Segment, broken: BrokenBatch) -> None:
+        tail = segment.file.read(broken.position, segment.file.size() - broken.position)
+        kept_in = unused_name(self.storage, f"{segment.log_path}.cut-{broken.position}")
+        keep = self.storage.open(kept_in, create=True)
+        keep.write(0, [tail])
+        keep.sync()
+        keep.close()
+        segment.file.truncate(broken.position)
+        segment.size_bytes = broken.position
+        self.report.cuts.append(Cut(segment.log_path, broken.position, len(tail), kept_in, broken.reason))
+
+    def _cut_following(self, segments: list[Segment], number: int) -> None:
+        for segment in segments[number + 1 :]:
+            size = segment.file.size()
+            kept_in = unused_name(self.storage, f"{segment.log_path}.cut-0")
+            segment.close()
+            self.storage.rename(segment.log_path, kept_in)
+            if self.storage.exists(segment.index_path):
+                self.storage.remove(segment.index_path)
+            self.report.cuts.append(
+                Cut(segment.log_path, 0, size, kept_in, "it follows a batch that did not check out")
+            )
+        del segments[number + 1 :]
+
+    # --- the folds
+
+    def _log(self, checkpoint: CheckpointFile | None, segments: list[Segment]) -> PartitionLog:
+        start = checkpoint.current.log_start_offset if checkpoint else 0
+        end_offset = segments[-1].next_offset if segments else start
+        return PartitionLog(
+            self.storage,
+            self.directory,
+            self.config,
+            cache=self.cache,
+            checkpoint=checkpoint,
+            segments=segments,
+            producers=self._producers(segments, start, end_offset),
+            epochs=self._epochs(segments, start, end_offset),
+        )
+
+    def _epochs(self, segments: list[Segment], start_offset: int, end_offset: int) -> EpochHistory:
+        if not segments:
+            return EpochHistory()
+        history = EpochHistory()
+        path = f"{self.directory}/{EPOCHS_NAME}"
+        try:
+            history = EpochHistory.from_bytes(read_checked(self.storage, path, EPOCHS_KIND))
+            rebuilt = False
+        except StorageError as error:
+            if self.storage.exists(path):
+                self.report.warnings.append(f"leader epochs are rebuilt from the log: {error}")
+            rebuilt = True
+            self.seen_epochs = []
+            for segment in segments:
+                for header in self._headers(segment):
+                    self._note_epoch(header)
+        history.truncate_end(end_offset)
+        for epoch, offset in self.seen_epochs:
+            history.assign(epoch, offset)
+        history.truncate_start(start_offset)
+        if rebuilt:
+            self._write_side_file(path, pack_checked(EPOCHS_KIND, history.to_bytes()))
+        return history
+
+    def _headers(self, segment: Segment) -> Iterator[BatchHeader]:
+        try:
+            for _, header in walk(segment.file, 0, segment.size_bytes):
+                yield header
+        except BrokenBatch as broken:
+            raise CorruptData(broken.reason, path=segment.log_path, position=broken.position) from broken
+
+    def _producers(self, segments: list[Segment], start_offset: int, end_offset: int) -> ProducerStates:
+        states, offset = self._newest_snapshot(end_offset)
+        if start_offset > 0 and offset == 0:
+            states.forgetful = True
+        for segment in segments:
+            if segment.next_offset <= offset:
+                continue
+            for header in self._headers(segment):
+                if header.base_offset >= offset and header.is_idempotent:
+                    states.record(header, header.base_offset, max(header.max_timestamp, self.now_ms))
+        return states
+
+    def _newest_snapshot(self, end_offset: int) -> tuple[ProducerStates, int]:
+        for offset in reversed(list_snapshots(self.storage, self.directory)):
+            path = f"{self.directory}/{snapshot_name(offset)}"
+            if offset > end_offset:
+                # It speaks of batches that were cut: left in place it would come true again later.
+                self.storage.remove(path)
+                continue
+            try:
+                data = read_checked(self.storage, path, SNAPSHOT_KIND)
+            except StorageError as error:
+                self.report.warnings.append(f"a producer snapshot is skipped: {error}")
+                continue
+            return ProducerStates.from_bytes(data), offset
+        return ProducerStates(), 0

@@ -1,0 +1,268 @@
+"""One segment of a partition's log: a file of batches, with its sparse index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidemill.errors import CorruptData, StorageError
+from tidemill.log.checked_file import pack_checked, read_checked
+from tidemill.log.index import IndexCache, SegmentSummary, SparseIndex
+from tidemill.log.storage import Buffer, Storage, StorageFile
+from tidemill.log.walk import BrokenBatch, walk
+from tidemill.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, parse_header
+
+__all__ = ("INDEX_KIND", "Segment", "segment_name")
+
+INDEX_KIND = 1
+#: Read this much more than asked, to reach from the index entry to the batch in the same call.
+_SLACK_BYTES = 8 * 1024
+
+
+def segment_name(base_offset: int) -> str:
+    """File name, without its ending, of the segment that starts at ``base_offset``.
+
+    >>> segment_name(42)
+    '00000000000000000042'
+    """
+    return f"{base_offset:020d}"
+
+
+class Segment:
+    """Batches from ``base_offset`` to ``next_offset``, in ``size_bytes`` bytes."""
+
+    __slots__ = (
+        "_cache",
+        "_file",
+        "_index",
+        "_index_interval_bytes",
+        "_storage",
+        "base_offset",
+        "first_append_ms",
+        "max_timestamp",
+        "max_timestamp_batch",
+        "next_offset",
+        "path",
+        "size_bytes",
+    )
+
+    def __init__(
+        self, storage: Storage, directory: str, base_offset: int, index_interval_bytes: int, cache: IndexCache
+    ) -> None:
+        self._storage = storage
+        self._cache = cache
+        self._file: StorageFile | None = None
+        self._index: SparseIndex | None = None
+        self._index_interval_bytes = index_interval_bytes
+        self.path = f"{directory}/{segment_name(base_offset)}"
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size_bytes = 0
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_batch = base_offset
+        #: The broker's time of the first append; 0 if there was none or a crash lost it.
+        self.first_append_ms = 0
+
+    # --- lifecycle
+
+    def create(self) -> None:
+        """Make the file. Its name is durable only after the directory is synced."""
+        self._file = self._storage.open(self.log_path, create=True)
+        self._file.truncate(0)
+        self._index = SparseIndex()
+
+    def load(self) -> bool:
+        """Take size and summary from the index file; False if that is missing, damaged or out of date."""
+        try:
+            data = read_checked(self._storage, self.index_path, INDEX_KIND)
+        except StorageError:
+            return False
+        index, summary = SparseIndex.from_bytes(data)
+        if summary.size_bytes != self.file.size():
+            return False
+        self._take(summary)
+        self._cache.put(self.path, index)
+        return True
+
+    def rebuild(self, *, verify: bool) -> Iterator[tuple[int, BatchHeader]]:
+        """Walk the whole file, noting and yielding every batch. Raises ``BrokenBatch`` if it ends early."""
+        self._index = SparseIndex()
+        self.next_offset, self.size_bytes = self.base_offset, 0
+        self.max_timestamp, self.max_timestamp_batch = NO_TIMESTAMP, self.base_offset
+        for position, header in walk(self.file, 0, self.file.size(), verify=verify):
+            if header.base_offset < self.next_offset:
+                raise BrokenBatch(position, f"offset {header.base_offset} comes after {self.next_offset - 1}")
+            self.note(position, header, header.base_offset, header.max_timestamp)
+            yield position, header
+
+    def _take(self, summary: SegmentSummary) -> None:
+        self.next_offset = summary.next_offset
+        self.size_bytes = summary.size_bytes
+        self.max_timestamp = summary.max_timestamp
+        self.max_timestamp_batch = summary.max_timestamp_batch
+        self.first_append_ms = summary.first_append_ms
+
+    def reopen_for_append(self) -> None:
+        """Make a loaded segment the active one: its index is pinned and grows."""
+        self._index = self.index
+        self._cache.drop(self.path)
+
+    def seal(self) -> bytes:
+        """No more appends. Returns the bytes of the index file; the index is let go when memory is short."""
+        data = self.index_bytes()
+        if self._index is not None:
+            self._cache.put(self.path, self._index)
+            self._index = None
+        return data
+
+    def index_bytes(self) -> bytes:
+        summary = SegmentSummary(
+            self.next_offset,
+            self.size_bytes,
+            self.max_timestamp,
+            self.max_timestamp_batch,
+            self.first_append_ms,
+        )
+        return pack_checked(INDEX_KIND, self.index.to_bytes(summary))
+
+    def close(self) -> None:
+        self._cache.drop(self.path)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def remove(self) -> None:
+        """Delete the files of this segment."""
+        self.close()
+        for path in (self.log_path, self.index_path):
+            if self._storage.exists(path):
+                self._storage.remove(path)
+
+    # --- access
+
+    @property
+    def log_path(self) -> str:
+        return f"{self.path}.log"
+
+    @property
+    def index_path(self) -> str:
+        return f"{self.path}.index"
+
+    @property
+    def file(self) -> StorageFile:
+        if self._file is None:
+            self._file = self._storage.open(self.log_path)
+        return self._file
+
+    @property
+    def index(self) -> SparseIndex:
+        if self._index is not None:
+            return self._index
+        index = self._cache.get(self.path)
+        if index is None:
+            index = self._read_index()
+            self._cache.put(self.path, index)
+        return index
+
+    def _read_index(self) -> SparseIndex:
+        try:
+            return SparseIndex.from_bytes(read_checked(self._storage, self.index_path, INDEX_KIND))[0]
+        except StorageError:
+            rebuilt = Segment(
+                self._storage,
+                self.path.rpartition("/")[0],
+                self.base_offset,
+                self._index_interval_bytes,
+                self._cache,
+            )
+            try:
+                for _ in rebuilt.rebuild(verify=False):
+                    pass
+            except BrokenBatch as broken:
+                raise CorruptData(broken.reason, path=self.log_path, position=broken.position) from broken
+            finally:
+                rebuilt.file.close()
+            assert rebuilt._index is not None
+            return rebuilt._index
+
+    def append(self, buffers: list[Buffer], header: BatchHeader, base_offset: int, timestamp: int) -> None:
+        """Write one batch at the end. After a failure the file may hold a part of it: ``truncate`` then."""
+        self.file.write(self.size_bytes, buffers)
+        self.note(self.size_bytes, header, base_offset, timestamp)
+
+    def note(self, position: int, header: BatchHeader, base_offset: int, timestamp: int) -> None:
+        """Take account of a batch that stands at ``position``, the end of what is known so far."""
+        index = self.index
+        if position - index.last_position >= self._index_interval_bytes:
+            index.append(base_offset - self.base_offset, position, self.max_timestamp)
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+            self.max_timestamp_batch = base_offset
+        self.next_offset = base_offset + header.last_offset_delta + 1
+        self.size_bytes = position + header.size_bytes
+
+    def find(self, offset: int, end: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that ends at or after ``offset`` and starts before byte ``end``."""
+        start = self.index.position_before_offset(offset - self.base_offset)
+        for position, header in self._walk(start, end):
+            if header.last_offset >= offset:
+                return position, header
+        return None
+
+    def find_by_time(self, timestamp: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Batches before byte ``end`` that hold a record at or after ``timestamp``, in order."""
+        start = self.index.position_before_time(timestamp)
+        for position, header in self._walk(start, end):
+            if header.max_timestamp >= timestamp:
+                yield position, header
+
+    def read_batch(self, position: int, header: BatchHeader) -> bytes:
+        return self.file.read(position, header.size_bytes)
+
+    def read(self, offset: int, max_bytes: int, end: int, *, at_least_one: bool) -> memoryview | None:
+        """Whole batches from the one that holds ``offset`` up to byte ``end``; the last one may be cut short.
+
+        None if no batch before ``end`` reaches the offset. ``at_least_one`` reads the first batch whole
+        even if it alone is larger than ``max_bytes``; otherwise the result may be empty.
+        """
+        position = self.index.position_before_offset(offset - self.base_offset)
+        chunk, chunk_start = b"", position
+        while position < end:
+            if position + HEADER_BYTES > chunk_start + len(chunk):
+                size = min(max_bytes + _SLACK_BYTES, end - position)
+                chunk, chunk_start = self.file.read(position, size), position
+                if len(chunk) < HEADER_BYTES:
+                    raise CorruptData("the file ends inside a batch", path=self.log_path, position=position)
+            header = parse_header(chunk, position - chunk_start)
+            if header.batch_length <= 0:
+                raise CorruptData("not a batch header", path=self.log_path, position=position)
+            if header.last_offset >= offset:
+                first_bytes = header.size_bytes
+                return self._cut(chunk, position, chunk_start, first_bytes, max_bytes, end, at_least_one)
+            position += header.size_bytes
+        return None
+
+    def _cut(
+        self,
+        chunk: bytes,
+        position: int,
+        chunk_start: int,
+        first_bytes: int,
+        max_bytes: int,
+        end: int,
+        at_least_one: bool,
+    ) -> memoryview:
+        wanted = min(max_bytes, end - position)
+        if first_bytes > wanted:
+            if not at_least_one:
+                return memoryview(b"")
+            wanted = first_bytes
+        skip = position - chunk_start
+        if skip + wanted > len(chunk) and skip + wanted <= end - chunk_start:
+            return memoryview(self.file.read(position, wanted))
+        return memoryview(chunk)[skip : skip + wanted]
+
+    def _walk(self, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        try:
+            yield from walk(self.file, start, end)
+        except BrokenBatch as broken:
+            raise CorruptData(broken.reason, path=self.log_path, position=broken.position) from broken

@@ -1,0 +1,1 @@
+"""Kafka v2 record batches as bytes: headers, records, compression. No I/O."""

@@ -1,0 +1,232 @@
+"""Records inside a batch: building a batch, and reading one back under strict bounds.
+
+Nothing here trusts a length: every field must lie inside the bytes that are there, so that any input either
+gives records or an ``ApiError`` with ``CORRUPT_MESSAGE``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.records import batch as batches
+from tidemill.records.batch import HEADER_BYTES, BatchHeader
+from tidemill.records.compression import NONE, compress, decompress
+
+__all__ = ("MAX_DECOMPRESSED_BYTES", "Header", "Record", "build_batch", "read_records", "recompress")
+
+#: What one batch may decompress to. Kafka has no such limit; a bomb must not take the node's memory.
+MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+Header = tuple[str, bytes | None]
+
+
+class Record(NamedTuple):
+    """One record. In ``build_batch`` the offset is ignored: records get consecutive offsets."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int = 0
+    headers: tuple[Header, ...] = ()
+    offset: int = -1
+
+
+def build_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    codec: int = NONE,
+    producer_id: int = batches.NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = batches.NO_SEQUENCE,
+    attributes: int = 0,
+) -> bytes:
+    """Encode ``records`` as one v2 batch.
+
+    >>> data = build_batch([Record(b"k", b"v", timestamp_ms=5)])
+    >>> [(r.key, r.value, r.offset) for r in read_records(data)]
+    [(b'k', b'v', 0)]
+    """
+    if not records:
+        raise ValueError("a batch has at least one record")
+    base_timestamp = records[0].timestamp_ms
+    body = bytearray()
+    for delta, record in enumerate(records):
+        _write_record(body, record, delta, record.timestamp_ms - base_timestamp)
+    return _frame(
+        compress(codec, bytes(body)),
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=attributes | codec,
+        last_offset_delta=len(records) - 1,
+        timestamps=(base_timestamp, max(record.timestamp_ms for record in records)),
+        producer=(producer_id, producer_epoch, base_sequence),
+        record_count=len(records),
+    )
+
+
+def recompress(
+    data: bytes | memoryview, header: BatchHeader, codec: int, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> bytes:
+    """The same batch under another codec; every header field but codec, length and checksum is kept."""
+    plain = decompress(header.codec, memoryview(data)[HEADER_BYTES:], max_bytes)
+    return _frame(
+        compress(codec, bytes(plain)),
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        attributes=(header.attributes & ~0x07) | codec,
+        last_offset_delta=header.last_offset_delta,
+        timestamps=(header.base_timestamp, header.max_timestamp),
+        producer=(header.producer_id, header.producer_epoch, header.base_sequence),
+        record_count=header.record_count,
+    )
+
+
+def read_records(
+    data: bytes | bytearray | memoryview, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[Record]:
+    """Decode the records of the one batch that ``data`` holds. Raises ``ApiError`` where bytes do not fit."""
+    if len(data) < HEADER_BYTES:
+        raise _corrupt(f"{len(data)} bytes are fewer than a batch header's {HEADER_BYTES}")
+    header = batches.parse_header(data)
+    if not HEADER_BYTES <= header.size_bytes <= len(data):
+        raise _corrupt(f"the batch claims {header.size_bytes} bytes, {len(data)} are there")
+    body = decompress(header.codec, memoryview(data)[HEADER_BYTES : header.size_bytes], max_bytes)
+    reader = _Reader(bytes(body))
+    # Seven bytes is the smallest record, so a lying count is found before any loop runs on it.
+    if header.record_count < 0 or header.record_count * 7 > len(body):
+        raise _corrupt(f"{header.record_count} records do not fit in {len(body)} bytes")
+    for _ in range(header.record_count):
+        yield _read_record(reader, header)
+    if reader.position != len(body):
+        raise _corrupt(f"{len(body) - reader.position} bytes follow the last record")
+
+
+def _frame(
+    body: bytes,
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    last_offset_delta: int,
+    timestamps: tuple[int, int],
+    producer: tuple[int, int, int],
+    record_count: int,
+) -> bytes:
+    checked = (
+        struct.pack(">hiqqqhii", attributes, last_offset_delta, *timestamps, *producer, record_count) + body
+    )
+    length = HEADER_BYTES - batches.LENGTH_PREFIX_BYTES + len(body)
+    return struct.pack(">qiibI", base_offset, length, leader_epoch, 2, crc32c(checked)) + checked
+
+
+def _write_record(out: bytearray, record: Record, offset_delta: int, timestamp_delta: int) -> None:
+    inner = bytearray(b"\x00")
+    _write_varint(inner, timestamp_delta)
+    _write_varint(inner, offset_delta)
+    _write_bytes(inner, record.key)
+    _write_bytes(inner, record.value)
+    _write_varint(inner, len(record.headers))
+    for name, value in record.headers:
+        _write_bytes(inner, name.encode())
+        _write_bytes(inner, value)
+    _write_varint(out, len(inner))
+    out += inner
+
+
+def _write_varint(out: bytearray, value: int) -> None:
+    zigzag = (value << 1) ^ (value >> 63)
+    while zigzag > 0x7F:
+        out.append((zigzag & 0x7F) | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+
+
+def _write_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        _write_varint(out, -1)
+    else:
+        _write_varint(out, len(value))
+        out += value
+
+
+def _read_record(reader: _Reader, header: BatchHeader) -> Record:
+    length = reader.varint()
+    end = reader.position + length
+    if length < 0 or end > len(reader.data):
+        raise _corrupt(f"a record of {length} bytes does not fit in the batch")
+    reader.skip(1)
+    timestamp_delta = reader.varint()
+    offset_delta = reader.varint()
+    key = reader.nullable_bytes()
+    value = reader.nullable_bytes()
+    count = reader.varint()
+    if count < 0 or count * 2 > end - reader.position:
+        raise _corrupt(f"{count} headers do not fit in a record")
+    headers = tuple(reader.header() for _ in range(count))
+    if reader.position != end:
+        raise _corrupt("a record's length does not fit its fields")
+    if not 0 <= offset_delta <= header.last_offset_delta:
+        raise _corrupt(f"an offset delta of {offset_delta} lies outside the batch")
+    timestamp = header.max_timestamp if header.is_append_time else header.base_timestamp + timestamp_delta
+    if not _INT64_MIN <= timestamp <= _INT64_MAX:
+        raise _corrupt("a timestamp does not fit in 64 bits")
+    return Record(key, value, timestamp, headers, header.base_offset + offset_delta)
+
+
+class _Reader:
+    """A bounded cursor over decompressed records."""
+
+    __slots__ = ("data", "position")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def skip(self, count: int) -> None:
+        self.position += count
+
+    def varint(self) -> int:
+        data, position, shift, result = self.data, self.position, 0, 0
+        while True:
+            if position >= len(data) or shift > 63:
+                raise _corrupt("a number runs past the end of the batch")
+            byte = data[position]
+            position += 1
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        self.position = position
+        return (result >> 1) ^ -(result & 1)
+
+    def nullable_bytes(self) -> bytes | None:
+        length = self.varint()
+        if length < 0:
+            return None
+        end = self.position + length
+        if end > len(self.data):
+            raise _corrupt(f"a field of {length} bytes does not fit in the batch")
+        value = self.data[self.position : end]
+        self.position = end
+        return value
+
+    def header(self) -> Header:
+        name = self.nullable_bytes()
+        if name is None:
+            raise _corrupt("a header has no name")
+        try:
+            text = name.decode()
+        except UnicodeDecodeError:
+            raise _corrupt("a header's name is not UTF-8") from None
+        return text, self.nullable_bytes()
+
+
+def _corrupt(what: str) -> ApiError:
+    return ApiError(ErrorCode.corrupt_message, f"corrupt record batch: {what}")

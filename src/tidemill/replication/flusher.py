@@ -1,0 +1,95 @@
+"""Runs flushes in a small thread pool, one at a time per partition, many appends per flush."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tidemill.errors import StorageError, SyncFailed
+from tidemill.log.flush import FlushJob
+from tidemill.replication.partition import Partition
+
+__all__ = ("Flusher", "wall_clock_ms")
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Flusher:
+    """Whatever is appended while a flush runs is taken by the next one: flushes of one file are joined."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tidemill-flush")
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._delayed: dict[Partition, asyncio.TimerHandle] = {}
+        self.flush_count = 0
+        self.flush_seconds = 0.0
+
+    def request(self, partition: Partition) -> None:
+        """See to it that a flush of ``partition`` starts as soon as its configuration wants."""
+        if partition.flush_scheduled:
+            if partition.flush_due_ms() == 0 and partition in self._delayed:
+                self._delayed.pop(partition).cancel()
+                self._loop.call_soon(self._start, partition)
+            return
+        partition.flush_scheduled = True
+        delay_ms = partition.flush_due_ms() - wall_clock_ms()
+        if delay_ms <= 0:
+            # At the end of this turn of the loop, so that all requests read in it share the flush.
+            self._loop.call_soon(self._start, partition)
+        else:
+            self._delayed[partition] = self._loop.call_later(delay_ms / 1000, self._start, partition)
+
+    def _start(self, partition: Partition) -> None:
+        self._delayed.pop(partition, None)
+        job = partition.begin_flush()
+        if job is None:
+            partition.flush_scheduled = False
+            return
+        self._running += 1
+        self._idle.clear()
+        started = time.perf_counter()
+        self._pool.submit(job.run).add_done_callback(
+            lambda future: self._loop.call_soon_threadsafe(self._done, partition, job, future, started)
+        )
+
+    def _done(self, partition: Partition, job: FlushJob, future: Future[None], started: float) -> None:
+        self._running -= 1
+        self.flush_count += 1
+        self.flush_seconds += time.perf_counter() - started
+        partition.flush_scheduled = False
+        error = future.exception()
+        if error is None:
+            partition.flushed(job)
+            if partition.is_dirty:
+                self.request(partition)
+        else:
+            partition.flush_failed(
+                error if isinstance(error, StorageError) else SyncFailed(f"flush of {partition!r} failed: {error!r}")
+            )
+        if not self._running:
+            self._idle.set()
+
+    async def drain(self, partitions: list[Partition]) -> None:
+        """Wait until no flush is under way and nothing of ``partitions`` is left to flush."""
+        while True:
+            await self._idle.wait()
+            dirty = [partition for partition in partitions if partition.is_dirty]
+            if not dirty and not self._running:
+                return
+            for partition in dirty:
+                delayed = self._delayed.pop(partition, None)
+                if delayed is not None:
+                    delayed.cancel()
+                    self._start(partition)
+                else:
+                    self.request(partition)
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)

@@ -1,0 +1,183 @@
+"""All partitions of this node: opened at their first use, kept open, closed in an orderly way.
+
+Where they are: ``logs/<topic>/<topic id>-<partition>``. A topic that is being deleted has a marker beside its
+partitions; only a directory with such a marker is ever removed. A directory that no metadata speaks of is
+left alone and reported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import ErrorCode, StorageError
+from tidemill.log.index import IndexCache
+from tidemill.log.recovery import RecoveryReport, open_log
+from tidemill.log.storage import Storage
+from tidemill.replication.partition import Partition
+
+__all__ = ("LOGS", "PartitionKey", "Placement", "Replicas", "partition_directory")
+
+LOGS = "logs"
+_MARKER_ENDING = ".deleting"
+
+logger = logging.getLogger(__name__)
+
+PartitionKey = tuple[UUID, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What the metadata says of a partition that this node leads."""
+
+    topic: str
+    topic_id: UUID
+    index: int
+    leader_epoch: int
+    config: TopicConfig
+
+
+def partition_directory(topic: str, topic_id: UUID, index: int) -> str:
+    return f"{LOGS}/{topic}/{topic_id.hex}-{index}"
+
+
+class Replicas:
+    """The partitions of this node by topic id and index."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        request_flush: Callable[[Partition], None],
+        *,
+        max_decompressed_bytes: int,
+    ) -> None:
+        self._storage = storage
+        self._request_flush = request_flush
+        self._max_decompressed_bytes = max_decompressed_bytes
+        self._cache = IndexCache()
+        self._partitions: dict[PartitionKey, Partition] = {}
+        #: Partitions that could not be opened, and why.
+        self.offline: dict[PartitionKey, tuple[Placement, StorageError]] = {}
+        self.reports: list[RecoveryReport] = []
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._partitions.values()))
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def peek(self, topic_id: UUID, index: int) -> Partition | None:
+        """The partition if it is open."""
+        return self._partitions.get((topic_id, index))
+
+    def open(self, placement: Placement) -> Partition:
+        """The partition, opened and recovered now if it was not. Raises ``StorageError`` if it is stopped."""
+        key = placement.topic_id, placement.index
+        partition = self._partitions.get(key)
+        if partition is not None:
+            return partition
+        if key in self.offline:
+            raise self.offline[key][1]
+        directory = partition_directory(placement.topic, placement.topic_id, placement.index)
+        try:
+            log, report = open_log(self._storage, directory, placement.config, self._cache)
+        except StorageError as error:
+            self.offline[key] = placement, error
+            logger.error("%s-%d is stopped: %s", placement.topic, placement.index, error)
+            raise
+        self._note(report)
+        partition = self._partitions[key] = Partition(
+            placement.topic,
+            placement.topic_id,
+            placement.index,
+            log,
+            leader_epoch=placement.leader_epoch,
+            request_flush=self._request_flush,
+            max_decompressed_bytes=self._max_decompressed_bytes,
+        )
+        return partition
+
+    def _note(self, report: RecoveryReport) -> None:
+        for cut in report.cuts:
+            logger.warning(
+                "%s: cut %d bytes that were never durable at byte %d (%s); kept in %s",
+                cut.path,
+                cut.size_bytes,
+                cut.position,
+                cut.reason,
+                cut.kept_in,
+            )
+        for warning in report.warnings:
+            logger.warning("%s: %s", report.directory, warning)
+        if not report.clean:
+            self.reports.append(report)
+
+    def exists_on_disk(self, placement: Placement) -> bool:
+        return self._storage.exists(
+            partition_directory(placement.topic, placement.topic_id, placement.index)
+        )
+
+    def close_partition(self, partition: Partition) -> None:
+        """Close one partition that nobody uses; it is opened again when asked for."""
+        del self._partitions[partition.topic_id, partition.index]
+        partition.close()
+
+    def close(self) -> None:
+        for partition in self:
+            partition.close()
+        self._partitions.clear()
+
+    # --- deletion
+
+    def mark_deleting(self, topic: str, topic_id: UUID) -> None:
+        """Before the metadata forgets a topic: note that its directories are meant to go."""
+        if self._storage.exists(f"{LOGS}/{topic}"):
+            self._storage.open(self._marker(topic, topic_id), create=True).close()
+            self._storage.sync_dir(f"{LOGS}/{topic}")
+
+    def unmark_deleting(self, topic: str, topic_id: UUID) -> None:
+        if self._storage.exists(self._marker(topic, topic_id)):
+            self._storage.remove(self._marker(topic, topic_id))
+
+    def stop_topic(self, topic: str, topic_id: UUID) -> None:
+        """Answer everybody who waits for a partition of a deleted topic, and let go of its files."""
+        for key in [key for key in self._partitions if key[0] == topic_id]:
+            partition = self._partitions.pop(key)
+            partition.stop(StorageError(f"topic {topic} was deleted", code=ErrorCode.unknown_topic_or_partition))
+        for key in [key for key in self.offline if key[0] == topic_id]:
+            del self.offline[key]
+
+    def remove_files(self, topic: str, topic_id: UUID) -> None:
+        """Remove what a deleted topic left on disk. Slow: runs in a thread."""
+        folder = f"{LOGS}/{topic}"
+        for name in self._storage.list_dir(folder):
+            if name.startswith(topic_id.hex) and not name.endswith(_MARKER_ENDING):
+                self._storage.remove_tree(f"{folder}/{name}")
+        self.unmark_deleting(topic, topic_id)
+
+    def leftovers(self, known: Iterable[UUID]) -> tuple[list[tuple[str, UUID]], list[str]]:
+        """(topics whose deletion was interrupted, directories that no metadata speaks of)."""
+        known_ids = {topic_id.hex for topic_id in known}
+        interrupted: list[tuple[str, UUID]] = []
+        unknown: list[str] = []
+        for topic in self._storage.list_dir(LOGS):
+            names = self._storage.list_dir(f"{LOGS}/{topic}")
+            marked = {name.removesuffix(_MARKER_ENDING) for name in names if name.endswith(_MARKER_ENDING)}
+            for hex_id in sorted(marked):
+                if hex_id in known_ids:
+                    self.unmark_deleting(topic, UUID(hex_id))
+                else:
+                    interrupted.append((topic, UUID(hex_id)))
+            unknown += [
+                f"{LOGS}/{topic}/{name}"
+                for name in names
+                if name.partition("-")[0] not in known_ids | marked and not name.endswith(_MARKER_ENDING)
+            ]
+        return interrupted, unknown
+
+    def _marker(self, topic: str, topic_id: UUID) -> str:
+        return f"{LOGS}/{topic}/{topic_id.hex}{_MARKER_ENDING}"
+

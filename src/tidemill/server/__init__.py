@@ -1,0 +1,1 @@
+"""The server: one port, one handler per API, one node around it."""

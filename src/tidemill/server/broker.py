@@ -1,0 +1,251 @@
+"""What the handlers share: metadata, partitions, groups, settings, and the questions they all ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID, uuid4
+
+from tidemill.config.settings import Settings
+from tidemill.config.topic import TopicConfig
+from tidemill.control.commands import AllocateProducerIds, CreateTopic, DeleteTopic
+from tidemill.control.controller import Controller
+from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
+from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
+from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.log.segment import Segment
+from tidemill.replication.coordinator_log import PartitionCoordinatorLog
+from tidemill.replication.flusher import Flusher, wall_clock_ms
+from tidemill.replication.partition import Partition
+from tidemill.replication.replicas import Placement, Replicas
+from tidemill.server.budget import ByteBudget
+from tidemill.server.fetch_sessions import FetchSessions
+
+__all__ = ("OFFSETS_TOPIC", "Broker")
+
+OFFSETS_TOPIC = "__consumer_offsets"
+_OFFSETS_TOPIC_CONFIGS = {
+    "cleanup.policy": "compact",
+    "compression.type": "producer",
+    "segment.bytes": str(100 * 1024 * 1024),
+}
+_PRODUCER_ID_BLOCK = 1_000
+#: How long an idempotent producer that writes nothing is remembered (Kafka's producer.id.expiration.ms).
+_PRODUCER_EXPIRATION_MS = 24 * 60 * 60 * 1000
+
+logger = logging.getLogger(__name__)
+
+
+class Broker:
+    """The working parts of one node, without its sockets."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        controller: Controller,
+        replicas: Replicas,
+        flusher: Flusher,
+        budget: ByteBudget,
+        *,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self.settings = settings
+        self.controller = controller
+        self.replicas = replicas
+        self.flusher = flusher
+        self.budget = budget
+        self.clock_ms = clock_ms
+        self.fetch_sessions = FetchSessions(settings.max_fetch_sessions)
+        self.groups: GroupCoordinator
+        #: Where clients find this node; known once it listens.
+        self.advertised = settings.listen
+        self._configs: dict[UUID, TopicConfig] = {}
+        self._producer_ids = range(0)
+        self._producer_id_lock = asyncio.Lock()
+        self._offsets_topic_lock = asyncio.Lock()
+        self._deleter = ThreadPoolExecutor(1, thread_name_prefix="tidemill-delete")
+        controller.subscribe(self._metadata_changed)
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.controller.image
+
+    @property
+    def node_id(self) -> int:
+        return self.settings.node_id
+
+    # --- topics and partitions
+
+    def topic(self, name: str) -> TopicImage:
+        found = self.image.topics.get(name)
+        if found is None:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
+        return found
+
+    def topic_by_id(self, topic_id: UUID | None) -> TopicImage:
+        found = None if topic_id is None else self.image.topic_by_id(topic_id)
+        if found is None:
+            raise ApiError(ErrorCode.unknown_topic_id, f"there is no topic with id {topic_id}")
+        return found
+
+    def topic_config(self, topic: TopicImage) -> TopicConfig:
+        config = self._configs.get(topic.id)
+        if config is None:
+            config = TopicConfig.from_overrides(topic.configs, self.settings.topic_defaults)
+            self._configs[topic.id] = config
+        return config
+
+    def partition(self, topic: TopicImage, index: int) -> Partition:
+        """The partition, if this node leads it. Raises ``ApiError`` or ``StorageError``."""
+        partition = self.replicas.peek(topic.id, index)
+        if partition is not None:
+            return partition
+        return self.replicas.open(self.placement(topic, index))
+
+    def placement(self, topic: TopicImage, index: int) -> Placement:
+        if not 0 <= index < len(topic.partitions):
+            raise ApiError(
+                ErrorCode.unknown_topic_or_partition,
+                f"topic {topic.name!r} has {len(topic.partitions)} partitions, there is no partition {index}",
+            )
+        placed = topic.partitions[index]
+        if placed.leader != self.node_id:
+            raise ApiError(
+                ErrorCode.not_leader_or_follower,
+                f"node {self.node_id} does not lead {topic.name}-{index}, node {placed.leader} does",
+            )
+        return Placement(topic.name, topic.id, index, placed.leader_epoch, self.topic_config(topic))
+
+    def led_placements(self) -> list[Placement]:
+        """Every partition that the metadata gives to this node."""
+        return [
+            self.placement(topic, index)
+            for topic in self.image.topics.values()
+            for index, placed in enumerate(topic.partitions)
+            if placed.leader == self.node_id
+        ]
+
+    async def auto_create(self, names: list[str]) -> dict[str, ApiError]:
+        """Create missing topics with the node's defaults; gives the names that were refused, and why."""
+        commands = [
+            CreateTopic(
+                name=name,
+                topic_id=uuid4(),
+                partitions=self.settings.default_partitions,
+                replication=self.settings.default_replication,
+            )
+            for name in names
+        ]
+        refused: dict[str, ApiError] = {}
+        for name, result in zip(names, await self.controller.submit_many(commands), strict=True):
+            if isinstance(result, TidemillError) and result.code != ErrorCode.topic_already_exists:
+                refused[name] = ApiError(result.code, result.message)
+        return refused
+
+    async def delete_topic(self, topic: TopicImage) -> None:
+        """Delete a topic and its data. Raises ``ApiError`` if it is refused."""
+        # The marker goes first: only a directory that has one is ever removed, also after a crash.
+        self.replicas.mark_deleting(topic.name, topic.id)
+        try:
+            await self.controller.submit(DeleteTopic(name=topic.name, topic_id=topic.id))
+        except BaseException:
+            self.replicas.unmark_deleting(topic.name, topic.id)
+            raise
+        self.remove_files(topic.name, topic.id)
+        await self.groups.on_topics_deleted([topic.name])
+
+    def remove_files(self, topic: str, topic_id: UUID) -> None:
+        """Remove a deleted topic's files behind the scenes: large files take long."""
+        self._deleter.submit(self.replicas.remove_files, topic, topic_id)
+
+    def discard(self, partition: Partition, segments: list[Segment]) -> None:
+        """Remove old segments behind the scenes."""
+        if segments:
+            self._deleter.submit(partition.log.discard, segments)
+
+    def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
+        for topic in delta.deleted:
+            self._configs.pop(topic.id, None)
+            self.replicas.stop_topic(topic.name, topic.id)
+        for name in delta.config_changed:
+            topic = new.topics[name]
+            self._configs.pop(topic.id, None)
+            config = self.topic_config(topic)
+            for index in range(len(topic.partitions)):
+                partition = self.replicas.peek(topic.id, index)
+                if partition is not None:
+                    partition.configure(config)
+        for changed in delta.leader_changed:
+            topic = new.topics[changed.topic]
+            partition = self.replicas.peek(topic.id, changed.partition)
+            if partition is not None:
+                partition.leader_epoch = topic.partitions[changed.partition].leader_epoch
+
+    # --- producer ids
+
+    async def next_producer_id(self) -> int:
+        """A producer id that was never given before; ids are reserved in blocks."""
+        async with self._producer_id_lock:
+            if not self._producer_ids:
+                first = await self.controller.submit(AllocateProducerIds(count=_PRODUCER_ID_BLOCK))
+                self._producer_ids = range(first, first + _PRODUCER_ID_BLOCK)
+            producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+            return producer_id
+
+    # --- groups
+
+    async def ensure_offsets_topic(self) -> None:
+        """Create the internal topic of groups and offsets at its first use."""
+        if OFFSETS_TOPIC in self.image.topics:
+            return
+        async with self._offsets_topic_lock:
+            if OFFSETS_TOPIC in self.image.topics:
+                return
+            await self.controller.submit(
+                CreateTopic(
+                    name=OFFSETS_TOPIC,
+                    topic_id=uuid4(),
+                    partitions=self.settings.offsets_topic_partitions,
+                    replication=self.settings.default_replication,
+                    configs=dict(_OFFSETS_TOPIC_CONFIGS),
+                )
+            )
+
+    def open_log(self, partition: int) -> PartitionCoordinatorLog:
+        """The log behind one shard of the group coordinator."""
+        try:
+            leader = self.partition(self.topic(OFFSETS_TOPIC), partition)
+        except ApiError as error:
+            raise ApiError(ErrorCode.not_coordinator, error.message) from error
+        return PartitionCoordinatorLog(leader, self.clock_ms)
+
+    # --- housekeeping
+
+    async def apply_retention(self) -> None:
+        """Delete what is too old, in every partition that has data; partitions opened for it are closed again."""
+        for placement in self.led_placements():
+            partition = self.replicas.peek(placement.topic_id, placement.index)
+            opened_here = partition is None
+            if partition is None:
+                if not self.replicas.exists_on_disk(placement):
+                    continue
+                try:
+                    partition = self.replicas.open(placement)
+                except StorageError:
+                    continue
+            now_ms = self.clock_ms()
+            self.discard(partition, partition.apply_retention(now_ms))
+            partition.log.producers.expire(now_ms - _PRODUCER_EXPIRATION_MS)
+            if opened_here and not partition.flush_scheduled and not partition.is_dirty:
+                self.replicas.close_partition(partition)
+            # One partition at a time, so that requests get their turn.
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Stop in an orderly way: everything flushed and noted."""
+        await self.flusher.drain(list(self.replicas))
+        self._deleter.shutdown(wait=True)
+        self.flusher.close()
+        self.replicas.close()

@@ -1,0 +1,61 @@
+"""One request on its way through the server, and the way back of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tidemill.wire.encode import Body, encode_response
+from tidemill.wire.requests import RequestHeader
+
+__all__ = ("Call", "ReplyBuffers")
+
+ReplyBuffers = Sequence[bytes | bytearray | memoryview]
+
+
+class Call:
+    """A decoded request. Exactly one of ``reply``, ``reply_buffers``, ``no_reply`` and ``abort`` is called, once."""
+
+    __slots__ = ("_close", "_send", "client_host", "header", "request")
+
+    def __init__(
+        self,
+        header: RequestHeader,
+        request: Any,
+        client_host: str,
+        send: Callable[[ReplyBuffers], None],
+        close: Callable[[], None],
+    ) -> None:
+        self.header = header
+        self.request = request
+        self.client_host = client_host
+        self._send = send
+        self._close = close
+
+    @property
+    def version(self) -> int:
+        return self.header.api_version
+
+    @property
+    def client_id(self) -> str:
+        return self.header.client_id or ""
+
+    def field(self, name: str, default: Any = None) -> Any:
+        """A field of the request that not every version has."""
+        return getattr(self.request, name, default)
+
+    def reply(self, body: Body) -> None:
+        header = self.header
+        self._send([encode_response(header.api_key, header.api_version, header.correlation_id, body)])
+
+    def reply_buffers(self, buffers: ReplyBuffers) -> None:
+        """Answer with a whole frame, already encoded."""
+        self._send(buffers)
+
+    def no_reply(self) -> None:
+        """The request wants no answer (acks = 0)."""
+        self._send(())
+
+    def abort(self) -> None:
+        """There is no answer to give: close the connection."""
+        self._close()

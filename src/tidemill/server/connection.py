@@ -1,0 +1,372 @@
+"""A client's connection: frames in, answers out, in the order of the requests.
+
+Rules:
+
+- Bytes are read straight into the frame they belong to. A frame's memory is taken from the node's budget,
+  and grows with what arrives: a length that is only claimed costs at most ``_FIRST_BUFFER_BYTES``.
+- Produce and Fetch may overlap with each other; any other request starts when everything before it is
+  answered, and holds up everything behind it. Answers leave in the order of the requests.
+- A frame must be complete within a deadline, a silent connection is closed after the idle timeout, and a client
+  that does not read its answers is not read from.
+- Bytes that are not the protocol close the connection, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Protocol
+
+from tidemill.config.settings import Settings
+from tidemill.errors import ProtocolError
+from tidemill.server.budget import ByteBudget
+from tidemill.server.call import Call, ReplyBuffers
+from tidemill.wire.apis import is_served
+from tidemill.wire.requests import RequestHeader, decode_request, parse_header
+
+__all__ = ("Connection", "Dispatcher")
+
+logger = logging.getLogger(__name__)
+
+_LENGTH_BYTES = 4
+_SCRATCH_BYTES = 256 * 1024
+_FIRST_BUFFER_BYTES = 1024 * 1024 + 64 * 1024
+#: API keys whose requests may run beside each other: Produce and Fetch.
+_OVERLAPPING = frozenset({0, 1})
+
+# The event loop reads one socket at a time, and hands the bytes over before it reads the next: so one scratch
+# buffer serves every connection, and an idle connection has no buffer of its own.
+_scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+
+class Dispatcher(Protocol):
+    """Where a connection takes its requests."""
+
+    def dispatch(self, call: Call) -> None:
+        """Start working on a request. Raises ``ProtocolError`` if the connection must be closed."""
+        ...
+
+    def opened(self, connection: Connection) -> bool:
+        """A connection came in; False if there are too many."""
+        ...
+
+    def closed(self, connection: Connection) -> None: ...
+
+
+class _Slot:
+    """The place of an answer in the order of answers."""
+
+    __slots__ = ("barrier", "buffers", "frame_bytes")
+
+    def __init__(self, frame_bytes: int, barrier: bool) -> None:
+        self.frame_bytes = frame_bytes
+        self.barrier = barrier
+        self.buffers: ReplyBuffers | None = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        dispatcher: Dispatcher,
+        budget: ByteBudget,
+        limits: Settings,
+    ) -> None:
+        self._loop = loop
+        self._dispatcher = dispatcher
+        self._budget = budget
+        self._limits = limits
+        self._transport: asyncio.Transport | None = None
+        self._prefix = b""
+        self._frame: bytearray | None = None
+        self._frame_view: memoryview | None = None
+        self._frame_length = 0
+        self._filled = 0
+        self._taken = 0
+        self._queue: deque[tuple[RequestHeader, bytes | memoryview]] = deque()
+        self._queued_bytes = 0
+        self._slots: deque[_Slot] = deque()
+        self._running_barrier = False
+        self._unsent = 0
+        self._writable = True
+        self._waiting_for_budget = False
+        self._pumping = False
+        self._closing_after_replies = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_kind = ""
+        self._last_active = 0.0
+        self.host = ""
+        self.client_id = ""
+
+    # --- transport events
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.host = peer[0] if isinstance(peer, tuple) and peer else ""
+        if not self._dispatcher.opened(self):
+            transport.abort()
+            return
+        # The loop then tells exactly when everything is sent, which is when the bytes can be given back.
+        transport.set_write_buffer_limits(high=0, low=0)
+        self._set_deadline(self._limits.handshake_deadline_ms, "no request")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._transport = None
+        self._set_deadline(None)
+        self._budget.give_back(self._taken + self._queued_bytes + self._unsent)
+        self._budget.give_back(sum(slot.frame_bytes for slot in self._slots))
+        self._taken = self._queued_bytes = self._unsent = 0
+        self._slots.clear()
+        self._queue.clear()
+        self._frame = self._frame_view = None
+        self._dispatcher.closed(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        unsent, self._unsent = self._unsent, 0
+        self._budget.give_back(unsent)
+        self._pump()
+        self._update_reading()
+
+    def close(self) -> None:
+        """Close at once, without sending what is still to be sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close_when_answered(self) -> None:
+        """Take no more requests; close when those that run are answered."""
+        self._closing_after_replies = True
+        self._update_reading()
+        if self._transport is not None and not self._slots:
+            self._transport.close()
+
+    # --- bytes in
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame_view is not None:
+            return self._frame_view[self._filled :]
+        return _scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._frame is not None:
+                self._filled += nbytes
+                if self._filled == self._frame_length:
+                    self._frame_complete()
+                elif self._filled == len(self._frame):
+                    self._grow_frame()
+            else:
+                self._take_scratch(nbytes)
+        except ProtocolError as error:
+            self._refuse(error)
+            return
+        self._pump()
+        self._update_reading()
+
+    def _refuse(self, error: ProtocolError) -> None:
+        logger.info("closing the connection of %s: %s", self.host, error)
+        self.close()
+
+    def _take_scratch(self, nbytes: int) -> None:
+        data: memoryview = _scratch[:nbytes]
+        if self._prefix:
+            data = memoryview(self._prefix + bytes(data))
+            self._prefix = b""
+        position = 0
+        while len(data) - position >= _LENGTH_BYTES:
+            length = int.from_bytes(data[position : position + _LENGTH_BYTES], "big", signed=True)
+            self._check_length(length)
+            start = position + _LENGTH_BYTES
+            if len(data) - start < length:
+                self._begin_frame(length, data[start:])
+                return
+            self._budget.take(length)
+            self._enqueue(bytes(data[start : start + length]))
+            position = start + length
+        self._prefix = bytes(data[position:])
+        self._set_deadline_for_input()
+
+    def _check_length(self, length: int) -> None:
+        if length < 8 or length > self._limits.max_frame_bytes:
+            raise ProtocolError(
+                f"a frame of {length} bytes; 8 to {self._limits.max_frame_bytes} are allowed"
+            )
+
+    def _begin_frame(self, length: int, start: memoryview) -> None:
+        size = min(length, max(_FIRST_BUFFER_BYTES, len(start)))
+        self._frame_length = length
+        self._frame = bytearray(size)
+        self._frame[: len(start)] = start
+        self._filled = len(start)
+        # What arrived is here in any case; room for more is waited for in _update_reading.
+        self._reserve(size)
+        self._frame_view = memoryview(self._frame)
+        self._set_deadline_for_input()
+
+    def _grow_frame(self) -> None:
+        assert self._frame is not None
+        size = min(self._frame_length, 2 * len(self._frame))
+        # The loop still holds the old buffer, so it cannot be resized in place.
+        grown = bytearray(size)
+        grown[: self._filled] = memoryview(self._frame)[: self._filled]
+        self._frame = grown
+        self._frame_view = memoryview(grown)
+        self._reserve(size - self._taken)
+
+    def _reserve(self, count: int) -> None:
+        self._taken += count
+        if not self._budget.try_take(count):
+            self._budget.take(count)
+            self._wait_for_budget()
+
+    def _wait_for_budget(self) -> None:
+        if not self._waiting_for_budget:
+            self._waiting_for_budget = True
+            self._budget.wait(self._budget_freed)
+
+    def _budget_freed(self) -> None:
+        self._waiting_for_budget = False
+        if self._transport is None:
+            return
+        if self._budget.used_bytes > self._budget.limit_bytes:
+            self._wait_for_budget()
+        self._update_reading()
+
+    def _frame_complete(self) -> None:
+        frame = self._frame
+        assert frame is not None
+        self._frame = self._frame_view = None
+        self._taken = 0
+        self._enqueue(memoryview(frame).toreadonly())
+        self._set_deadline_for_input()
+
+    # --- flow control
+
+    def _update_reading(self) -> None:
+        if self._transport is None:
+            return
+        stop = (
+            self._waiting_for_budget
+            or self._closing_after_replies
+            or not self._writable
+            or len(self._queue) + len(self._slots) >= self._limits.max_in_flight_requests_per_connection
+        )
+        if stop and self._transport.is_reading():
+            self._transport.pause_reading()
+        elif not stop and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def _set_deadline_for_input(self) -> None:
+        if self._frame is not None or self._prefix:
+            if self._deadline_kind != "frame":
+                self._set_deadline(self._limits.frame_deadline_ms, "frame")
+        else:
+            self._set_deadline(self._limits.idle_timeout_ms, "idle")
+
+    def _set_deadline(self, delay_ms: int | None, kind: str = "") -> None:
+        if delay_ms is not None and kind == "idle" and self._deadline_kind == "idle":
+            # Rearming a timer for every request is dear; note the time and look again when it fires.
+            self._last_active = self._loop.time()
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._deadline_kind = kind
+        self._last_active = self._loop.time()
+        if delay_ms is not None:
+            self._deadline = self._loop.call_later(delay_ms / 1000, self._deadline_passed)
+
+    def _deadline_passed(self) -> None:
+        self._deadline = None
+        if self._deadline_kind == "idle":
+            idle_seconds = self._loop.time() - self._last_active
+            left = self._limits.idle_timeout_ms / 1000 - idle_seconds
+            if self._slots or left > 0:
+                self._deadline = self._loop.call_later(max(left, 1.0), self._deadline_passed)
+                return
+        elif self._deadline_kind == "frame" and self._waiting_for_budget:
+            # The node itself holds the client up.
+            self._deadline = self._loop.call_later(1.0, self._deadline_passed)
+            return
+        logger.info("closing the connection of %s: %s timeout", self.host, self._deadline_kind)
+        self.close()
+
+    # --- requests
+
+    def _enqueue(self, frame: bytes | memoryview) -> None:
+        """Queue a frame, whose bytes are taken from the budget already."""
+        self._queued_bytes += len(frame)
+        header = parse_header(frame)
+        self._queue.append((header, frame))
+
+    def _pump(self) -> None:
+        """Start what may start now."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._queue and self._transport is not None and self._writable:
+                header, frame = self._queue[0]
+                barrier = header.api_key not in _OVERLAPPING
+                if self._running_barrier or (barrier and self._slots):
+                    break
+                self._queue.popleft()
+                self._start(header, frame, barrier)
+        except ProtocolError as error:
+            self._refuse(error)
+        finally:
+            self._pumping = False
+
+    def _start(self, header: RequestHeader, frame: bytes | memoryview, barrier: bool) -> None:
+        known = is_served(header.api_key, header.api_version)
+        request = decode_request(header, frame) if known else None
+        slot = _Slot(len(frame), barrier)
+        self._queued_bytes -= len(frame)
+        self._slots.append(slot)
+        self._running_barrier = barrier
+        self.client_id = header.client_id or self.client_id
+        call = Call(header, request, self.host, lambda buffers: self._answered(slot, buffers), self.close)
+        self._dispatcher.dispatch(call)
+
+    def _answered(self, slot: _Slot, buffers: ReplyBuffers) -> None:
+        slot.buffers = buffers
+        if self._transport is None:
+            return
+        if slot.barrier:
+            self._running_barrier = False
+        if slot is self._slots[0]:
+            self._send_ready()
+            self._pump()
+            self._update_reading()
+
+    def _send_ready(self) -> None:
+        """Send the answers at the head of the queue that are ready."""
+        out: list[bytes | bytearray | memoryview] = []
+        freed = 0
+        while self._slots and self._slots[0].buffers is not None:
+            slot = self._slots.popleft()
+            freed += slot.frame_bytes
+            out += slot.buffers or ()
+        transport = self._transport
+        assert transport is not None
+        if out:
+            size = sum(map(len, out))
+            self._budget.take(size)
+            self._unsent += size
+            transport.writelines(out)
+            if transport.get_write_buffer_size() == 0:
+                freed += self._unsent
+                self._unsent = 0
+        self._set_deadline_for_input()
+        self._budget.give_back(freed)
+        if self._closing_after_replies and not self._slots:
+            transport.close()

@@ -1,0 +1,86 @@
+"""The data directory: one process at a time, and a note whether the last one stopped in an orderly way."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+
+from tidemill.errors import DataDirectoryInUse, StorageError
+
+__all__ = ("DataDirectory",)
+
+_LOCK = "lock"
+_CLEAN = "clean-stop"
+
+
+class DataDirectory:
+    """Holds the lock from ``acquire`` to ``release``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        #: Whether the last owner said goodbye; true for a directory that was never used.
+        self.stopped_cleanly = True
+
+    def acquire(self) -> None:
+        """Create the directory if need be, and lock it. Raises ``DataDirectoryInUse`` naming the owner."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"cannot use {self.path} as data directory: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 4096, 0)
+            os.close(descriptor)
+            raise DataDirectoryInUse(
+                f"the data directory {self.path} is in use by {_describe(owner)}; "
+                "stop that process or give this one another --data directory"
+            ) from None
+        self._lock = descriptor
+        self.note_owner("")
+        self._take_clean_note()
+
+    def _take_clean_note(self) -> None:
+        used_before = (self.path / "metadata.db").exists()
+        note = self.path / _CLEAN
+        self.stopped_cleanly = note.exists() or not used_before
+        if note.exists():
+            note.unlink()
+            self._sync()
+
+    def note_owner(self, listening: str) -> None:
+        """Write into the lock file who holds it, for the message that a second process prints."""
+        assert self._lock is not None
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "listening": listening}
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, json.dumps(owner).encode(), 0)
+
+    def note_clean_stop(self) -> None:
+        (self.path / _CLEAN).touch()
+        self._sync()
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _sync(self) -> None:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _describe(owner: bytes) -> str:
+    try:
+        found = json.loads(owner)
+        listening = f", listening on {found['listening']}" if found["listening"] else ""
+        return f"process {found['pid']} on {found['host']}{listening}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

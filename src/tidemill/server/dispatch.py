@@ -1,0 +1,138 @@
+"""From a request to its handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from tidemill.errors import ErrorCode
+from tidemill.server.broker import Broker
+from tidemill.server.call import Call
+from tidemill.server.connection import Connection
+from tidemill.server.handlers import configs, groups, log_dirs, metadata, offsets, producers, topics
+from tidemill.server.handlers.api_versions import api_versions_body
+from tidemill.server.handlers.fetch import fetch
+from tidemill.server.handlers.produce import produce
+from tidemill.server.metrics import RequestMetrics
+from tidemill.wire.apis import API_VERSIONS_KEY, is_served
+from tidemill.wire.encode import encode_response
+
+__all__ = ("BrokerDispatcher",)
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Broker, Call], Awaitable[dict[str, Any]]]
+
+_HANDLERS: Final[dict[int, Handler]] = {
+    2: offsets.list_offsets,
+    3: metadata.metadata,
+    8: groups.offset_commit,
+    9: groups.offset_fetch,
+    10: metadata.find_coordinator,
+    11: groups.join_group,
+    12: groups.heartbeat,
+    13: groups.leave_group,
+    14: groups.sync_group,
+    15: groups.describe_groups,
+    16: groups.list_groups,
+    19: topics.create_topics,
+    20: topics.delete_topics,
+    21: offsets.delete_records,
+    22: producers.init_producer_id,
+    23: offsets.offset_for_leader_epoch,
+    32: configs.describe_configs,
+    33: configs.alter_configs,
+    35: log_dirs.describe_log_dirs,
+    37: topics.create_partitions,
+    42: groups.delete_groups,
+    43: topics.elect_leaders,
+    44: configs.incremental_alter_configs,
+    47: groups.offset_delete,
+    60: metadata.describe_cluster,
+    75: metadata.describe_topic_partitions,
+}
+
+#: Produce and Fetch answer by themselves, without a task of their own.
+_HOT_HANDLERS: Final[dict[int, Callable[[Broker, Call], None]]] = {0: produce, 1: fetch}
+
+
+class BrokerDispatcher:
+    """Runs handlers, and keeps track of the connections."""
+
+    def __init__(self, broker: Broker, metrics: RequestMetrics) -> None:
+        self._broker = broker
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections: set[Connection] = set()
+        self._per_host: dict[str, int] = {}
+
+    # --- connections
+
+    def opened(self, connection: Connection) -> bool:
+        settings = self._broker.settings
+        here = self._per_host.get(connection.host, 0)
+        per_ip = settings.max_connections_per_ip
+        if len(self.connections) >= settings.max_connections or (per_ip and here >= per_ip):
+            self._metrics.connections_refused += 1
+            logger.warning("refused a connection of %s: too many are open", connection.host)
+            return False
+        self.connections.add(connection)
+        self._per_host[connection.host] = here + 1
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+            left = self._per_host[connection.host] - 1
+            if left:
+                self._per_host[connection.host] = left
+            else:
+                del self._per_host[connection.host]
+
+    # --- requests
+
+    def dispatch(self, call: Call) -> None:
+        key = call.header.api_key
+        self._metrics.count(key)
+        hot = _HOT_HANDLERS.get(key)
+        if hot is not None:
+            hot(self._broker, call)
+        elif key == API_VERSIONS_KEY:
+            _answer_api_versions(call)
+        else:
+            task = asyncio.get_running_loop().create_task(self._run(_HANDLERS[key], call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, handler: Handler, call: Call) -> None:
+        try:
+            body = await handler(self._broker, call)
+        except Exception:
+            # A bug here must not leave the client waiting: it is told to reconnect.
+            logger.exception("API %d version %d failed", call.header.api_key, call.version)
+            self._metrics.failures += 1
+            call.abort()
+            return
+        call.reply(body)
+
+    async def close(self) -> None:
+        """Let the requests that run come to their end for a moment, then close every connection."""
+        for connection in list(self.connections):
+            connection.close_when_answered()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        for task in self._tasks:
+            task.cancel()
+        for connection in list(self.connections):
+            connection.close()
+
+
+def _answer_api_versions(call: Call) -> None:
+    if is_served(call.header.api_key, call.version):
+        call.reply(api_versions_body())
+        return
+    # A version from the future gets the table in the oldest format, from which every client can go on.
+    body = api_versions_body(ErrorCode.unsupported_version)
+    call.reply_buffers([encode_response(API_VERSIONS_KEY, 0, call.header.correlation_id, body)])

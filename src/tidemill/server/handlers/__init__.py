@@ -1,0 +1,1 @@
+"""One handler per API, grouped by what they are about."""

@@ -1,0 +1,280 @@
+"""Fetch: read batches below the high watermark, and wait for more when there are too few.
+
+A request that has to wait is woken by its partitions, never by polling. Sessions (KIP-227) keep the list of
+partitions between requests; see ``fetch_sessions``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
+from tidemill.replication.partition import Partition
+from tidemill.server.broker import Broker
+from tidemill.server.call import Call
+from tidemill.server.fetch_sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    FetchSession,
+    SessionPartition,
+)
+from tidemill.wire.hot import FetchPartition, encode_fetch_response
+from tidemill.wire.requests import ms
+
+__all__ = ("fetch",)
+
+_TOPIC_ID_MIN_VERSION = 13
+_SESSION_MIN_VERSION = 7
+
+
+def fetch(broker: Broker, call: Call) -> None:
+    """Handle one Fetch request; the answer may be sent later."""
+    by_id = call.version >= _TOPIC_ID_MIN_VERSION
+    wanted = _wanted(call, by_id)
+    try:
+        session, partitions, incremental = _session(broker, call, wanted, by_id)
+    except ApiError as error:
+        header = call.header
+        call.reply_buffers(encode_fetch_response(header.api_version, header.correlation_id, error.code, 0, []))
+        return
+    _Fetch(broker, call, session, partitions, incremental).start()
+
+
+def _wanted(call: Call, by_id: bool) -> list[SessionPartition]:
+    return [
+        SessionPartition(
+            topic.topic_id if by_id else topic.topic,
+            partition.partition,
+            partition.fetch_offset,
+            partition.partition_max_bytes,
+            getattr(partition, "current_leader_epoch", -1),
+            getattr(partition, "last_fetched_epoch", -1),
+        )
+        for topic in call.request.topics
+        for partition in topic.partitions
+    ]
+
+
+def _session(
+    broker: Broker, call: Call, wanted: list[SessionPartition], by_id: bool
+) -> tuple[FetchSession | None, list[SessionPartition], bool]:
+    """(session or None, partitions to read, whether only changes are answered)."""
+    session_id: int = call.field("session_id", 0)
+    epoch: int = call.field("session_epoch", FINAL_EPOCH)
+    if call.version < _SESSION_MIN_VERSION or epoch == FINAL_EPOCH:
+        if session_id:
+            broker.fetch_sessions.close(session_id)
+        return None, wanted, False
+    if epoch == INITIAL_EPOCH:
+        broker.fetch_sessions.close(session_id)
+        if not wanted:
+            return None, wanted, False
+        session = broker.fetch_sessions.open(wanted, by_id=by_id)
+        return session, list(session.partitions.values()), False
+    session = broker.fetch_sessions.resume(session_id, epoch, by_id=by_id)
+    forgotten: list[tuple[str | UUID, int]] = [
+        (topic.topic_id if by_id else topic.topic, index)
+        for topic in call.field("forgotten_topics_data", ())
+        for index in topic.partitions
+    ]
+    session.update(wanted, forgotten)
+    return session, list(session.partitions.values()), True
+
+
+class _Fetch:
+    """One request, from its first look at the partitions to its answer."""
+
+    __slots__ = (
+        "_broker",
+        "_call",
+        "_incremental",
+        "_min_bytes",
+        "_session",
+        "_subscribed",
+        "_timer",
+        "_wanted",
+        "_woken",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        call: Call,
+        session: FetchSession | None,
+        wanted: list[SessionPartition],
+        incremental: bool,
+    ) -> None:
+        self._broker = broker
+        self._call = call
+        self._session = session
+        self._wanted = wanted
+        self._incremental = incremental
+        self._min_bytes = max(0, call.request.min_bytes)
+        self._subscribed: list[Partition] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._woken = False
+
+    def start(self) -> None:
+        max_wait_ms = ms(self._call.request.max_wait)
+        if max_wait_ms <= 0 or not self._wanted or self._is_ready():
+            self._answer()
+            return
+        for partition in self._readable():
+            partition.subscribe(self, self._wake)
+            self._subscribed.append(partition)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max_wait_ms / 1000, self._answer)
+
+    def _wake(self) -> None:
+        # Many partitions may move in one turn of the loop: look once, at its end.
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        self._woken = False
+        if self._timer is not None and self._is_ready():
+            self._answer()
+
+    def _readable(self) -> list[Partition]:
+        found = []
+        for wanted in self._wanted:
+            try:
+                found.append(self._partition(wanted))
+            except TidemillError:
+                continue
+        return found
+
+    def _partition(self, wanted: SessionPartition) -> Partition:
+        topic = (
+            self._broker.topic(wanted.topic)
+            if isinstance(wanted.topic, str)
+            else self._broker.topic_by_id(wanted.topic)
+        )
+        partition = self._broker.partition(topic, wanted.index)
+        if partition.log.failure is not None:
+            raise partition.log.failure
+        partition.check_leader_epoch(wanted.current_leader_epoch)
+        return partition
+
+    def _is_ready(self) -> bool:
+        """Whether an answer now would be useful: enough bytes, or an error that must be told."""
+        if self._min_bytes == 0:
+            return True
+        total = 0
+        for wanted in self._wanted:
+            try:
+                partition = self._partition(wanted)
+                upper = partition.high_watermark
+                partition.log.check_readable(wanted.fetch_offset, upper)
+                if self._diverged(partition, wanted):
+                    return True
+                if wanted.fetch_offset < upper:
+                    total += partition.log.available_bytes(
+                        wanted.fetch_offset, upper, min(wanted.max_bytes, self._min_bytes)
+                    )
+            except TidemillError:
+                return True
+            if total >= self._min_bytes:
+                return True
+        return False
+
+    def _diverged(self, partition: Partition, wanted: SessionPartition) -> tuple[int, int] | None:
+        """(epoch, end offset) if the reader's last epoch and position cannot both be of this log."""
+        if wanted.last_fetched_epoch < 0:
+            return None
+        epoch, end_offset = partition.log.epochs.end_offset_for(
+            wanted.last_fetched_epoch, partition.log.end_offset
+        )
+        if epoch < 0 or epoch < wanted.last_fetched_epoch or end_offset < wanted.fetch_offset:
+            return epoch, end_offset
+        return None
+
+    # --- the answer
+
+    def _answer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for partition in self._subscribed:
+            partition.unsubscribe(self)
+        self._subscribed.clear()
+        header = self._call.header
+        buffers = encode_fetch_response(
+            header.api_version,
+            header.correlation_id,
+            ErrorCode.none,
+            self._session.session_id if self._session is not None else 0,
+            self._read_all(),
+        )
+        self._call.reply_buffers(buffers)
+
+    def _read_all(self) -> list[tuple[str | UUID, list[FetchPartition]]]:
+        budget = self._broker.budget
+        room = min(
+            max(0, self._call.request.max_bytes),
+            self._broker.settings.fetch_max_bytes,
+            max(budget.available_bytes, 1),
+        )
+        first = True
+        topics: dict[str | UUID, list[FetchPartition]] = {}
+        for wanted in self._wanted:
+            result = self._read_one(wanted, room, first)
+            size = sum(map(len, result.records))
+            room -= size
+            first = first and not size
+            if self._incremental and not self._is_news(wanted, result, size):
+                continue
+            wanted.told_high_watermark = result.high_watermark
+            wanted.told_log_start = result.log_start_offset
+            topics.setdefault(wanted.topic, []).append(result)
+            if self._session is not None and size:
+                self._session.served((wanted.topic, wanted.index))
+        return list(topics.items())
+
+    def _is_news(self, wanted: SessionPartition, result: FetchPartition, size: int) -> bool:
+        return (
+            size > 0
+            or result.error_code != ErrorCode.none
+            or result.diverging_epoch is not None
+            or result.high_watermark != wanted.told_high_watermark
+            or result.log_start_offset != wanted.told_log_start
+        )
+
+    def _read_one(self, wanted: SessionPartition, room: int, first: bool) -> FetchPartition:
+        try:
+            partition = self._partition(wanted)
+            diverging = self._diverged(partition, wanted)
+            records = memoryview(b"")
+            if diverging is None:
+                limit = min(room, max(0, wanted.max_bytes))
+                if limit > 0 or first:
+                    records = partition.read(wanted.fetch_offset, limit, at_least_one=first)
+                else:
+                    partition.log.check_readable(wanted.fetch_offset, partition.high_watermark)
+        except StorageError as error:
+            return FetchPartition(wanted.index, error.code, -1)
+        except ApiError as error:
+            return self._refused(wanted, error)
+        return FetchPartition(
+            wanted.index,
+            ErrorCode.none,
+            partition.high_watermark,
+            partition.last_stable_offset,
+            partition.log_start_offset,
+            records=(records,) if records else (),
+            diverging_epoch=diverging,
+        )
+
+    def _refused(self, wanted: SessionPartition, error: ApiError) -> FetchPartition:
+        if error.code != ErrorCode.offset_out_of_range:
+            return FetchPartition(wanted.index, error.code, -1)
+        partition = self._partition(wanted)
+        return FetchPartition(
+            wanted.index,
+            error.code,
+            partition.high_watermark,
+            partition.last_stable_offset,
+            partition.log_start_offset,
+        )

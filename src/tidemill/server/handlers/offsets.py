@@ -1,0 +1,113 @@
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: questions and orders about where a log starts and ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.log.log import TimedOffset
+from tidemill.replication.partition import Partition
+from tidemill.server.broker import Broker
+from tidemill.server.call import Call
+
+__all__ = ("delete_records", "list_offsets", "offset_for_leader_epoch")
+
+_LATEST = -1
+_EARLIEST = -2
+_MAX_TIMESTAMP = -3
+_EARLIEST_LOCAL = -4
+_LATEST_TIERED = -5
+_EARLIEST_PENDING_UPLOAD = -6
+#: The version of ListOffsets that brought each special timestamp.
+_SPECIAL_MIN_VERSION = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+
+
+async def list_offsets(broker: Broker, call: Call) -> dict[str, Any]:
+    topics = []
+    for topic in call.request.topics:
+        partitions = [_list_one(broker, call, topic.name, entry) for entry in topic.partitions]
+        topics.append({"name": topic.name, "partitions": partitions})
+    return {"topics": topics}
+
+
+def _list_one(broker: Broker, call: Call, topic: str, entry: Any) -> dict[str, Any]:
+    index = entry.partition_index
+    try:
+        partition = _leader(broker, topic, index, getattr(entry, "current_leader_epoch", -1))
+        found = _find(partition, entry.timestamp, call.version)
+    except TidemillError as error:
+        return {"partition_index": index, "error_code": error.code, "timestamp": -1, "offset": -1}
+    return {
+        "partition_index": index,
+        "timestamp": found.timestamp,
+        "offset": found.offset,
+        "leader_epoch": found.leader_epoch,
+    }
+
+
+def _leader(broker: Broker, topic: str, index: int, epoch: int) -> Partition:
+    partition = broker.partition(broker.topic(topic), index)
+    if partition.log.failure is not None:
+        raise partition.log.failure
+    partition.check_leader_epoch(epoch)
+    return partition
+
+
+def _find(partition: Partition, timestamp: int, version: int) -> TimedOffset:
+    log, upper = partition.log, partition.high_watermark
+    if version < _SPECIAL_MIN_VERSION.get(timestamp, 0):
+        raise ApiError(
+            ErrorCode.unsupported_version, f"timestamp {timestamp} needs a newer version of ListOffsets"
+        )
+    if timestamp == _LATEST:
+        return TimedOffset(-1, upper, partition.leader_epoch)
+    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+        return TimedOffset(-1, log.log_start_offset, log.epochs.epoch_at(log.log_start_offset))
+    if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
+        return TimedOffset(-1, -1, -1)
+    if timestamp == _MAX_TIMESTAMP:
+        return log.find_max_timestamp(upper) or TimedOffset(-1, -1, -1)
+    if timestamp < 0:
+        raise ApiError(ErrorCode.invalid_request, f"timestamp {timestamp} has no meaning")
+    return log.find_time(timestamp, upper) or TimedOffset(-1, -1, -1)
+
+
+async def offset_for_leader_epoch(broker: Broker, call: Call) -> dict[str, Any]:
+    topics = []
+    for topic in call.request.topics:
+        partitions = [_epoch_end(broker, topic.topic, entry) for entry in topic.partitions]
+        topics.append({"topic": topic.topic, "partitions": partitions})
+    return {"topics": topics}
+
+
+def _epoch_end(broker: Broker, topic: str, entry: Any) -> dict[str, Any]:
+    try:
+        partition = _leader(broker, topic, entry.partition, entry.current_leader_epoch)
+    except TidemillError as error:
+        return {"partition": entry.partition, "error_code": error.code, "leader_epoch": -1, "end_offset": -1}
+    epoch, end_offset = partition.log.epochs.end_offset_for(entry.leader_epoch, partition.high_watermark)
+    return {"partition": entry.partition, "leader_epoch": epoch, "end_offset": end_offset}
+
+
+async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
+    topics = []
+    for topic in call.request.topics:
+        partitions = [_delete_one(broker, topic.name, entry) for entry in topic.partitions]
+        topics.append({"name": topic.name, "partitions": partitions})
+    return {"topics": topics}
+
+
+def _delete_one(broker: Broker, topic_name: str, entry: Any) -> dict[str, Any]:
+    index = entry.partition_index
+    try:
+        topic = broker.topic(topic_name)
+        partition = _leader(broker, topic_name, index, -1)
+        if topic.internal or not partition.config.deletes:
+            raise ApiError(
+                ErrorCode.policy_violation,
+                f"records of {topic_name} cannot be deleted: its cleanup.policy does not contain 'delete'",
+            )
+        broker.discard(partition, partition.delete_records(entry.offset))
+    except TidemillError as error:
+        return {"partition_index": index, "error_code": error.code, "low_watermark": -1}
+    return {"partition_index": index, "low_watermark": partition.log_start_offset}

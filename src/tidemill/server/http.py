@@ -1,0 +1,86 @@
+"""The HTTP side of a node: health, readiness and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from tidemill.config.values import Address
+from tidemill.errors import ConfigError
+from tidemill.server.metrics import render_prometheus
+from tidemill.server.node import Node
+
+__all__ = ("HttpServer", "make_app")
+
+_PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def make_app(node: Node) -> Starlette:
+    """The application; ``/healthz`` says "the process lives", ``/readyz`` "send me requests"."""
+
+    async def healthz(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        problems = node.problems() if node.ready else ["the node is starting or stopping"]
+        # A stopped partition is a matter for its owner; the others still want their requests.
+        return JSONResponse(
+            {"ready": node.ready, "problems": problems}, status_code=200 if node.ready else 503
+        )
+
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(render_prometheus(node.collect_metrics()), media_type=_PROMETHEUS_TYPE)
+
+    return Starlette(
+        routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Signals are the node's business, not the HTTP server's."""
+        yield
+
+
+class HttpServer:
+    """Serves on the node's event loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, address: Address) -> Address:
+        """Listen; returns the address with its real port."""
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address.host, address.port))
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"cannot serve HTTP on {address}: {error.strerror}; choose another address with --http"
+            ) from error
+        config = uvicorn.Config(
+            make_app(self._node), log_config=None, access_log=False, lifespan="off", ws="none"
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        host, port = listener.getsockname()[:2]
+        self._node.http_address = Address(host, port)
+        return self._node.http_address
+
+    async def stop(self) -> None:
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            self._server = self._task = None

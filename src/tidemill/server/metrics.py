@@ -1,0 +1,69 @@
+"""Counters of a node, and their text form for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidemill.wire.apis import APIS
+
+__all__ = ("Metric", "RequestMetrics", "render_prometheus")
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """What the server counts while it works; everything else is read off when asked for."""
+
+    requests: dict[int, int] = field(default_factory=dict)
+    failures: int = 0
+    connections_refused: int = 0
+
+    def count(self, api_key: int) -> None:
+        self.requests[api_key] = self.requests.get(api_key, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        for key, count in sorted(self.requests.items()):
+            yield Metric(
+                "tidemill_requests_total", "counter", "Requests by API.", count, (("api", APIS[key].name),)
+            )
+        yield Metric("tidemill_request_failures_total", "counter", "Requests that failed by a bug.", self.failures)
+        yield Metric(
+            "tidemill_connections_refused_total",
+            "counter",
+            "Connections over the limit.",
+            self.connections_refused,
+        )
+
+
+class Metric(NamedTuple):
+    """One sample."""
+
+    name: str
+    kind: str
+    help: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def render_prometheus(samples: Iterator[Metric]) -> str:
+    """The text format that Prometheus scrapes. Samples of one name come together.
+
+    >>> print(render_prometheus(iter([Metric("up", "gauge", "Whether it runs.", 1)])), end="")
+    # HELP up Whether it runs.
+    # TYPE up gauge
+    up 1
+    """
+    lines: list[str] = []
+    seen: set[str] = set()
+    for sample in sorted(samples, key=lambda sample: sample.name):
+        if sample.name not in seen:
+            seen.add(sample.name)
+            lines += [f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}"]
+        labels = ",".join(f'{name}="{_escape(value)}"' for name, value in sample.labels)
+        lines.append(f"{sample.name}{{{labels}}} {sample.value:g}" if labels else f"{sample.name} {sample.value:g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

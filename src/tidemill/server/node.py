@@ -1,0 +1,266 @@
+"""A whole node: directory, metadata, logs, coordinator, listener. Started and stopped in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from uuid import uuid4
+
+from tidemill.config.settings import Settings
+from tidemill.config.values import Address
+from tidemill.control.commands import BumpLeaderEpochs, RegisterNode, SetClusterId, new_cluster_id
+from tidemill.control.controller import Controller
+from tidemill.control.placement import ControlLimits
+from tidemill.control.sqlite import SqliteStore
+from tidemill.errors import ConfigError, StorageError
+from tidemill.groups.clock import LoopClock
+from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.groups.settings import GroupSettings
+from tidemill.log.storage import LocalStorage
+from tidemill.replication.flusher import Flusher
+from tidemill.replication.replicas import Replicas
+from tidemill.server.broker import OFFSETS_TOPIC, Broker
+from tidemill.server.budget import ByteBudget
+from tidemill.server.connection import Connection
+from tidemill.server.data_directory import DataDirectory
+from tidemill.server.dispatch import BrokerDispatcher
+from tidemill.server.metrics import Metric, RequestMetrics
+
+__all__ = ("Node",)
+
+logger = logging.getLogger(__name__)
+
+_MINUTE_MS = 60_000
+_OFFSET_EXPIRY_INTERVAL_MS = 10 * _MINUTE_MS
+_LISTEN_BACKLOG = 1024
+
+
+class Node:
+    """Runs on the current event loop between ``start`` and ``stop``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.directory = DataDirectory(settings.data_dir)
+        self.metrics = RequestMetrics()
+        self.started_at = time.time()
+        self.ready = False
+        self.broker: Broker
+        #: Where the node listens, with the real port.
+        self.address = settings.listen
+        self.http_address: Address | None = None
+        self.unknown_directories: list[str] = []
+        self._store: SqliteStore | None = None
+        self._controller: Controller | None = None
+        self._dispatcher: BrokerDispatcher | None = None
+        self._server: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- starting
+
+    async def start(self) -> None:
+        """Lock, recover, listen. After a failure nothing is left behind."""
+        raise_open_files_limit()
+        self.directory.acquire()
+        try:
+            await self._start_parts()
+        except BaseException:
+            await self._abandon()
+            raise
+        self.ready = True
+
+    async def _start_parts(self) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self.settings
+        self._store = SqliteStore(settings.data_dir / "metadata.db")
+        limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
+        self._controller = controller = Controller(self._store, limits=limits)
+        await controller.start()
+        if controller.image.cluster_id is None:
+            await controller.submit(SetClusterId(cluster_id=new_cluster_id()))
+        flusher = Flusher(loop, settings.flush_threads)
+        replicas = Replicas(
+            LocalStorage(settings.data_dir),
+            flusher.request,
+            max_decompressed_bytes=settings.max_decompressed_bytes,
+        )
+        budget = ByteBudget(settings.max_inflight_bytes)
+        self.broker = broker = Broker(settings, controller, replicas, flusher, budget)
+        await self._open_listener(loop, budget)
+        broker.advertised = settings.advertised_listener or self.address
+        await controller.submit(
+            RegisterNode(
+                node_id=settings.node_id,
+                name=settings.node_name,
+                host=broker.advertised.host,
+                port=broker.advertised.port,
+                incarnation=uuid4(),
+            )
+        )
+        self._finish_deletions()
+        if not self.directory.stopped_cleanly:
+            await self._recover()
+        await self._start_groups()
+        assert self._server is not None
+        await self._server.start_serving()
+        self.directory.note_owner(str(self.address))
+        self._tasks = [
+            loop.create_task(self._every(settings.log_retention_check_interval_ms, broker.apply_retention)),
+            loop.create_task(self._every(_OFFSET_EXPIRY_INTERVAL_MS, broker.groups.expire)),
+        ]
+
+    async def _open_listener(self, loop: asyncio.AbstractEventLoop, budget: ByteBudget) -> None:
+        """Take the port now, so that a port in use is found before anything is changed; serve later."""
+        self._dispatcher = dispatcher = BrokerDispatcher(self.broker, self.metrics)
+        listen = self.settings.listen
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(loop, dispatcher, budget, self.settings),
+                listen.host,
+                listen.port,
+                backlog=_LISTEN_BACKLOG,
+                start_serving=False,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {listen}: {error.strerror or error}; choose another address with --listen"
+            ) from error
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = Address(host, port)
+
+    def _finish_deletions(self) -> None:
+        known = [topic.id for topic in self.broker.image.topics.values()]
+        interrupted, self.unknown_directories = self.broker.replicas.leftovers(known)
+        for topic, topic_id in interrupted:
+            self.broker.remove_files(topic, topic_id)
+        for directory in self.unknown_directories:
+            logger.warning("%s belongs to no known topic; it is left alone, see 'tidemill doctor'", directory)
+
+    async def _recover(self) -> None:
+        """After a crash: a new leader epoch for every partition, and every log read from its recovery point."""
+        broker = self.broker
+        commands = [
+            BumpLeaderEpochs(name=topic.name, partitions=tuple(range(len(topic.partitions))))
+            for topic in broker.image.topics.values()
+        ]
+        for result in await broker.controller.submit_many(commands):
+            if isinstance(result, Exception):
+                raise result
+        placements = [
+            placement for placement in broker.led_placements() if broker.replicas.exists_on_disk(placement)
+        ]
+        logger.info("the last stop was not orderly: checking %d partitions", len(placements))
+        for placement in placements:
+            try:
+                broker.replicas.open(placement)
+            except StorageError:
+                continue  # Noted and logged: the others go on.
+
+    async def _start_groups(self) -> None:
+        settings, broker = self.settings, self.broker
+        topic = broker.image.topics.get(OFFSETS_TOPIC)
+        broker.groups = GroupCoordinator(
+            broker,
+            GroupSettings(
+                partitions=len(topic.partitions) if topic else settings.offsets_topic_partitions,
+                initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+                min_session_timeout_ms=settings.group_min_session_timeout_ms,
+                max_session_timeout_ms=settings.group_max_session_timeout_ms,
+                max_size=settings.group_max_size,
+                max_offset_metadata_size=settings.offset_metadata_max_bytes,
+                offsets_retention_ms=settings.offsets_retention_minutes * _MINUTE_MS,
+            ),
+            LoopClock(),
+        )
+        if topic:
+            await broker.groups.start()
+
+    async def _every(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            try:
+                await action()
+            except Exception:
+                logger.exception("housekeeping failed; it is tried again later")
+
+    # --- stopping
+
+    async def stop(self) -> None:
+        """Answer what runs, flush everything, and note that the stop was orderly."""
+        self.ready = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert self._server is not None and self._dispatcher is not None
+        self._server.close()
+        await self.broker.groups.close()
+        await self._dispatcher.close()
+        await self.broker.close()
+        await self._close_metadata()
+        self.directory.note_clean_stop()
+        self.directory.release()
+
+    async def _close_metadata(self) -> None:
+        if self._controller is not None:
+            await self._controller.stop()
+        if self._store is not None:
+            await self._store.close()
+
+    async def _abandon(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._close_metadata()
+        if self.directory.stopped_cleanly:
+            self.directory.note_clean_stop()
+        self.directory.release()
+
+    # --- what it tells of itself
+
+    def problems(self) -> list[str]:
+        """What keeps the node from being wholly well, in words."""
+        found = [
+            f"{placement.topic}-{placement.index} is stopped: {error}"
+            for placement, error in self.broker.replicas.offline.values()
+        ]
+        found += [
+            f"{partition.topic}-{partition.index} is stopped: {partition.log.failure}"
+            for partition in self.broker.replicas
+            if partition.log.failure is not None
+        ]
+        if self.broker.controller.failure is not None:
+            found.append(f"metadata: {self.broker.controller.failure}")
+        return found
+
+    def collect_metrics(self) -> Iterator[Metric]:
+        broker = self.broker
+        yield from self.metrics.collect()
+        yield Metric("tidemill_up_seconds", "gauge", "Seconds since the start.", time.time() - self.started_at)
+        connections = len(self._dispatcher.connections) if self._dispatcher else 0
+        yield Metric("tidemill_connections", "gauge", "Open client connections.", connections)
+        yield Metric(
+            "tidemill_inflight_bytes", "gauge", "Bytes of requests and answers under way.", broker.budget.used_bytes
+        )
+        yield Metric("tidemill_topics", "gauge", "Topics.", len(broker.image.topics))
+        yield Metric("tidemill_partitions_open", "gauge", "Partitions with open files.", len(broker.replicas))
+        yield Metric("tidemill_partitions_stopped", "gauge", "Partitions out of service.", len(self.problems()))
+        yield Metric("tidemill_flushes_total", "counter", "Flushes to disk.", broker.flusher.flush_count)
+        yield Metric(
+            "tidemill_flush_seconds_total", "counter", "Time spent in flushes.", broker.flusher.flush_seconds
+        )
+        yield Metric("tidemill_fetch_sessions", "gauge", "Open fetch sessions.", len(broker.fetch_sessions))
+        for partition in broker.replicas:
+            labels = (("topic", partition.topic), ("partition", str(partition.index)))
+            log = partition.log
+            yield Metric("tidemill_log_end_offset", "gauge", "Next offset.", log.end_offset, labels)
+            yield Metric("tidemill_high_watermark", "gauge", "Durable offset.", partition.high_watermark, labels)
+            yield Metric("tidemill_log_start_offset", "gauge", "Oldest offset.", log.log_start_offset, labels)
+            yield Metric("tidemill_log_bytes", "gauge", "Bytes on disk.", log.size_bytes, labels)
+
+
+def raise_open_files_limit() -> None:
+    """Every segment in use is an open file, so take as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,11 @@
+"""The Kafka protocol as bytes: no I/O, no event loop.
+
+``frames``    the limits of a frame, and cutting a buffer into frames
+``apis``      which APIs and versions are served, and their message classes
+``extra``     message versions that kio does not have yet
+``schema``    what a message class says about its bytes
+``guard``     the walk over untrusted bytes that makes the native decoder safe
+``requests``  headers and bodies from bytes to entities
+``encode``    bodies from mappings to bytes, by the writers in ``values``; ``keys`` finds misspelt keys
+``hot``       the Produce and Fetch responses, packed by hand
+"""

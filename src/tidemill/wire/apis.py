@@ -1,0 +1,144 @@
+"""The APIs that this server serves, and where their message classes are.
+
+Rules:
+
+- A row in ``_ROWS`` is all that it takes to serve another API or version on this layer: ranges, classes
+  and header versions follow from it.
+- kio's modules are imported on first use, one per version: importing all of them would take longer than a
+  node may take to start.
+- The header of a response has the flexible form (v1) when its body is flexible, except for ApiVersions: a
+  client that asks with a version the server does not know must still be able to read the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+__all__ = (
+    "APIS",
+    "API_VERSIONS_KEY",
+    "Api",
+    "all_versions",
+    "find_api",
+    "is_flexible",
+    "is_served",
+    "request_class",
+    "request_header_version",
+    "response_class",
+    "response_header_version",
+)
+
+API_VERSIONS_KEY: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API and the versions of it that are served, both ends included."""
+
+    key: int
+    name: str
+    """Kafka's own name, in CamelCase."""
+    schema: str
+    """The name of kio's folder."""
+    min_version: int
+    max_version: int
+
+    def serves(self, version: int) -> bool:
+        """Whether ``version`` is in the served range."""
+        return self.min_version <= version <= self.max_version
+
+
+_ROWS: Final = (
+    Api(0, "Produce", "produce", 3, 13),
+    Api(1, "Fetch", "fetch", 4, 18),
+    Api(2, "ListOffsets", "list_offsets", 1, 11),
+    Api(3, "Metadata", "metadata", 0, 13),
+    Api(8, "OffsetCommit", "offset_commit", 2, 10),
+    Api(9, "OffsetFetch", "offset_fetch", 1, 10),
+    Api(10, "FindCoordinator", "find_coordinator", 0, 6),
+    Api(11, "JoinGroup", "join_group", 0, 9),
+    Api(12, "Heartbeat", "heartbeat", 0, 4),
+    Api(13, "LeaveGroup", "leave_group", 0, 5),
+    Api(14, "SyncGroup", "sync_group", 0, 5),
+    Api(15, "DescribeGroups", "describe_groups", 0, 6),
+    Api(16, "ListGroups", "list_groups", 0, 5),
+    Api(API_VERSIONS_KEY, "ApiVersions", "api_versions", 0, 5),
+    Api(19, "CreateTopics", "create_topics", 2, 7),
+    Api(20, "DeleteTopics", "delete_topics", 1, 6),
+    Api(21, "DeleteRecords", "delete_records", 0, 2),
+    Api(22, "InitProducerId", "init_producer_id", 0, 6),
+    Api(23, "OffsetForLeaderEpoch", "offset_for_leader_epoch", 2, 4),
+    Api(32, "DescribeConfigs", "describe_configs", 1, 4),
+    Api(33, "AlterConfigs", "alter_configs", 0, 2),
+    Api(35, "DescribeLogDirs", "describe_log_dirs", 1, 5),
+    Api(37, "CreatePartitions", "create_partitions", 0, 3),
+    Api(42, "DeleteGroups", "delete_groups", 0, 2),
+    Api(43, "ElectLeaders", "elect_leaders", 0, 2),
+    Api(44, "IncrementalAlterConfigs", "incremental_alter_configs", 0, 1),
+    Api(47, "OffsetDelete", "offset_delete", 0, 0),
+    Api(60, "DescribeCluster", "describe_cluster", 0, 2),
+    Api(75, "DescribeTopicPartitions", "describe_topic_partitions", 0, 0),
+)
+
+APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
+"""The served APIs by key, in the order of their keys."""
+
+_EXTRA_MODULE: Final = "tidemill.wire.extra"
+_IN_EXTRA_MODULE: Final = frozenset({("ApiVersions", 5)})
+
+
+def find_api(api_key: int) -> Api | None:
+    """The API with this key, or None if it is not served."""
+    return APIS.get(api_key)
+
+
+def is_served(api_key: int, api_version: int) -> bool:
+    """Whether this version of this API is in the table."""
+    api = APIS.get(api_key)
+    return api is not None and api.serves(api_version)
+
+
+def all_versions() -> list[tuple[Api, int]]:
+    """Every served pair of API and version."""
+    return [(api, version) for api in _ROWS for version in range(api.min_version, api.max_version + 1)]
+
+
+@cache
+def request_class(api_key: int, api_version: int) -> type[Any]:
+    """kio's class of the request body. Raises LookupError if the version is not served."""
+    return _load(api_key, api_version, "request")
+
+
+@cache
+def response_class(api_key: int, api_version: int) -> type[Any]:
+    """kio's class of the response body. Raises LookupError if the version is not served."""
+    return _load(api_key, api_version, "response")
+
+
+@cache
+def is_flexible(api_key: int, api_version: int) -> bool:
+    """Whether the version uses compact lengths and tagged fields (KIP-482)."""
+    return bool(request_class(api_key, api_version).__flexible__)
+
+
+def request_header_version(api_key: int, api_version: int) -> int:
+    """2 (with tagged fields) for a flexible version, else 1."""
+    return 2 if is_flexible(api_key, api_version) else 1
+
+
+def response_header_version(api_key: int, api_version: int) -> int:
+    """1 (with tagged fields) for a flexible version, else 0; always 0 for ApiVersions."""
+    return 1 if api_key != API_VERSIONS_KEY and is_flexible(api_key, api_version) else 0
+
+
+def _load(api_key: int, api_version: int, side: str) -> type[Any]:
+    api = APIS.get(api_key)
+    if api is None or not api.serves(api_version):
+        raise LookupError(f"API key {api_key} version {api_version} is not served: see tidemill.wire.apis")
+    extra = (api.name, api_version) in _IN_EXTRA_MODULE
+    module = import_module(_EXTRA_MODULE if extra else f"kio.schema.{api.schema}.v{api_version}.{side}")
+    entity: type[Any] = getattr(module, f"{api.name}{side.capitalize()}")
+    return entity

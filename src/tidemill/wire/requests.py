@@ -1,0 +1,230 @@
+"""Requests (and for our own client, responses) from bytes to kio's entities.
+
+Rules:
+
+- Any bytes either decode or raise ProtocolError, in time and memory that are bounded by the size of the
+  bytes. The connection is closed on ProtocolError: there is no way to find the start of the next request
+  that can be trusted.
+- One exception is made by the protocol itself: an ApiVersions request of a version that is not served has
+  a readable header, so that it can be answered with UNSUPPORTED_VERSION in the format of v0.
+- Frames are read-only buffers without their 4-byte length. Entities do not keep a reference to the frame.
+- kio gives times as ``timedelta`` or ``datetime`` and error codes as ``ErrorCode``; ``ms`` turns times
+  into numbers.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.serial import entity_reader
+
+from tidemill.errors import ProtocolError
+from tidemill.wire.apis import (
+    API_VERSIONS_KEY,
+    find_api,
+    is_flexible,
+    is_served,
+    request_class,
+    response_class,
+    response_header_version,
+)
+from tidemill.wire.guard import Buffer, Edit, read_uvarint, walk
+
+if TYPE_CHECKING:
+    from tidemill.wire.schema import EntityClass
+
+__all__ = (
+    "MAX_REQUEST_ELEMENTS",
+    "MAX_RESPONSE_ELEMENTS",
+    "RequestHeader",
+    "decode_entity",
+    "decode_request",
+    "decode_response",
+    "ms",
+    "parse_header",
+)
+
+MAX_REQUEST_ELEMENTS: Final = 250_000
+"""Array elements in one request, all arrays together: several times what a client of ten thousand
+partitions sends, few enough that decoding them does not stall the node."""
+MAX_RESPONSE_ELEMENTS: Final = 4_000_000
+"""The same for a response, which our own client asked for."""
+
+_PREFIX_BYTES: Final = 8
+_CLIENT_ID_AT: Final = 10
+_read_header: Final = Struct(">hhih").unpack_from
+_read_prefix: Final = Struct(">hhi").unpack_from
+_read_correlation_id: Final = Struct(">i").unpack_from
+
+
+@dataclass(slots=True)
+class RequestHeader:
+    """The header of a request."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body_offset: int
+    """Where the body starts in the frame."""
+
+
+def parse_header(frame: Buffer) -> RequestHeader:
+    """Read the header of a request. Raises ProtocolError for an API or a version that is not served.
+
+    ApiVersions alone is read whatever its version is: ask ``is_served``, and answer in the format of v0.
+    """
+    try:
+        api_key, api_version, correlation_id, client_id_length = _read_header(frame, 0)
+        if not is_served(api_key, api_version):
+            return _header_of_unserved(api_key, api_version, correlation_id)
+        position = _CLIENT_ID_AT
+        client_id = None
+        if client_id_length >= 0:
+            position += client_id_length
+            client_id = str(frame[_CLIENT_ID_AT:position], "utf-8")
+        elif client_id_length != -1:
+            raise ProtocolError(f"the client id has the length {client_id_length}")
+        if is_flexible(api_key, api_version):
+            if frame[position]:
+                position = _skip_header_tags(frame, position)
+            else:
+                position += 1
+    except struct.error:
+        return _header_of_short_frame(frame)
+    except IndexError:
+        raise ProtocolError(f"a request header cut short in a frame of {len(frame)} bytes") from None
+    except UnicodeDecodeError:
+        raise ProtocolError("a client id that is not UTF-8") from None
+    if position > len(frame):
+        raise ProtocolError(f"a request header cut short in a frame of {len(frame)} bytes")
+    return RequestHeader(api_key, api_version, correlation_id, client_id, position)
+
+
+def decode_request(header: RequestHeader, frame: Buffer) -> Any:
+    """The body of a request as kio's entity. Raises ProtocolError for anything that is not exactly such a
+    body."""
+    api_key, api_version = header.api_key, header.api_version
+    if not is_served(api_key, api_version):
+        raise _not_served(api_key, api_version)
+    entity = request_class(api_key, api_version)
+    return decode_entity(entity, frame, header.body_offset, MAX_REQUEST_ELEMENTS)
+
+
+def decode_response(api_key: int, api_version: int, frame: Buffer) -> tuple[int, Any]:
+    """(correlation id, body) of a response. Raises ProtocolError for anything that is not exactly such a
+    response."""
+    try:
+        correlation_id: int = _read_correlation_id(frame, 0)[0]
+        offset = 4
+        if response_header_version(api_key, api_version) == 1:
+            offset = _skip_header_tags(frame, offset)
+    except (struct.error, IndexError):
+        raise ProtocolError(f"a response header cut short in a frame of {len(frame)} bytes") from None
+    entity = response_class(api_key, api_version)
+    return correlation_id, decode_entity(entity, frame, offset, MAX_RESPONSE_ELEMENTS)
+
+
+def decode_entity(entity: EntityClass, frame: Buffer, offset: int, max_elements: int) -> Any:
+    """The bytes of ``frame`` from ``offset`` to the end as one value of kio's class ``entity``."""
+    try:
+        edits = walk(entity, frame, offset, max_elements)
+    except ProtocolError as error:
+        raise ProtocolError(f"{_title(entity)}: {error.message}") from None
+    except (IndexError, struct.error):
+        raise ProtocolError(f"{_title(entity)}: the message is cut short") from None
+    if edits:
+        frame, offset = _apply(edits, frame, offset), 0
+    try:
+        value, size = _reader(entity)(frame, offset)
+    except Exception as error:
+        raise ProtocolError(f"{_title(entity)}: {error}") from error
+    except BaseException as error:
+        # A panic in the native reader is no subclass of Exception, and its class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ProtocolError(f"{_title(entity)}: the decoder failed: {error}") from None
+    if offset + size != len(frame):
+        raise ProtocolError(f"{_title(entity)}: the decoder read {size} bytes of {len(frame) - offset}")
+    return value
+
+
+def ms(value: timedelta | datetime | None) -> int:
+    """A time as kio gives it, in milliseconds. None, which is how kio gives a missing time, is -1.
+
+    >>> ms(timedelta(seconds=1.5)), ms(None)
+    (1500, -1)
+    """
+    if value is None:
+        return -1
+    if isinstance(value, datetime):
+        value = value - _EPOCH
+    return (value.days * 86_400 + value.seconds) * 1_000 + round(value.microseconds / 1_000)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@cache
+def _reader(entity: EntityClass) -> Any:
+    return entity_reader(entity)
+
+
+def _skip_header_tags(frame: Buffer, position: int) -> int:
+    """The position behind the tagged fields of a header; none are known, so all are skipped."""
+    count, position = read_uvarint(frame, position)
+    if count * 2 > len(frame) - position:
+        raise ProtocolError(f"{count} tagged fields in a header with {len(frame) - position} bytes left")
+    for _ in range(count):
+        _, position = read_uvarint(frame, position)
+        size, position = read_uvarint(frame, position)
+        position += size
+    return position
+
+
+def _apply(edits: list[Edit], frame: Buffer, offset: int) -> bytes:
+    """The body with the edits made. Sizes of tagged fields around an edit stay as they are: kio ignores
+    them."""
+    parts: list[Buffer] = []
+    for start, end, replacement in edits:
+        parts += (frame[offset:start], replacement)
+        offset = end
+    parts.append(frame[offset:])
+    return b"".join(parts)
+
+
+def _header_of_unserved(api_key: int, api_version: int, correlation_id: int) -> RequestHeader:
+    if api_key != API_VERSIONS_KEY:
+        raise _not_served(api_key, api_version)
+    return RequestHeader(api_key, api_version, correlation_id, None, _PREFIX_BYTES)
+
+
+def _header_of_short_frame(frame: Buffer) -> RequestHeader:
+    """A frame too short for a client id still says enough if it is an ApiVersions request of an unknown
+    version."""
+    try:
+        api_key, api_version, correlation_id = _read_prefix(frame, 0)
+    except struct.error:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, too short for a request header") from None
+    if is_served(api_key, api_version):
+        raise ProtocolError(f"a request header cut short in a frame of {len(frame)} bytes")
+    return _header_of_unserved(api_key, api_version, correlation_id)
+
+
+def _not_served(api_key: int, api_version: int) -> ProtocolError:
+    api = find_api(api_key)
+    if api is None:
+        return ProtocolError(f"API key {api_key} (version {api_version}) is not served")
+    return ProtocolError(
+        f"{api.name} (API key {api_key}) version {api_version} is not served: "
+        f"{api.min_version} to {api.max_version} are"
+    )
+
+
+def _title(entity: EntityClass) -> str:
+    return f"{entity.__name__} v{entity.__version__}"

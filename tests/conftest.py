@@ -1,0 +1,13 @@
+"""Hypothesis profiles: no deadline (two cores are shared), and in CI the same inputs on every run."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("local", deadline=None, max_examples=60)
+settings.register_profile(
+    "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")

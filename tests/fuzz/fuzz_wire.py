@@ -1,0 +1,318 @@
+"""A fuzzer for everything that parses untrusted bytes.
+
+    PYTHONPATH=src python tests/fuzz/fuzz_wire.py --inputs 1000000 --seed 1
+
+Every input must parse or raise ProtocolError, nothing else, within ``MAX_INPUT_MS`` of processor time and
+without memory growing by more than ``MAX_GROWTH_BYTES``. The address space is limited, so that even memory
+that is only reserved counts. A target is a function that makes valid inputs and one that parses: add a
+``Target`` to ``TARGETS``. ``--save`` adds the shortest input of every kind of outcome to the corpus, which
+the test suite replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import resource
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tidemill.errors import ProtocolError
+from tidemill.wire.apis import all_versions, is_flexible, is_served, request_class, response_class
+from tidemill.wire.encode import encode_request, encode_response
+from tidemill.wire.guard import write_uvarint
+from tidemill.wire.requests import decode_request, decode_response, parse_header
+from tidemill.wire.schema import FieldSpec, fields_of
+
+CORPUS = Path(__file__).parent / "corpus"
+MAX_INPUT_MS = 50
+MAX_GROWTH_BYTES = 64 * 1024 * 1024
+ADDRESS_SPACE_BYTES = 2 * 1024 * 1024 * 1024
+
+HOSTILE_NUMBERS = (
+    *(value.to_bytes(size, "big", signed=True) for size in (1, 2, 4, 8) for value in (-1, -2, 0, 1, 127)),
+    *(
+        (sign * 2 ** (8 * size - 1) - (sign > 0)).to_bytes(size, "big", signed=True)
+        for size in (2, 4, 8)
+        for sign in (1, -1)
+    ),
+    *(write_uvarint(value) for value in (0x7F, 0x80, 2**14, 2**28, 2**31 - 1, 2**31, 2**32 - 1, 2**35 - 1)),
+    b"\x80\x80\x80\x80\x80\x80\x00",
+    b"\x00\x0f\x42\x40",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that parses untrusted bytes."""
+
+    name: str
+    seeds: Callable[[random.Random], list[bytes]]
+    """Valid inputs, at least one of every kind. They are mutated, and cut at each byte."""
+    parse: Callable[[bytes], object]
+    """Must return, or raise ProtocolError."""
+
+
+@dataclass
+class Report:
+    """What came out of a run."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: list[tuple[bytes, str]] = field(default_factory=list)
+    slowest_ms: float = 0.0
+    kinds: dict[str, bytes] = field(default_factory=dict)
+    """The shortest input of each kind of outcome."""
+
+
+# ---- driver
+
+
+def outcome_of(target: Target, data: bytes) -> str:
+    """ "parsed", or what the ProtocolError said. Any other exception is a finding and goes through."""
+    try:
+        target.parse(data)
+    except ProtocolError as error:
+        return error.message
+    return "parsed"
+
+
+def processor_ms(target: Target, data: bytes) -> float:
+    started = time.thread_time()
+    outcome_of(target, data)
+    return (time.thread_time() - started) * 1000
+
+
+def run(target: Target, inputs: Iterable[bytes], report: Report) -> None:
+    for data in inputs:
+        started = time.perf_counter()
+        try:
+            outcome = outcome_of(target, data)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            report.findings.append((data, f"{type(error).__name__}: {error}"))
+            continue
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        if elapsed_ms > MAX_INPUT_MS:
+            # The machine may have been busy: only processor time, taken again, counts.
+            elapsed_ms = min(processor_ms(target, data) for _ in range(3))
+            if elapsed_ms > MAX_INPUT_MS:
+                report.findings.append((data, f"took {elapsed_ms:.0f} ms"))
+        report.slowest_ms = max(report.slowest_ms, elapsed_ms)
+        report.outcomes["parsed" if outcome == "parsed" else "refused"] += 1
+        kind = f"{target.name}: {re.sub(r'-?[0-9]+', 'N', outcome)}"[:120]
+        known = report.kinds.get(kind)
+        if known is None or len(data) < len(known):
+            report.kinds[kind] = data
+
+
+def mutated(rng: random.Random, seeds: list[bytes]) -> bytes:
+    """A valid input with up to four wounds."""
+    data = bytearray(rng.choice(seeds))
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) + 1)
+        wound = rng.randrange(7)
+        if wound == 0 and at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+        elif wound == 1:
+            number = rng.choice(HOSTILE_NUMBERS)
+            data[at : at + len(number)] = number
+        elif wound == 2:
+            data[at:at] = rng.choice(HOSTILE_NUMBERS)
+        elif wound == 3:
+            del data[at : at + rng.randint(1, 8)]
+        elif wound == 4:
+            data[at:at] = data[at : at + rng.randint(1, 32)]
+        elif wound == 5:
+            data[at:at] = rng.randbytes(rng.randint(1, 8))
+        else:
+            other = rng.choice(seeds)
+            data[at:] = other[rng.randrange(len(other) + 1) :]
+    return bytes(data)
+
+
+def inputs_for(rng: random.Random, seeds: list[bytes], count: int) -> Iterator[bytes]:
+    """Cuts of the seeds at each byte, up to half of ``count``; the rest is random and mutated."""
+    left = count
+    for seed in seeds:
+        if left <= count // 2:
+            break
+        yield from (seed[:end] for end in range(len(seed) + 1))
+        left -= len(seed) + 1
+    for _ in range(left):
+        if rng.random() < 0.1:
+            start = rng.choice(seeds)
+            yield start[: rng.randrange(min(24, len(start) + 1))] + rng.randbytes(rng.randrange(64))
+        else:
+            yield mutated(rng, seeds)
+
+
+def fuzz(target: Target, count: int, seed: int) -> Report:
+    rng = random.Random(f"{target.name}-{seed}")
+    seeds = target.seeds(rng)
+    report = Report()
+    for valid in seeds:  # The first use of a message class imports it; that is not the time that is measured.
+        assert outcome_of(target, valid) == "parsed", (target.name, valid.hex(), outcome_of(target, valid))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    run(target, inputs_for(rng, seeds, count), report)
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    if growth > MAX_GROWTH_BYTES:
+        report.findings.append((b"", f"memory grew by {growth} bytes"))
+    return report
+
+
+# ---- corpus: one JSON object per line, {"target": ..., "outcome": ..., "hex": ...}
+
+
+def read_corpus() -> Iterator[tuple[str, str, bytes]]:
+    """(target, outcome, input) of everything that is kept."""
+    for path in sorted(CORPUS.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            yield entry["target"], entry["outcome"], bytes.fromhex(entry["hex"])
+
+
+def save_corpus(target: Target, kinds: dict[str, bytes], max_input_bytes: int = 120) -> None:
+    entries = {data: outcome for name, outcome, data in read_corpus() if name == target.name}
+    known = {re.sub(r"-?[0-9]+", "N", outcome) for outcome in entries.values()}
+    for data in kinds.values():
+        outcome = outcome_of(target, data)
+        if len(data) <= max_input_bytes and re.sub(r"-?[0-9]+", "N", outcome) not in known:
+            entries[data] = outcome
+    lines = [
+        json.dumps({"target": target.name, "outcome": outcome, "hex": data.hex()})
+        for data, outcome in sorted(entries.items(), key=lambda entry: (entry[1], entry[0]))
+    ]
+    (CORPUS / f"{target.name}.jsonl").write_text("".join(line + "\n" for line in lines))
+
+
+# ---- targets: Kafka messages
+
+
+def random_value(rng: random.Random, spec: FieldSpec) -> Any:
+    if spec.nullable and rng.random() < 0.2:
+        return None
+    if spec.is_array:
+        return [random_element(rng, spec) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    return random_element(rng, spec)
+
+
+def random_element(rng: random.Random, spec: FieldSpec) -> Any:
+    if spec.struct is not None:
+        return random_body(rng, spec.struct)
+    kind = spec.kafka_type
+    if kind == "string":
+        return "".join(rng.choices("abcé☃.", k=rng.choice((0, 3, 8, 150))))
+    if kind in ("bytes", "records"):
+        return rng.randbytes(rng.choice((0, 5, 61, 200)))
+    if kind == "uuid":
+        return uuid.UUID(int=rng.getrandbits(128))
+    if kind == "error_code":
+        return rng.randint(-1, 100)
+    return rng.randrange(2) if kind == "bool" else rng.randrange(100)
+
+
+def random_body(rng: random.Random, entity: Any) -> dict[str, Any]:
+    return {
+        spec.name: random_value(rng, spec)
+        for spec in fields_of(entity)
+        if spec.tag is None or rng.random() < 0.5
+    }
+
+
+def request_seeds(rng: random.Random) -> list[bytes]:
+    seeds = []
+    for _ in range(3):
+        for api, version in all_versions():
+            body = random_body(rng, request_class(api.key, version))
+            frame = encode_request(api.key, version, rng.getrandbits(31), rng.choice(("me", "", None)), body)[
+                4:
+            ]
+            seeds.append(frame)
+            if is_flexible(api.key, version):
+                untagged = {
+                    spec.name for spec in fields_of(request_class(api.key, version)) if spec.tag is None
+                }
+                body = {name: value for name, value in body.items() if name in untagged}
+                # The last byte says that there are no tagged fields: let there be one that nobody knows.
+                seeds.append(encode_request(api.key, version, 1, "me", body)[4:-1] + b"\x01\x63\x03xyz")
+    rng.shuffle(seeds)
+    return seeds
+
+
+def parse_request(data: bytes) -> object:
+    header = parse_header(data)
+    return decode_request(header, data) if is_served(header.api_key, header.api_version) else header
+
+
+def response_seeds(rng: random.Random) -> list[bytes]:
+    seeds = []
+    for api, version in all_versions():
+        body = random_body(rng, response_class(api.key, version))
+        seeds.append(
+            bytes((api.key, version)) + encode_response(api.key, version, rng.getrandbits(31), body)[4:]
+        )
+    rng.shuffle(seeds)
+    return seeds
+
+
+@cache
+def served() -> tuple[tuple[int, int], ...]:
+    return tuple((api.key, version) for api, version in all_versions())
+
+
+def parse_response(data: bytes) -> object:
+    """The first two bytes say which response our client waits for; they are not from the wire."""
+    api_key, version = data[:2] if len(data) >= 2 else (0, 0)
+    if (api_key, version) not in served():
+        api_key, version = served()[(api_key * 256 + version) % len(served())]
+    return decode_response(api_key, version, data[2:])
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("request", request_seeds, parse_request),
+        Target("response", response_seeds, parse_response),
+    )
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--inputs", type=int, default=100_000, help="inputs for each target")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--target", choices=sorted(TARGETS), action="append", help="default: all")
+    parser.add_argument("--save", action="store_true", help="add new kinds of outcomes to the corpus")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    failed = False
+    for name in options.target or TARGETS:
+        started = time.monotonic()
+        report = fuzz(TARGETS[name], options.inputs, options.seed)
+        sys.stdout.write(
+            f"{name}: seed {options.seed}, {dict(report.outcomes)}, {len(report.kinds)} kinds of outcomes, "
+            f"slowest {report.slowest_ms:.1f} ms, {time.monotonic() - started:.0f} s, "
+            f"{len(report.findings)} findings\n"
+        )
+        for data, problem in report.findings[:20]:
+            sys.stdout.write(f"  {problem}\n    {data[:400].hex()}\n")
+        failed = failed or bool(report.findings)
+        if options.save:
+            save_corpus(TARGETS[name], report.kinds)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
