@@ -15,6 +15,7 @@ import uvloop
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address, parse_address
 from tidemill.server.node import Node
+from tidemill.server.running import run_until
 
 __all__ = ("EmbeddedNode", "open_node")
 
@@ -41,8 +42,7 @@ class EmbeddedNode:
         self._thread = threading.Thread(target=self._run, name="tidemill-node", daemon=True)
         self._thread.start()
         self._started.wait(_START_TIMEOUT_SECONDS)
-        if not self._thread.is_alive():
-            self.close()
+        self._raise_failure()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -65,8 +65,14 @@ class EmbeddedNode:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
         self._remove_ephemeral()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise in the caller's thread what ended the node's."""
         failure, self._failure = self._failure, None
         if failure is not None:
+            self._thread.join()
+            self._remove_ephemeral()
             raise failure
 
     def __enter__(self) -> EmbeddedNode:
@@ -95,21 +101,7 @@ class EmbeddedNode:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        await self._node.start()
-        http = None
-        try:
-            if self._settings.http is not None:
-                # HTTP costs an import of its own, so it is loaded only when it is wanted.
-                from tidemill.server.http import HttpServer
-
-                http = HttpServer(self._node)
-                await http.start(self._settings.http)
-            self._started.set()
-            await self._stop.wait()
-        finally:
-            if http is not None:
-                await http.stop()
-            await self._node.stop()
+        await run_until(self._node, self._stop, self._started.set)
 
     def _remove_ephemeral(self) -> None:
         if self._ephemeral_dir is not None:

@@ -32,13 +32,13 @@ __all__ = (
     "new_cluster_id",
 )
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 Assignments = tuple[tuple[int, ...], ...]
 """Replicas of each partition in order; the first is the preferred leader."""
 
 
-class Command(msgspec.Struct, Generic[R], frozen=True, tag=True, kw_only=True):
+class Command(msgspec.Struct, Generic[R_co], frozen=True, tag=True, kw_only=True):
     """Base of the commands."""
 
 

@@ -146,22 +146,28 @@ class _Fold:
                 self._key_revisions[key] = None if value is None else mod_revision
         self._assemble_partitions()
         old = self._image
-        names: dict[str, TopicImage | None] = {}
-        normalised: dict[str, str | None] = {}
+        topics: dict[str, TopicImage | None] = {}
+        names_by_id: dict[UUID, str | None] = {}
+        names_by_normalised: dict[str, str | None] = {}
+        # Removals come first, so that a topic recreated in the same transaction is not removed again.
         for topic_id, topic in sorted(self._topics.items(), key=lambda item: item[1] is not None):
-            # Removals come first, so that a topic recreated in the same transaction is not removed again.
-            name = old.topic_names_by_id[topic_id] if topic is None else topic.name
-            names[name] = topic
-            normalised[normalised_name(name)] = None if topic is None else name
+            old_name = old.topic_names_by_id.get(topic_id)
+            if topic is None:
+                assert old_name is not None
+                topics[old_name] = names_by_id[topic_id] = names_by_normalised[normalised_name(old_name)] = (
+                    None
+                )
+            else:
+                topics[topic.name] = topic
+                if old_name is None:
+                    names_by_id[topic_id] = names_by_normalised[normalised_name(topic.name)] = topic.name
         return MetadataImage(
             revision=revision,
             cluster_id=self._cluster_id,
             nodes=MappingProxyType(self._nodes) if self._nodes != old.nodes else old.nodes,
-            topics=old.topics.update(names),
-            topic_names_by_id=old.topic_names_by_id.update(
-                {topic_id: None if topic is None else topic.name for topic_id, topic in self._topics.items()}
-            ),
-            topic_names_by_normalised=old.topic_names_by_normalised.update(normalised),
+            topics=old.topics.update(topics),
+            topic_names_by_id=old.topic_names_by_id.update(names_by_id),
+            topic_names_by_normalised=old.topic_names_by_normalised.update(names_by_normalised),
             node_configs=MappingProxyType(self._node_configs),
             next_producer_id=self._next_producer_id,
             replica_counts=MappingProxyType({n: count for n, count in self._replica_counts.items() if count}),

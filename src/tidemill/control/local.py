@@ -126,7 +126,6 @@ class LocalStore:
         def grant() -> int:
             self._last_lease_id += 1
             self._leases[self._last_lease_id] = _Lease(ttl_ms, self._clock_ms() + ttl_ms)
-            self._news = True  # a waiting watch must learn of the new deadline
             return self._last_lease_id
 
         return await self._run(grant)

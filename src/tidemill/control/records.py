@@ -128,15 +128,28 @@ def encode(record: Record) -> bytes:
 def decode(key: str, value: bytes, record_type: type[RecordType]) -> RecordType:
     """The record under ``key``, which must be of ``record_type`` and of a version that this program knows."""
     try:
-        version = msgspec.msgpack.decode(value, type=Record).v
-        if version > _FORMAT_VERSION:
-            raise StorageError(
-                f"metadata key {key!r} has format version {version}, this program knows up to"
-                f" {_FORMAT_VERSION}; start the newer Tidemill that wrote it"
-            )
-        return msgspec.msgpack.decode(value, type=record_type)
+        record = msgspec.msgpack.decode(value, type=record_type)
     except msgspec.MsgspecError as error:
+        _check_version(key, _version_of(value))
         raise CorruptData(f"the metadata record cannot be decoded: {error}", path=key, position=0) from error
+    _check_version(key, record.v)
+    return record
+
+
+def _version_of(value: bytes) -> int:
+    """The version of a record that is not of the expected type; 0 if it is no record at all."""
+    try:
+        return msgspec.msgpack.decode(value, type=Record).v
+    except msgspec.MsgspecError:
+        return 0
+
+
+def _check_version(key: str, version: int) -> None:
+    if version > _FORMAT_VERSION:
+        raise StorageError(
+            f"metadata key {key!r} has format version {version}, this program knows up to"
+            f" {_FORMAT_VERSION}; start the newer Tidemill that wrote it"
+        )
 
 
 def normalised_name(topic: str) -> str:

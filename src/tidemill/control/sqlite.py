@@ -276,10 +276,9 @@ class _SqliteEngine:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _check_row(self, key: str, mod_revision: int, value: bytes | None, lease_id: int, crc: int) -> None:
+    def _check_row(self, key: str, mod_revision: int, value: object, lease_id: int, crc: int) -> None:
         # A damaged record can also come back with other types than were stored.
-        typed = isinstance(value, bytes | None) and isinstance(mod_revision, int)
-        if not typed or crc != _crc(key, mod_revision, value, lease_id):
+        if not isinstance(value, bytes | None) or crc != _crc(key, mod_revision, value, lease_id):
             raise self._corrupt(f"the value of metadata key {key!r} at revision {mod_revision} fails its CRC")
 
     def _corrupt(self, what: str) -> CorruptData:

@@ -202,7 +202,7 @@ class Shard:
             return
         self.stopped = ApiError(
             code,
-            f"__consumer_offsets-{self.partition} is not coordinated here any more; find the coordinator anew",
+            f"__consumer_offsets-{self.partition} is not coordinated here any more; look for its coordinator",
         )
         if self._timer is not None:
             self._timer.cancel()

@@ -7,12 +7,22 @@ that says so. A job that fails leaves the note untouched.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tidemill.errors import DiskFull
 from tidemill.log.checkpoint import CheckpointFile
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
-__all__ = ("FlushJob",)
+__all__ = ("FlushJob", "SideFile")
+
+
+class SideFile(NamedTuple):
+    """An index, a producer snapshot or an epoch history: something that can be built again from the log."""
+
+    path: str
+    data: bytes
+    #: It speaks of the log below this offset, and may be written once that much is durable.
+    offset: int
 
 
 @dataclass(slots=True)
@@ -28,9 +38,8 @@ class FlushJob:
     #: Files with unsynced batches, oldest first.
     files: list[StorageFile]
     sync_directory: bool
-    #: Indexes, producer snapshots and epoch history that became final; all can be built again from the log.
-    #: After ``run`` it holds those for which there was no room.
-    side_files: list[tuple[str, bytes]] = field(default_factory=list)
+    #: Those that became final. After ``run``: those for which there was no room.
+    side_files: list[SideFile] = field(default_factory=list)
 
     def run(self) -> None:
         """Raises ``SyncFailed`` if durability is not known; then it must not be tried again."""
@@ -41,7 +50,8 @@ class FlushJob:
         save = bool(self.side_files)
         try:
             while self.side_files:
-                write_atomic(self.storage, *self.side_files[0])
+                side_file = self.side_files[0]
+                write_atomic(self.storage, side_file.path, side_file.data)
                 self.side_files.pop(0)
             if save:
                 self.checkpoint.save_recovery_point(self.target_offset)

@@ -18,11 +18,11 @@ from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError
 from tidemill.log.checked_file import pack_checked
 from tidemill.log.checkpoint import Checkpoint, CheckpointFile
 from tidemill.log.epochs import EpochHistory
-from tidemill.log.flush import FlushJob
+from tidemill.log.flush import FlushJob, SideFile
 from tidemill.log.index import IndexCache
 from tidemill.log.producers import ProducerStates
 from tidemill.log.segment import Segment, segment_name
-from tidemill.log.storage import Buffer, Storage
+from tidemill.log.storage import Buffer, Storage, write_atomic
 from tidemill.records.batch import BatchHeader, parse_header, stamp_prefix
 from tidemill.records.record import Record, read_records
 
@@ -94,11 +94,10 @@ class PartitionLog:
         self._cache = cache
         self._checkpoint = checkpoint
         self._segments = segments
-        self._unsynced: list[Segment] = []
         self._directory_changed = False
-        self._side_files: list[tuple[str, bytes]] = []
+        self._side_files: list[SideFile] = []
         #: Those that a flush had no room for; they alone are no reason for another flush.
-        self._deferred_side_files: list[tuple[str, bytes]] = []
+        self._deferred_side_files: list[SideFile] = []
         self.directory = directory
         self.config = config
         self.producers = producers
@@ -153,7 +152,9 @@ class PartitionLog:
         if header.is_idempotent:
             self.producers.record(header, base_offset, now_ms)
         if self.epochs.assign(leader_epoch, base_offset):
-            self._side_files.append((f"{self.directory}/{EPOCHS_NAME}", self._epoch_bytes()))
+            self._side_files.append(
+                SideFile(f"{self.directory}/{EPOCHS_NAME}", self._epoch_bytes(), self.end_offset)
+            )
         return Appended(base_offset, base_offset + header.last_offset_delta, duplicate=False)
 
     def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
@@ -175,16 +176,24 @@ class PartitionLog:
         )
 
     def roll(self) -> Segment:
-        """Start a new segment. The old one is sealed and its index and producer snapshot are due."""
+        """Start a new segment, unless the active one is empty.
+
+        The old one is sealed, and its index and producer snapshot are due.
+        """
         old = self._segments[-1]
+        if not old.size_bytes:
+            return old
         new = self._add_segment(old.next_offset)
-        self._side_files.append((old.index_path, old.seal()))
+        self._side_files.append(SideFile(old.index_path, old.seal(), new.base_offset))
         self._side_files.append(self._snapshot_file(new.base_offset))
         return new
 
     def _add_segment(self, base_offset: int) -> Segment:
         if self._checkpoint is None:
             self._create_directory()
+        elif not self._segments:
+            # The checkpoint may be the work of a process that was killed before it synced the name.
+            self._storage.sync_dir(self.directory)
         segment = Segment(
             self._storage, self.directory, base_offset, self.config.index_interval_bytes, self._cache
         )
@@ -194,19 +203,23 @@ class PartitionLog:
         return segment
 
     def _create_directory(self) -> None:
-        # The checkpoint is durable before the first segment exists: a segment without a checkpoint is
-        # therefore damage, never an unfinished start.
+        # The directory is durable before the checkpoint exists, so whoever finds one need not sync the parents;
+        # the checkpoint is durable before the first segment exists, so a segment without one is damage and
+        # never an unfinished start.
         self._storage.make_dir(self.directory)
-        checkpoint = Checkpoint(self.log_start_offset, self.log_start_offset)
-        self._checkpoint = CheckpointFile.create(self._storage, self.directory, checkpoint)
         parent = self.directory
         while parent:
             parent = parent.rpartition("/")[0]
             self._storage.sync_dir(parent)
+        checkpoint = Checkpoint(self.log_start_offset, self.log_start_offset)
+        self._checkpoint = CheckpointFile.create(self._storage, self.directory, checkpoint)
 
     def _undo_write(self, segment: Segment) -> None:
         try:
             segment.file.truncate(segment.size_bytes)
+            # If the segment is rolled without another batch, no flush would sync it again, and a crash could
+            # bring the remains back behind batches that count as durable.
+            segment.file.sync()
         except StorageError as error:
             self.fail(error)
 
@@ -277,16 +290,23 @@ class PartitionLog:
             active.size_bytes,
         ):
             return
-        for path, data in ((active.index_path, active.index_bytes()), self._snapshot_file(self.end_offset)):
-            file = self._storage.open(path, create=True)
-            file.truncate(0)
-            file.write(0, [data])
-            file.close()
+        index = SideFile(active.index_path, active.index_bytes(), self.end_offset)
+        for side_file in (index, self._snapshot_file(self.end_offset)):
+            self._write_unsynced(side_file)
         checkpoint.save(
             Checkpoint(
                 self.log_start_offset, self.durable_offset, True, active.base_offset, active.size_bytes
             )
         )
+
+    def _write_unsynced(self, side_file: SideFile) -> None:
+        """Write a file that may be lost; but one that is durable is never put at risk."""
+        if self._storage.exists(side_file.path):
+            write_atomic(self._storage, side_file.path, side_file.data)
+            return
+        file = self._storage.open(side_file.path, create=True)
+        file.write(0, [side_file.data])
+        file.close()
 
     def abandon(self) -> None:
         """Let go of the files without writing anything, as a crash would."""
@@ -301,9 +321,9 @@ class PartitionLog:
         self.abandon()
         self._storage.remove_tree(self.directory)
 
-    def _snapshot_file(self, offset: int) -> tuple[str, bytes]:
+    def _snapshot_file(self, offset: int) -> SideFile:
         data = pack_checked(SNAPSHOT_KIND, self.producers.to_bytes())
-        return f"{self.directory}/{snapshot_name(offset)}", data
+        return SideFile(f"{self.directory}/{snapshot_name(offset)}", data, offset)
 
     def _epoch_bytes(self) -> bytes:
         return pack_checked(EPOCHS_KIND, self.epochs.to_bytes())
@@ -436,22 +456,40 @@ class PartitionLog:
 
     def move_start(self, offset: int) -> list[Segment]:
         """Move the log start up to ``offset``, durably; returns the segments that ``discard`` can take."""
-        if offset <= self.log_start_offset:
-            return []
         assert offset <= self.durable_offset, "only what is durable can be deleted on purpose"
-        if self._checkpoint is not None:
-            if self._directory_changed:
-                # The segment that holds the new start must not vanish in a crash that keeps the new start.
-                self._storage.sync_dir(self.directory)
-            self._checkpoint.save_log_start(offset)
-        self.log_start_offset = offset
+        if offset > self.log_start_offset:
+            if self._checkpoint is not None:
+                if self._directory_changed:
+                    # The segment that holds the new start must not vanish in a crash that keeps the new start.
+                    self._storage.sync_dir(self.directory)
+                self._checkpoint.save_log_start(offset)
+            self.log_start_offset = offset
         removed = []
-        while len(self._segments) > 1 and self._segments[0].next_offset <= offset:
+        forgettable = self._producers_kept_below() if self._is_first_below_start() else 0
+        while self._is_first_below_start() and self._segments[0].next_offset <= forgettable:
             removed.append(self._segments.pop(0))
         if removed:
             self.producers.forgetful = True
-            self.epochs.truncate_start(offset)
+            self.epochs.truncate_start(self.log_start_offset)
         return removed
+
+    def _is_first_below_start(self) -> bool:
+        return len(self._segments) > 1 and self._segments[0].next_offset <= self.log_start_offset
+
+    def _producers_kept_below(self) -> int:
+        """The offset below which no segment is needed any more to know the producers.
+
+        Deleting the batches of a producer without a snapshot behind them would let its retries in twice.
+        """
+        due = [file for file in self._side_files if file.offset <= self.durable_offset]
+        try:
+            for file in due:
+                write_atomic(self._storage, file.path, file.data)
+                self._side_files.remove(file)
+        except DiskFull:
+            # Deleting is how room is made, so it must work without any; forgetting producers is the lesser evil.
+            return self.durable_offset
+        return max(list_snapshots(self._storage, self.directory), default=0)
 
     def discard(self, segments: list[Segment]) -> None:
         """Remove the files of segments that are no longer part of the log. May run in another thread."""

@@ -122,6 +122,10 @@ class _Opening:
             if segments:
                 segments[-1].reopen_for_append()
             log = self._log(checkpoint, segments)
+            if not self.report.clean:
+                # Retention may take any segment from now on, so what they said of producers is kept first.
+                snapshot = pack_checked(SNAPSHOT_KIND, log.producers.to_bytes())
+                self._write_side_file(f"{self.directory}/{snapshot_name(log.end_offset)}", snapshot)
             for segment in self.stale:
                 segment.remove()
             return log, self.report
@@ -325,7 +329,7 @@ class _Opening:
 
     def _headers(self, segment: Segment) -> Iterator[BatchHeader]:
         try:
-            for _, header in walk(segment.file, 0, segment.size_bytes):
+            for _, header in walk(segment.file, 0, segment.file.size()):
                 yield header
         except BrokenBatch as broken:
             raise CorruptData(broken.reason, path=segment.log_path, position=broken.position) from broken
@@ -334,13 +338,21 @@ class _Opening:
         states, offset = self._newest_snapshot(end_offset)
         if start_offset > 0 and offset == 0:
             states.forgetful = True
+        for segment in self.stale:
+            # Below the log start, but it may be all that is left of what some producer wrote last.
+            try:
+                self._replay(states, segment, offset)
+            except StorageError as error:
+                self.report.warnings.append(f"producers are not read from a deleted segment: {error}")
         for segment in segments:
-            if segment.next_offset <= offset:
-                continue
-            for header in self._headers(segment):
-                if header.base_offset >= offset and header.is_idempotent:
-                    states.record(header, header.base_offset, max(header.max_timestamp, self.now_ms))
+            if segment.next_offset > offset:
+                self._replay(states, segment, offset)
         return states
+
+    def _replay(self, states: ProducerStates, segment: Segment, offset: int) -> None:
+        for header in self._headers(segment):
+            if header.base_offset >= offset and header.is_idempotent:
+                states.record(header, header.base_offset, max(header.max_timestamp, self.now_ms))
 
     def _newest_snapshot(self, end_offset: int) -> tuple[ProducerStates, int]:
         for offset in reversed(list_snapshots(self.storage, self.directory)):

@@ -89,8 +89,9 @@ class Segment:
         self.next_offset, self.size_bytes = self.base_offset, 0
         self.max_timestamp, self.max_timestamp_batch = NO_TIMESTAMP, self.base_offset
         for position, header in walk(self.file, 0, self.file.size(), verify=verify):
-            if header.base_offset < self.next_offset:
-                raise BrokenBatch(position, f"offset {header.base_offset} comes after {self.next_offset - 1}")
+            if header.base_offset != self.next_offset:
+                # The checksum does not cover the offset, so that it follows on is the only check there is.
+                raise BrokenBatch(position, f"offset {header.base_offset} where {self.next_offset} must be")
             self.note(position, header, header.base_offset, header.max_timestamp)
             yield position, header
 

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 from tidemill.config.settings import Settings
 from tidemill.config.topic import TopicConfig
-from tidemill.control.commands import AllocateProducerIds, CreateTopic, DeleteTopic
+from tidemill.control.commands import AllocateProducerIds, Command, CreateTopic, DeleteTopic
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
@@ -129,7 +129,7 @@ class Broker:
 
     async def auto_create(self, names: list[str]) -> dict[str, ApiError]:
         """Create missing topics with the node's defaults; gives the names that were refused, and why."""
-        commands = [
+        commands: list[Command[TopicImage]] = [
             CreateTopic(
                 name=name,
                 topic_id=uuid4(),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
 from tidemill.config.settings import Settings
 from tidemill.errors import ProtocolError
@@ -104,8 +104,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- transport events
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports do everything that asyncio's do, without being a subclass.
+        self._transport = transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if isinstance(peer, tuple) and peer else ""
         if not self._dispatcher.opened(self):

@@ -29,10 +29,9 @@ def make_app(node: Node) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        problems = node.problems() if node.ready else ["the node is starting or stopping"]
         # A stopped partition is a matter for its owner; the others still want their requests.
         return JSONResponse(
-            {"ready": node.ready, "problems": problems}, status_code=200 if node.ready else 503
+            {"ready": node.ready, "problems": node.problems()}, status_code=200 if node.ready else 503
         )
 
     async def metrics(request: Request) -> Response:
@@ -65,6 +64,7 @@ class HttpServer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address.host, address.port))
+            listener.listen(128)
         except OSError as error:
             listener.close()
             raise ConfigError(

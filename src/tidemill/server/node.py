@@ -47,7 +47,7 @@ class Node:
         self.metrics = RequestMetrics()
         self.started_at = time.time()
         self.ready = False
-        self.broker: Broker
+        self._broker: Broker | None = None
         #: Where the node listens, with the real port.
         self.address = settings.listen
         self.http_address: Address | None = None
@@ -57,6 +57,12 @@ class Node:
         self._dispatcher: BrokerDispatcher | None = None
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def broker(self) -> Broker:
+        """The working parts; there from early in ``start``."""
+        assert self._broker is not None, "the node is not started"
+        return self._broker
 
     # --- starting
 
@@ -87,7 +93,7 @@ class Node:
             max_decompressed_bytes=settings.max_decompressed_bytes,
         )
         budget = ByteBudget(settings.max_inflight_bytes)
-        self.broker = broker = Broker(settings, controller, replicas, flusher, budget)
+        self._broker = broker = Broker(settings, controller, replicas, flusher, budget)
         await self._open_listener(loop, budget)
         broker.advertised = settings.advertised_listener or self.address
         await controller.submit(
@@ -154,7 +160,8 @@ class Node:
         logger.info("the last stop was not orderly: checking %d partitions", len(placements))
         for placement in placements:
             try:
-                broker.replicas.open(placement)
+                # In a thread, because reading a large log takes long, and /healthz is asked meanwhile.
+                await asyncio.to_thread(broker.replicas.open, placement)
             except StorageError:
                 continue  # Noted and logged: the others go on.
 
@@ -220,6 +227,8 @@ class Node:
 
     def problems(self) -> list[str]:
         """What keeps the node from being wholly well, in words."""
+        if not self.ready:
+            return ["the node is starting or stopping"]
         found = [
             f"{placement.topic}-{placement.index} is stopped: {error}"
             for placement, error in self.broker.replicas.offline.values()
@@ -234,9 +243,12 @@ class Node:
         return found
 
     def collect_metrics(self) -> Iterator[Metric]:
-        broker = self.broker
         yield from self.metrics.collect()
+        yield Metric("tidemill_ready", "gauge", "Whether requests are taken.", self.ready)
         yield Metric("tidemill_up_seconds", "gauge", "Seconds since the start.", time.time() - self.started_at)
+        if not self.ready:
+            return
+        broker = self.broker
         connections = len(self._dispatcher.connections) if self._dispatcher else 0
         yield Metric("tidemill_connections", "gauge", "Open client connections.", connections)
         yield Metric(

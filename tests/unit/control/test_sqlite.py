@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tidemill.control.sqlite import SCHEMA_VERSION, SqliteStore
-from tidemill.control.store import Put, Txn
+from tidemill.control.store import Change, Put, Txn
 from tidemill.errors import CorruptData, DataDirectoryInUse, DiskFull, StorageError
 
 if TYPE_CHECKING:
@@ -140,6 +142,69 @@ async def test_a_flipped_bit_anywhere_is_reported_or_harmless(tmp_path: Path) ->
             await store.close()
         (tmp_path / "metadata.db-wal").unlink(missing_ok=True)
     assert reported > 20
+
+
+async def test_a_key_that_only_its_index_lost_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    await filled(path)
+    whole = path.read_bytes()
+    places = [i for i in range(len(whole)) if whole.startswith(b"key17", i)]
+    assert len(places) == 2, "once in the table and once in the index"
+    for place in places:
+        path.write_bytes(whole[: place + 4] + b"\x59" + whole[place + 5 :])
+        with pytest.raises(CorruptData, match="damaged"):
+            SqliteStore(path)
+
+
+async def test_keys_bound_to_a_lease_of_an_earlier_process_are_deleted_as_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    store = SqliteStore(path)
+    lease = await store.grant_lease(1_000_000)
+    revision = await store.commit(Txn(puts=(Put("mine", b"", lease), Put("all", b""))))
+    await store.close()
+    store = SqliteStore(path)
+    assert set((await store.read()).entries) == {"all"}
+    watch = store.watch(revision + 1)
+    assert (await anext(watch)).changes == (Change("mine", None),)
+    await watch.aclose()
+    await store.close()
+
+
+async def test_the_file_holds_no_more_than_the_state_and_the_kept_history(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "metadata.db", history_revisions=10)
+    for i in range(100):
+        await store.commit(Txn(puts=(Put(f"k{i}", b""), Put("same", b""))))
+        await store.commit(Txn(deletes=(f"k{i}",)))
+    (rows,) = store._engine._db.execute("SELECT count(*) FROM entries").fetchone()
+    await store.close()
+    assert rows < 50
+
+
+async def test_a_watch_hears_of_a_commit_whose_caller_was_cancelled(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "metadata.db")
+    entered, go_on = threading.Event(), threading.Event()
+    commit_now = store._engine.commit
+
+    def slow_commit(txn: Txn) -> int:
+        entered.set()
+        go_on.wait(5)
+        return commit_now(txn)
+
+    store._engine.commit = slow_commit
+    watch = store.watch(1)
+    heard = asyncio.create_task(anext(watch))
+    for _ in range(3):
+        # The store does one thing after the other: the watch has found nothing and waits.
+        await store.read()
+    caller = asyncio.create_task(commit(store, a=b"1"))
+    assert await asyncio.to_thread(entered.wait, 5)
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    go_on.set()
+    async with asyncio.timeout(5):
+        assert (await heard).changes == (Change("a", b"1"),)
+    await watch.aclose()
+    await store.close()
 
 
 async def test_a_changed_value_fails_its_crc_and_the_store_stops(tmp_path: Path) -> None:

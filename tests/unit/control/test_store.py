@@ -151,7 +151,9 @@ async def test_of_two_writers_with_the_same_guard_one_wins(opened) -> None:
     "txn",
     [
         Txn(puts=tuple(Put(f"k{i}", b"") for i in range(TXN_OPERATIONS_MAX + 1))),
-        Txn(compares=tuple(Compare(f"k{i}", 0) for i in range(100)), deletes=tuple(f"k{i}" for i in range(29))),
+        Txn(
+            compares=tuple(Compare(f"k{i}", 0) for i in range(100)), deletes=tuple(f"k{i}" for i in range(29))
+        ),
         put("k", bytes(VALUE_BYTES_MAX + 1)),
         Txn(puts=tuple(Put(f"k{i}", bytes(REQUEST_BYTES_MAX // 2)) for i in range(2))),
     ],
@@ -390,7 +392,9 @@ class StoreMachine(RuleBasedStateMachine):
         lease = max(self.leases) if with_lease and self.leases else 0
         seen = {key: self.model[key][1] if key in self.model else 0 for key in compares}
         txn = Txn(
-            compares=tuple(Compare(key, seen[key] if right else seen[key] + 1) for key, right in compares.items()),
+            compares=tuple(
+                Compare(key, seen[key] if right else seen[key] + 1) for key, right in compares.items()
+            ),
             puts=tuple(Put(key, value, lease) for key, value in puts.items()),
             deletes=tuple(deletes),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -64,7 +64,7 @@ class Script:
             self.replies[reply.token] = reply.body
         self.state.validate_state()
 
-    def send_join(self, token: str, member_id: str = "", **changes: object) -> JoinReply | None:
+    def send_join(self, token: str, member_id: str = "", **changes: Any) -> JoinReply | None:
         request = JoinRequest(
             "g",
             member_id,
@@ -79,7 +79,10 @@ class Script:
         self.waiting.add(token)
         try:
             replies = self.state.join(
-                replace(request, **changes), token, f"id{self._fresh}", self.now_ms  # type: ignore[arg-type]
+                replace(request, **changes),
+                token,
+                f"id{self._fresh}",
+                self.now_ms,
             )
         except Exception:
             self.waiting.remove(token)
@@ -97,8 +100,8 @@ class Script:
         assert reply is None or isinstance(reply, SyncReply)
         return reply
 
-    def send_sync(self, token: str, member_id: str, generation: int, **changes: object) -> SyncReply | None:
-        request = replace(SyncRequest("g", member_id, generation), **changes)  # type: ignore[arg-type]
+    def send_sync(self, token: str, member_id: str, generation: int, **changes: Any) -> SyncReply | None:
+        request = replace(SyncRequest("g", member_id, generation), **changes)
         self.waiting.add(token)
         try:
             replies = self.state.sync(request, token, self.now_ms)
@@ -138,7 +141,7 @@ class Script:
             self.wait(100)
         raise AssertionError(f"{token} is never answered")
 
-    def stable(self, *names: str, **changes: object) -> list[str]:
+    def stable(self, *names: str, **changes: Any) -> list[str]:
         """A stable group of members that joined with the names as tokens; returns their ids, leader first."""
         for name in names:
             self.send_join(name, version=3, **changes)

@@ -42,7 +42,9 @@ class TestJoining:
         script.wait(1)
         assert script.join_reply("a").generation == 1
 
-    def test_an_announced_member_that_never_comes_is_forgotten_after_its_session(self, script: Script) -> None:
+    def test_an_announced_member_that_never_comes_is_forgotten_after_its_session(
+        self, script: Script
+    ) -> None:
         script.send_join("a1", version=4)
         script.wait(10_000)
         assert script.send_join("a2", "id1").error is ErrorCode.unknown_member_id
@@ -78,7 +80,7 @@ class TestJoining:
             return tuple(JoinProtocol(name, name.encode()) for name in names)
 
         script.send_join("a", version=3, protocols=offer("sticky", "range", "robin"))
-        script.send_join("b", version=3, protocols=offer("robin", "range"))
+        script.send_join("b", version=3, protocols=offer("sticky", "robin", "range"))
         script.send_join("c", version=3, protocols=offer("robin", "range"))
         script.wait_for("a")
         assert {script.join_reply(name).protocol_name for name in "abc"} == {"robin"}
@@ -116,7 +118,9 @@ class TestJoining:
         script.wait(3_000)
         assert script.join_reply("a3").error is ErrorCode.none
 
-    def test_a_new_member_that_waits_too_long_for_a_rebalance_is_dropped(self, make_script: type[Script]) -> None:
+    def test_a_new_member_that_waits_too_long_for_a_rebalance_is_dropped(
+        self, make_script: type[Script]
+    ) -> None:
         script = make_script(GroupSettings(new_member_join_timeout_ms=5_000))
         [leader] = script.stable("a")
         script.send_join("b", version=3)
@@ -144,6 +148,13 @@ class TestRebalancing:
         script.wait(4)
         assert script.join_reply("a2").generation == 2
         assert script.heartbeat(follower, 1) is ErrorCode.unknown_member_id
+
+    def test_a_rebalance_waits_for_members_that_were_just_told_their_id(self, script: Script) -> None:
+        [leader] = script.stable("a")
+        announced = script.send_join("b", version=4).member_id
+        assert script.send_join("a2", leader) is None
+        script.send_join("b2", announced)
+        assert script.join_reply("a2").generation == script.join_reply("b2").generation == 2
 
     def test_a_leader_that_does_not_join_again_loses_its_role(self, script: Script) -> None:
         leader, follower = script.stable("a", "b")
@@ -405,6 +416,27 @@ class TestStaticMembers:
         script.wait(20_000)
         assert {member.instance_id for member in script.join_reply("a2").members} == {None, "one"}
 
+    def test_a_static_leader_that_missed_a_rebalance_does_not_lead_it(self, script: Script) -> None:
+        script.send_join("s", instance_id="one", session_timeout_ms=50_000)
+        script.send_join("a", version=3, session_timeout_ms=50_000)
+        script.wait_for("a")
+        script.send_sync("a-sync", "id2", 1)
+        script.send_sync("s-sync", "id1", 1)
+        script.send_join("a2", "id2", protocols=OTHER_METADATA, session_timeout_ms=50_000)
+        script.wait(20_000)
+        assert script.join_reply("a2").leader == "id2"
+        assert len(script.join_reply("a2").members) == 2
+
+    def test_a_member_that_returns_before_it_synced_is_still_expected_to(self, script: Script) -> None:
+        script.send_join("a", version=3, session_timeout_ms=50_000)
+        script.send_join("s", instance_id="one", session_timeout_ms=50_000)
+        script.wait_for("a")
+        script.send_sync("a-sync", "id1", 1)
+        returned = script.send_join("s2", instance_id="one", session_timeout_ms=50_000).member_id
+        assert script.heartbeat(returned, 1) is ErrorCode.none
+        script.wait(20_000)
+        assert script.heartbeat(returned, 1) is ErrorCode.unknown_member_id
+
     def test_a_return_that_cannot_be_persisted_changes_nothing(self, script: Script) -> None:
         [old_id] = script.stable("a", instance_id="one")
         script.fail_append_with = DiskFull("no room")
@@ -449,8 +481,14 @@ class TestGroups:
     def test_describe_shows_metadata_only_while_stable(self, script: Script) -> None:
         [leader] = script.stable("a")
         described = script.state.describe_group("g")
-        assert (described.state, described.protocol_name, described.protocol_type) == ("Stable", "range", "consumer")
-        assert [(m.member_id, m.metadata, m.assignment) for m in described.members] == [(leader, b"m", b"part-a")]
+        assert (described.state, described.protocol_name, described.protocol_type) == (
+            "Stable",
+            "range",
+            "consumer",
+        )
+        assert [(m.member_id, m.metadata, m.assignment) for m in described.members] == [
+            (leader, b"m", b"part-a")
+        ]
         assert described.members[0].client_host == "/127.0.0.1"
         script.send_join("b", version=3)
         described = script.state.describe_group("g")

@@ -5,17 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.errors import ErrorCode
-from tidemill.wire.apis import APIS
+from tidemill.wire.apis import APIS, Api
 
 __all__ = ("api_versions_body",)
+
+_PRODUCE_KEY = 0
 
 
 def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
     return {
         "error_code": error,
         "api_keys": [
-            {"api_key": api.key, "min_version": api.min_version, "max_version": api.max_version}
+            {"api_key": api.key, "min_version": _advertised_min(api), "max_version": api.max_version}
             for api in APIS.values()
         ],
         "finalized_features_epoch": 0,
     }
+
+
+def _advertised_min(api: Api) -> int:
+    # librdkafka takes a minimum above 2 to mean that the old codecs are gone, and stops compressing. Kafka 4
+    # therefore claims version 0 as well, which nobody sends.
+    return 0 if api.key == _PRODUCE_KEY else api.min_version

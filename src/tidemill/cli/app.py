@@ -1,0 +1,85 @@
+"""The tree of commands. Each module registers its own; what they need is imported when they run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from tidemill import __version__
+from tidemill.cli import consume, doctor, groups, logs, produce, settings, topics, up
+from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Session, command
+
+__all__ = ("app",)
+
+
+class Shell(StrEnum):
+    """The shells that completion is written for."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+# Help is plain text: drawing boxes would take longer than everything else that --help does.
+app = typer.Typer(
+    name="tidemill",
+    help="Tidemill: a durable, Kafka-compatible streaming table store.",
+    epilog="Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 not found, 4 server unreachable, "
+    "130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidemill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    server: ServerOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option is called --format
+    debug: DebugOption = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    pass
+
+
+@command(app, "completion")
+def _completion(
+    session: Session, shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")]
+) -> None:
+    """Print the script that completes commands and options in your shell.
+
+    For bash: tidemill completion bash > ~/.local/share/bash-completion/completions/tidemill
+    """
+    os.environ["_TIDEMILL_COMPLETE"] = f"source_{shell.value}"
+    sys.argv = ["tidemill"]
+    app(prog_name="tidemill")
+
+
+def _group(name: str, text: str) -> typer.Typer:
+    group = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+up.register(app)
+_topic = _group("topic", "Create, show, change, write and read topics.")
+topics.register(_topic)
+produce.register(_topic)
+consume.register(_topic)
+groups.register(_group("group", "Show consumer groups, move their offsets, delete them."))
+logs.register(_group("log", "Look into the files of a data directory, check and repair them."))
+doctor.register(app)
+settings.register(app)

@@ -1,0 +1,230 @@
+"""One TCP connection to one node: version negotiation, pipelined requests, deadlines.
+
+Rules:
+
+- A request goes out in the newest version that both sides and the calling code know.
+- Answers are matched to requests by correlation id, so any number may be under way.
+- A connection that failed once stays failed: every request under way and every later one gets the same
+  error. Whoever wants another try opens another connection.
+- A request that is not answered in time fails the connection: its answer could otherwise come at any time and
+  hold up those behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+from tidemill.config.values import Address
+from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, ProtocolError, TidemillError
+from tidemill.wire.apis import APIS, Api
+from tidemill.wire.encode import encode_request
+from tidemill.wire.frames import FRAME_LENGTH_BYTES, MAX_FRAME_BYTES, frame_length
+from tidemill.wire.requests import decode_response
+
+__all__ = ("DEFAULT_TIMEOUT_MS", "Connection", "Versions")
+
+DEFAULT_TIMEOUT_MS: Final = 30_000
+_CONNECT_TIMEOUT_MS: Final = 10_000
+_READ_AHEAD_BYTES: Final = 1024 * 1024
+_CORRELATION_MODULUS: Final = 2**31
+
+Versions = tuple[int, int]
+"""The oldest and the newest version that the calling code can write and read."""
+
+_ANY_VERSION: Final[Versions] = (0, 0x7FFF)
+_APIS_BY_NAME: Final[dict[str, Api]] = {api.name: api for api in APIS.values()}
+_read_correlation_id: Final = Struct(">i").unpack_from
+
+
+class _Pending(NamedTuple):
+    api: Api
+    version: int
+    answer: asyncio.Future[Any]
+
+
+class Connection:
+    """An open connection; made by ``Connection.open``."""
+
+    def __init__(
+        self, address: Address, client_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.address = address
+        self._client_id = client_id
+        self._reader = reader
+        self._writer = writer
+        self._pending: dict[int, _Pending] = {}
+        self._next_correlation_id = 0
+        self._failure: TidemillError | None = None
+        #: What the node serves: API key to its oldest and newest version.
+        self.served: dict[int, Versions] = {}
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    @classmethod
+    async def open(
+        cls, address: Address, *, client_id: str = "tidemill", timeout_ms: int = _CONNECT_TIMEOUT_MS
+    ) -> Connection:
+        """Connect and learn what the node serves. Raises ``NodeUnavailable`` or ``ProtocolError``."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, limit=_READ_AHEAD_BYTES
+                )
+        except TimeoutError:
+            raise _unreachable(address, f"no connection within {timeout_ms} ms") from None
+        except OSError as error:
+            raise _unreachable(address, _reason(error)) from error
+        connection = cls(address, client_id, reader, writer)
+        try:
+            await connection._negotiate(timeout_ms)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    @property
+    def failed(self) -> bool:
+        """Whether every further request would fail."""
+        return self._failure is not None
+
+    def version_of(self, name: str, versions: Versions = _ANY_VERSION) -> int:
+        """The version in which a request of this API goes out. Raises ``ApiError`` UNSUPPORTED_VERSION."""
+        api = _APIS_BY_NAME[name]
+        oldest, newest = max(api.min_version, versions[0]), min(api.max_version, versions[1])
+        served = self.served.get(api.key)
+        if served is None:
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"the node at {self.address} does not serve {name} (API key {api.key}); "
+                "this needs another server, or a newer version of it",
+            )
+        if max(oldest, served[0]) > min(newest, served[1]):
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"the node at {self.address} serves {name} in versions {served[0]} to {served[1]}, "
+                f"this client needs {oldest} to {newest}; update the older of the two",
+            )
+        return min(newest, served[1])
+
+    async def request(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        versions: Versions = _ANY_VERSION,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    ) -> Any:
+        """Send a request and wait for its answer, which is kio's entity."""
+        answer = self._send(_APIS_BY_NAME[name], self.version_of(name, versions), body)
+        return await self._answer_in_time(answer, name, timeout_ms)
+
+    async def send_unanswered(
+        self, name: str, body: Mapping[str, Any], *, versions: Versions = _ANY_VERSION
+    ) -> None:
+        """Send a request that the node does not answer (Produce with acks=0)."""
+        self._write(_APIS_BY_NAME[name], self.version_of(name, versions), body)
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise self._fail(_unreachable(self.address, _reason(error))) from error
+
+    async def close(self) -> None:
+        """Close; requests under way fail. Closing twice is fine."""
+        self._fail(NodeUnavailable(f"the connection to {self.address} was closed by this client"))
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _negotiate(self, timeout_ms: int) -> None:
+        # Version 0 is the one that every server answers.
+        answer = self._send(_APIS_BY_NAME["ApiVersions"], 0, {})
+        response = await self._answer_in_time(answer, "ApiVersions", timeout_ms)
+        if response.error_code != ErrorCode.none:
+            raise ApiError(
+                response.error_code, f"the node at {self.address} refuses to say which API versions it serves"
+            )
+        self.served = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
+
+    def _send(self, api: Api, version: int, body: Mapping[str, Any]) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        correlation_id = self._write(api, version, body)
+        self._pending[correlation_id] = _Pending(api, version, answer)
+        return answer
+
+    def _write(self, api: Api, version: int, body: Mapping[str, Any]) -> int:
+        if self._failure is not None:
+            raise self._failure
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) % _CORRELATION_MODULUS
+        self._writer.write(encode_request(api.key, version, correlation_id, self._client_id, body))
+        return correlation_id
+
+    async def _answer_in_time(self, answer: asyncio.Future[Any], name: str, timeout_ms: int) -> Any:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._writer.drain()
+                return await answer
+        except TimeoutError:
+            error = _unreachable(self.address, f"{name} was not answered within {timeout_ms} ms")
+            raise self._fail(error) from None
+        except OSError as error:
+            raise self._fail(_unreachable(self.address, _reason(error))) from error
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                prefix = await self._reader.readexactly(FRAME_LENGTH_BYTES)
+                self._deliver(await self._reader.readexactly(frame_length(prefix, 0, MAX_FRAME_BYTES)))
+        except asyncio.IncompleteReadError:
+            self._fail(_unreachable(self.address, "it closed the connection"))
+        except OSError as error:
+            self._fail(_unreachable(self.address, _reason(error)))
+        except ProtocolError as error:
+            self._fail(
+                ProtocolError(
+                    f"{self.address} does not answer as a Kafka server would ({error.message}); "
+                    "check that the address is the node's Kafka address"
+                )
+            )
+
+    def _deliver(self, frame: bytes) -> None:
+        if len(frame) < FRAME_LENGTH_BYTES:
+            raise ProtocolError(f"an answer of {len(frame)} bytes")
+        (correlation_id,) = _read_correlation_id(frame, 0)
+        pending = self._pending.pop(correlation_id, None)
+        if pending is None:
+            raise ProtocolError(f"an answer to request {correlation_id}, which was not asked")
+        # Whoever asked may have been cancelled meanwhile; then the answer is of no use.
+        if not pending.answer.done():
+            try:
+                response = decode_response(pending.api.key, pending.version, frame)[1]
+            except ProtocolError:
+                self._pending[correlation_id] = pending
+                raise
+            pending.answer.set_result(response)
+
+    def _fail(self, error: TidemillError) -> TidemillError:
+        """Note the failure, the first one counts; returns ``error`` for the caller to raise."""
+        if self._failure is None:
+            self._failure = error
+            self._writer.close()
+        pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            if not entry.answer.done():
+                entry.answer.set_exception(error)
+        return error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _unreachable(address: Address, reason: str) -> NodeUnavailable:
+    return NodeUnavailable(
+        f"cannot reach the node at {address}: {reason}; check the address, or start a node with 'tidemill up'"
+    )

@@ -1,0 +1,89 @@
+"""Reading topics as a member of a consumer group, with commits of what the caller has dealt with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from tidemill.client.cluster import Cluster, TopicPartition
+from tidemill.client.consumer import Message, PartitionReader
+from tidemill.client.group_admin import commit_offsets, fetch_offsets
+from tidemill.client.membership import Membership
+from tidemill.errors import ApiError, ErrorCode
+
+__all__ = ("GroupConsumer", "StartOffsets")
+
+StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartition, int]]]
+"""Where to start in partitions that the group has no committed offset for."""
+
+_COMMIT_INTERVAL_SECONDS: Final = 5.0
+#: The group went on without this member: what it did not commit is read again by another.
+_TOO_LATE: Final = frozenset(
+    {ErrorCode.illegal_generation, ErrorCode.unknown_member_id, ErrorCode.rebalance_in_progress}
+)
+
+
+class GroupConsumer:
+    """A member that reads. At least once: only what was passed to ``mark`` is committed."""
+
+    def __init__(self, cluster: Cluster, group: str, topics: Sequence[str], start: StartOffsets) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._start = start
+        self._membership = Membership(cluster, group, topics)
+        self._membership.must_rejoin.set()
+        self._reader = PartitionReader(cluster, out_of_range="earliest")
+        self._marked: dict[TopicPartition, int] = {}
+        self._committed_at = asyncio.get_running_loop().time()
+        #: Rises by one with every assignment.
+        self.assignments = 0
+
+    @property
+    def positions(self) -> dict[TopicPartition, int]:
+        """The next offset of each partition that this member reads now."""
+        return self._reader.positions
+
+    def mark(self, message: Message) -> None:
+        """The caller has dealt with ``message`` and all before it in its partition."""
+        self._marked[message.topic, message.partition] = message.record.offset + 1
+
+    async def poll(self) -> list[Message]:
+        """The next messages; joins the group first if need be. May be empty."""
+        if self._membership.must_rejoin.is_set():
+            await self.commit()
+            await self._rejoin()
+        elif asyncio.get_running_loop().time() - self._committed_at > _COMMIT_INTERVAL_SECONDS:
+            await self.commit()
+        return await self._reader.poll()
+
+    async def commit(self) -> None:
+        """Commit what is marked."""
+        marked, self._marked = self._marked, {}
+        self._committed_at = asyncio.get_running_loop().time()
+        if not marked:
+            return
+        try:
+            await commit_offsets(self._cluster, self._group, marked, self._membership.identity)
+        except ApiError as error:
+            if error.code not in _TOO_LATE:
+                raise
+
+    async def close(self) -> None:
+        """Commit what is marked, and leave the group."""
+        await self._reader.close()
+        try:
+            await self.commit()
+        finally:
+            await self._membership.leave()
+
+    async def _rejoin(self) -> None:
+        # What is fetched ahead belongs to the old assignment.
+        await self._reader.assign({})
+        partitions = await self._membership.join()
+        positions = await fetch_offsets(self._cluster, self._group, partitions) if partitions else {}
+        fresh = [partition for partition in partitions if partition not in positions]
+        if fresh:
+            positions |= await self._start(fresh)
+        await self._reader.assign(positions)
+        self.assignments += 1

@@ -1,0 +1,242 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: where groups are in their topics.
+
+The topic that holds groups and offsets is created by the first call that may write to it. Until then every
+group is unknown, which is what the other calls answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tidemill.control.image import TopicImage
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.groups.messages import (
+    CommittedOffset,
+    DeleteOffsetsResult,
+    FetchOffsetsResult,
+    OffsetCommitRequest,
+    OffsetToCommit,
+    TopicPartition,
+)
+from tidemill.server.broker import OFFSETS_TOPIC, Broker
+from tidemill.server.call import Call
+from tidemill.wire.requests import ms
+
+__all__ = ("has_groups", "offset_commit", "offset_delete", "offset_fetch", "prepare_groups")
+
+_FIRST_FETCH_WITH_GROUP_ERROR: Final = 2
+_FIRST_FETCH_OF_SEVERAL: Final = 8
+_FIRST_FETCH_BY_ID: Final = 10
+
+
+def has_groups(broker: Broker) -> bool:
+    """Whether there can be any group at all."""
+    return OFFSETS_TOPIC in broker.image.topics
+
+
+async def prepare_groups(broker: Broker) -> ErrorCode:
+    """Make sure that groups can be written."""
+    try:
+        await broker.ensure_offsets_topic()
+    except TidemillError:
+        return ErrorCode.coordinator_not_available
+    return ErrorCode.none
+
+
+def _label(topic: Any) -> dict[str, Any]:
+    """What a request names a topic by, as the fields of its answer: a name, or from v10 on an id."""
+    if hasattr(topic, "topic_id"):
+        return {"topic_id": topic.topic_id}
+    return {"name": topic.name}
+
+
+def _resolve(broker: Broker, topic: Any) -> TopicImage:
+    if hasattr(topic, "topic_id"):
+        return broker.topic_by_id(topic.topic_id)
+    return broker.topic(topic.name)
+
+
+async def offset_commit(broker: Broker, call: Call) -> dict[str, Any]:
+    """Commit what exists; a topic or partition that does not is refused for itself."""
+    offsets: list[OffsetToCommit] = []
+    checked: list[tuple[Any, list[tuple[int, ErrorCode, str]]]] = []
+    for topic in call.request.topics:
+        partitions: list[tuple[int, ErrorCode, str]] = []
+        for entry in topic.partitions:
+            index = entry.partition_index
+            try:
+                name = _existing_partition(broker, topic, index)
+            except ApiError as error:
+                partitions.append((index, error.code, ""))
+                continue
+            partitions.append((index, ErrorCode.none, name))
+            offsets.append(_offset_to_commit(name, entry))
+        checked.append((topic, partitions))
+    committed = await _commit(broker, call, offsets) if offsets else {}
+    topics = [
+        {
+            **_label(topic),
+            "partitions": [
+                {"partition_index": index, "error_code": committed[name, index] if name else refusal}
+                for index, refusal, name in partitions
+            ],
+        }
+        for topic, partitions in checked
+    ]
+    return {"topics": topics}
+
+
+def _existing_partition(broker: Broker, topic: Any, index: int) -> str:
+    """The name of the partition's topic. Raises ``ApiError`` if there is no such topic or partition."""
+    found = _resolve(broker, topic)
+    if not 0 <= index < len(found.partitions):
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"topic {found.name!r} has no partition {index}")
+    return found.name
+
+
+def _offset_to_commit(name: str, entry: Any) -> OffsetToCommit:
+    return OffsetToCommit(
+        topic=name,
+        partition=entry.partition_index,
+        offset=entry.committed_offset,
+        leader_epoch=getattr(entry, "committed_leader_epoch", -1),
+        metadata=entry.committed_metadata,
+    )
+
+
+async def _commit(
+    broker: Broker, call: Call, offsets: list[OffsetToCommit]
+) -> Mapping[TopicPartition, ErrorCode]:
+    request = call.request
+    error = await prepare_groups(broker)
+    if error is not ErrorCode.none:
+        return {(each.topic, each.partition): error for each in offsets}
+    return await broker.groups.commit_offsets(
+        OffsetCommitRequest(
+            group_id=request.group_id,
+            offsets=offsets,
+            generation=request.generation_id_or_member_epoch,
+            member_id=request.member_id,
+            instance_id=call.field("group_instance_id"),
+            retention_ms=ms(call.field("retention_time")),
+            version=call.version,
+        )
+    )
+
+
+async def offset_fetch(broker: Broker, call: Call) -> dict[str, Any]:
+    """Committed offsets of one group, or from v8 on of several. Nothing here is ever unstable."""
+    request = call.request
+    if call.version >= _FIRST_FETCH_OF_SEVERAL:
+        bodies = [await _fetch_group(broker, call, each.group_id, each.topics) for each in request.groups]
+        return {"groups": bodies}
+    body = await _fetch_group(broker, call, request.group_id, request.topics)
+    return {"error_code": body["error_code"], "topics": body["topics"]}
+
+
+async def _fetch_group(
+    broker: Broker, call: Call, group_id: str, topics: Sequence[Any] | None
+) -> dict[str, Any]:
+    names = [_name_or_error(broker, topic) for topic in topics or ()]
+    asked: list[TopicPartition] | None = None
+    if topics is not None:
+        asked = [
+            (name, index)
+            for topic, name in zip(topics, names, strict=True)
+            if isinstance(name, str)
+            for index in topic.partition_indexes
+        ]
+    result = await _fetch(broker, group_id, asked)
+    bodies: list[dict[str, Any]]
+    if result.error is not ErrorCode.none and call.version >= _FIRST_FETCH_WITH_GROUP_ERROR:
+        bodies = []
+    elif topics is None:
+        bodies = _all_offsets(broker, call, result)
+    else:
+        bodies = [_fetched_topic(topic, name, result) for topic, name in zip(topics, names, strict=True)]
+    return {"group_id": group_id, "error_code": result.error, "topics": bodies}
+
+
+def _name_or_error(broker: Broker, topic: Any) -> str | ErrorCode:
+    """The name that offsets are kept under. What was committed can outlive its topic, so any name will do."""
+    if not hasattr(topic, "topic_id"):
+        return str(topic.name)
+    try:
+        return broker.topic_by_id(topic.topic_id).name
+    except ApiError as error:
+        return error.code
+
+
+async def _fetch(broker: Broker, group_id: str, asked: list[TopicPartition] | None) -> FetchOffsetsResult:
+    if has_groups(broker):
+        return await broker.groups.fetch_offsets(group_id, asked)
+    return FetchOffsetsResult(offsets=dict.fromkeys(asked or (), CommittedOffset()))
+
+
+def _fetched_topic(topic: Any, name: str | ErrorCode, result: FetchOffsetsResult) -> dict[str, Any]:
+    partitions = []
+    for index in topic.partition_indexes:
+        if isinstance(name, ErrorCode):
+            partitions.append(_fetched_partition(index, CommittedOffset(), name))
+        else:
+            offset = result.offsets.get((name, index), CommittedOffset())
+            partitions.append(_fetched_partition(index, offset, result.error))
+    return {**_label(topic), "partitions": partitions}
+
+
+def _fetched_partition(index: int, offset: CommittedOffset, error: ErrorCode) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "committed_offset": offset.offset,
+        "committed_leader_epoch": offset.leader_epoch,
+        "metadata": offset.metadata,
+        "error_code": error,
+    }
+
+
+def _all_offsets(broker: Broker, call: Call, result: FetchOffsetsResult) -> list[dict[str, Any]]:
+    by_topic: dict[str, list[dict[str, Any]]] = {}
+    for (name, index), offset in result.offsets.items():
+        by_topic.setdefault(name, []).append(_fetched_partition(index, offset, ErrorCode.none))
+    if call.version < _FIRST_FETCH_BY_ID:
+        return [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
+    # A topic that is gone has no id to be named by.
+    existing = [topic for name in by_topic if (topic := broker.image.topics.get(name)) is not None]
+    return [{"topic_id": topic.id, "partitions": by_topic[topic.name]} for topic in existing]
+
+
+async def offset_delete(broker: Broker, call: Call) -> dict[str, Any]:
+    """Forget what a group has committed for partitions."""
+    request = call.request
+    existing: list[TopicPartition] = []
+    refusals: dict[TopicPartition, ErrorCode] = {}
+    for topic in request.topics:
+        for entry in topic.partitions:
+            key = topic.name, entry.partition_index
+            try:
+                _existing_partition(broker, topic, entry.partition_index)
+                existing.append(key)
+            except ApiError as error:
+                refusals[key] = error.code
+    if request.group_id and not has_groups(broker):
+        result = DeleteOffsetsResult(ErrorCode.group_id_not_found)
+    else:
+        result = await broker.groups.delete_offsets(request.group_id, existing)
+    if result.error is not ErrorCode.none:
+        return {"error_code": result.error}
+    codes = {**result.partitions, **refusals}
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {
+                    "partition_index": entry.partition_index,
+                    "error_code": codes[topic.name, entry.partition_index],
+                }
+                for entry in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    return {"error_code": ErrorCode.none, "topics": topics}

@@ -1,0 +1,254 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
+
+- Configs of topics can be read and changed. A change is checked as a whole before anything is written.
+- The settings of this node can be read. They come from flags, ``TIDEMILL_*`` and ``tidemill.toml``, so
+  changing them over the protocol is refused.
+- Every resource of a request is answered for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum
+from typing import Any, Final
+
+from tidemill.config.schema import Kind, SettingInfo
+from tidemill.config.settings import SETTINGS
+from tidemill.config.topic import apply_changes, check_overrides
+from tidemill.config.topic_keys import TOPIC_KEYS, ConfigKey, ConfigKind
+from tidemill.control.commands import SetTopicConfigs
+from tidemill.control.placement import check_topic_name
+from tidemill.errors import ApiError, ErrorCode, MetadataConflict, TidemillError
+from tidemill.server.broker import Broker
+from tidemill.server.call import Call
+from tidemill.server.handlers.outcome import outcome, refused, repeated
+
+__all__ = ("alter_configs", "describe_configs", "incremental_alter_configs", "topic_config_entries")
+
+Entry = dict[str, Any]
+"""One config of an answer, under the field names of DescribeConfigs."""
+
+
+class ResourceType(IntEnum):
+    """What has configs, in Kafka's numbers. Others of Kafka's types are not served."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigSource(IntEnum):
+    """Where a value comes from, in Kafka's numbers."""
+
+    TOPIC = 1
+    NODE = 4
+    DEFAULT = 5
+
+
+_CONFLICTS_MAX: Final = 10
+_FIRST_FLEXIBLE_DESCRIBE: Final = 4
+_OLD_STRING_BYTES_MAX: Final = 0x7FFF
+
+_SETTING_TYPES: Final = {
+    Kind.ADDRESS: ConfigKind.STRING,
+    Kind.BYTES: ConfigKind.LONG,
+    Kind.COUNT: ConfigKind.INT,
+    Kind.FLAG: ConfigKind.BOOLEAN,
+    Kind.MS: ConfigKind.LONG,
+    Kind.NAME: ConfigKind.STRING,
+    Kind.PATH: ConfigKind.STRING,
+}
+
+
+# --- reading
+
+
+async def describe_configs(broker: Broker, call: Call) -> dict[str, Any]:
+    """The configs of topics and of this node, all or those asked for."""
+    results = []
+    for resource in call.request.resources:
+        configs: list[Entry] = []
+        error: TidemillError | None = None
+        try:
+            configs = [_trimmed(call, entry) for entry in _entries(broker, resource)]
+            _check_sendable(call, configs)
+        except TidemillError as failure:
+            configs, error = [], failure
+        results.append({**outcome(error), **_resource_fields(resource), "configs": configs})
+    return {"results": results}
+
+
+def _entries(broker: Broker, resource: Any) -> list[Entry]:
+    name = resource.resource_name
+    match resource.resource_type:
+        case ResourceType.TOPIC:
+            check_topic_name(name)
+            entries = topic_config_entries(broker.topic(name).configs, broker.settings.topic_defaults)
+        case ResourceType.BROKER:
+            # Without a name, the configs of all nodes together are meant, and there are none.
+            entries = _node_entries(broker) if name else []
+            if name and name != str(broker.node_id):
+                raise refused(f"this is node {broker.node_id}; ask node {name[:40]!r} for its own settings")
+        case unserved:
+            raise _unserved_type(unserved)
+    # Kafka takes an empty list for all, as it does no list.
+    asked = set(resource.configuration_keys or ())
+    return [entry for entry in entries if not asked or entry["name"] in asked]
+
+
+def topic_config_entries(overrides: Mapping[str, str], defaults: Mapping[str, str]) -> list[Entry]:
+    """Every config of a topic with these overrides on a node with these defaults, sorted by name."""
+    entries = (_topic_entry(key, overrides, defaults) for key in TOPIC_KEYS.values())
+    # An internal config is shown only where somebody has set it.
+    return [entry for entry in entries if entry["synonyms"] or not TOPIC_KEYS[entry["name"]].internal]
+
+
+def _topic_entry(key: ConfigKey, overrides: Mapping[str, str], defaults: Mapping[str, str]) -> Entry:
+    candidates = (
+        (overrides.get(key.name), ConfigSource.TOPIC),
+        (defaults.get(key.name), ConfigSource.NODE),
+        (key.default, ConfigSource.DEFAULT),
+    )
+    values = [(value.strip(), source) for value, source in candidates if value is not None]
+    return _entry(key.name, values, key.kind, key.doc, read_only=False)
+
+
+def _node_entries(broker: Broker) -> list[Entry]:
+    settings = broker.settings
+    entries = [_setting_entry(info, getattr(settings, info.name)) for info in SETTINGS]
+    for name, value in settings.topic_defaults.items():
+        key = TOPIC_KEYS[name]
+        doc = f"The default of {name} for topics of this node. {key.doc}"
+        entries.append(_entry(f"topic.{name}", [(value, ConfigSource.NODE)], key.kind, doc, read_only=True))
+    return entries
+
+
+def _setting_entry(info: SettingInfo, value: object) -> Entry:
+    values = []
+    if value != info.default:
+        text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        values.append((text, ConfigSource.NODE))
+    values.append((info.default_text, ConfigSource.DEFAULT))
+    return _entry(info.name, values, _SETTING_TYPES[info.spec.kind], info.spec.doc, read_only=True)
+
+
+def _entry(
+    name: str, values: list[tuple[str, ConfigSource]], kind: ConfigKind, doc: str, *, read_only: bool
+) -> Entry:
+    """``values`` are all that are given for the config; the first of them is in force."""
+    value, source = values[0] if values else (None, ConfigSource.DEFAULT)
+    return {
+        "name": name,
+        "value": value,
+        "config_source": source,
+        "read_only": read_only,
+        "is_sensitive": False,
+        "synonyms": [{"name": name, "value": text, "source": origin} for text, origin in values],
+        "config_type": kind,
+        "documentation": doc,
+    }
+
+
+def _trimmed(call: Call, entry: Entry) -> Entry:
+    """The entry with what the client asked for."""
+    synonyms = entry["synonyms"] if call.request.include_synonyms else ()
+    documentation = entry["documentation"] if call.field("include_documentation", False) else None
+    return {**entry, "synonyms": synonyms, "documentation": documentation}
+
+
+def _check_sendable(call: Call, entries: list[Entry]) -> None:
+    if call.version >= _FIRST_FLEXIBLE_DESCRIBE:
+        return
+    for entry in entries:
+        if len((entry["value"] or "").encode()) > _OLD_STRING_BYTES_MAX:
+            raise refused(
+                f"the value of {entry['name']} is too long for DescribeConfigs version {call.version};"
+                f" ask with version {_FIRST_FLEXIBLE_DESCRIBE} or later, or for other configs by name"
+            )
+
+
+# --- changing
+
+
+async def alter_configs(broker: Broker, call: Call) -> dict[str, Any]:
+    """Replace all overrides of topics. Deprecated by Kafka: what the request leaves out is reset."""
+    return await _alter(broker, call, _replace)
+
+
+async def incremental_alter_configs(broker: Broker, call: Call) -> dict[str, Any]:
+    """Change single overrides of topics; what others change at the same time is kept."""
+    return await _alter(broker, call, _change)
+
+
+async def _alter(
+    broker: Broker, call: Call, change_topic: Callable[[Broker, Call, Any], Awaitable[None]]
+) -> dict[str, Any]:
+    resources = call.request.resources
+    twice = repeated((resource.resource_type, resource.resource_name) for resource in resources)
+    responses = []
+    for resource in resources:
+        error: TidemillError | None = None
+        try:
+            if (resource.resource_type, resource.resource_name) in twice:
+                raise refused("the resource is named more than once; send all of its changes together")
+            _check_alterable(resource.resource_type)
+            await change_topic(broker, call, resource)
+        except TidemillError as failure:
+            error = failure
+        responses.append({**outcome(error), **_resource_fields(resource)})
+    return {"responses": responses}
+
+
+def _check_alterable(resource_type: int) -> None:
+    if resource_type == ResourceType.BROKER:
+        raise refused(
+            "settings of a node are not changed over the protocol: they come from flags, TIDEMILL_* variables"
+            " and tidemill.toml; change them there and restart the node"
+        )
+    if resource_type != ResourceType.TOPIC:
+        raise _unserved_type(resource_type)
+
+
+async def _replace(broker: Broker, call: Call, resource: Any) -> None:
+    twice = repeated(config.name for config in resource.configs)
+    if twice:
+        raise refused(f"named more than once: {', '.join(sorted(twice))}; send one value per config")
+    without = [config.name for config in resource.configs if config.value is None]
+    if without:
+        raise refused(f"no value is given for {', '.join(without)}; leave a config out to reset it")
+    configs = {config.name: config.value for config in resource.configs}
+    check_overrides(configs, broker.settings.topic_defaults)
+    await _store(broker, call, SetTopicConfigs(name=resource.resource_name, configs=configs))
+
+
+async def _change(broker: Broker, call: Call, resource: Any) -> None:
+    changes = [(config.name, config.config_operation, config.value) for config in resource.configs]
+    for _ in range(_CONFLICTS_MAX):
+        base = dict(broker.topic(resource.resource_name).configs)
+        configs = apply_changes(base, changes, broker.settings.topic_defaults)
+        try:
+            await _store(
+                broker, call, SetTopicConfigs(name=resource.resource_name, configs=configs, base=base)
+            )
+        except MetadataConflict:
+            continue
+        return
+    raise ApiError(
+        ErrorCode.request_timed_out,
+        f"others changed the configs of topic {resource.resource_name!r} {_CONFLICTS_MAX} times in between;"
+        " nothing was changed, try again",
+    )
+
+
+async def _store(broker: Broker, call: Call, command: SetTopicConfigs) -> None:
+    if call.request.validate_only:
+        broker.controller.check(command)
+    else:
+        await broker.controller.submit(command)
+
+
+def _resource_fields(resource: Any) -> dict[str, Any]:
+    return {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+
+
+def _unserved_type(resource_type: int) -> ApiError:
+    return refused(f"resources of type {resource_type} have no configs here; 2 is a topic, 4 is a node")

@@ -1,0 +1,89 @@
+"""DescribeLogDirs: how much room partitions take. A node has one directory, its data directory."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from tidemill.control.image import TopicImage
+from tidemill.errors import ErrorCode
+from tidemill.replication.replicas import partition_directory
+from tidemill.server.broker import Broker
+from tidemill.server.call import Call
+
+__all__ = ("describe_log_dirs",)
+
+_SEGMENT_PATTERN: Final = "*.log"
+
+
+async def describe_log_dirs(broker: Broker, call: Call) -> dict[str, Any]:
+    """Size of each partition that this node holds, all or those asked for, and of the disk below."""
+    wanted = _wanted(call.request.topics)
+    sizes: dict[str, dict[int, int]] = {}
+    closed: list[tuple[str, int, str]] = []
+    for topic in broker.image.topics.values():
+        for index in _held(broker, topic):
+            if wanted is not None and index not in wanted.get(topic.name, ()):
+                continue
+            partition = broker.replicas.peek(topic.id, index)
+            # A closed partition's place is taken now, so that the answer keeps the partitions' order.
+            sizes.setdefault(topic.name, {})[index] = 0 if partition is None else partition.log.size_bytes
+            if partition is None:
+                closed.append((topic.name, index, partition_directory(topic.name, topic.id, index)))
+    root = broker.settings.data_dir.absolute()
+    try:
+        # There may be thousands of directories to look at, which must not hold up the others.
+        on_disk, total_bytes, usable_bytes = await asyncio.to_thread(
+            _look, root, [path for *_, path in closed]
+        )
+    except OSError:
+        return {"results": [{"error_code": ErrorCode.kafka_storage_error, "log_dir": str(root)}]}
+    for (name, index, _), size in zip(closed, on_disk, strict=True):
+        sizes[name][index] = size
+    result = {
+        "error_code": ErrorCode.none,
+        "log_dir": str(root),
+        "topics": [{"name": name, "partitions": _bodies(sizes[name])} for name in sorted(sizes)],
+        "total_bytes": total_bytes,
+        "usable_bytes": usable_bytes,
+    }
+    return {"error_code": ErrorCode.none, "results": [result]}
+
+
+def _wanted(topics: Any) -> dict[str, set[int]] | None:
+    if topics is None:
+        return None
+    wanted: dict[str, set[int]] = {}
+    for topic in topics:
+        wanted.setdefault(topic.topic, set()).update(topic.partitions)
+    return wanted
+
+
+def _held(broker: Broker, topic: TopicImage) -> list[int]:
+    return [index for index, placed in enumerate(topic.partitions) if broker.node_id in placed.replicas]
+
+
+def _bodies(sizes: dict[int, int]) -> list[dict[str, Any]]:
+    return [
+        {"partition_index": index, "partition_size": size, "offset_lag": 0, "is_future_key": False}
+        for index, size in sizes.items()
+    ]
+
+
+def _look(root: Path, directories: list[str]) -> tuple[list[int], int, int]:
+    """Sizes of these directories' segments, and the disk's total and free bytes. Runs in a thread."""
+    usage = shutil.disk_usage(root)
+    return [_segment_bytes(root / directory) for directory in directories], usage.total, usage.free
+
+
+def _segment_bytes(directory: Path) -> int:
+    total = 0
+    for path in directory.glob(_SEGMENT_PATTERN):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            # Retention or the deletion of the topic was faster.
+            continue
+    return total

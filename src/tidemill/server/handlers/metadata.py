@@ -1,0 +1,298 @@
+"""Where things are: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator.
+
+- A partition whose log is stopped on this node has no leader (LEADER_NOT_AVAILABLE), and this node is among
+  its offline replicas: what Kafka says of a partition in a log directory that failed.
+- Nobody is authorized or not authorized yet, so authorized operations stay at "not asked for".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tidemill.config.values import Address
+from tidemill.control.image import INTERNAL_TOPICS, PartitionImage, TopicImage
+from tidemill.control.placement import check_topic_name
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.server.broker import OFFSETS_TOPIC, Broker
+from tidemill.server.call import Call
+from tidemill.server.handlers.outcome import outcome, refused
+
+__all__ = ("describe_cluster", "describe_topic_partitions", "find_coordinator", "metadata")
+
+_NO_NODE: Final = -1
+#: Kafka's max.request.partition.size.limit.
+_DESCRIBED_PARTITIONS_MAX: Final = 2_000
+
+_ENDPOINT_BROKER: Final = 1
+_ENDPOINT_CONTROLLER: Final = 2
+
+_KEY_GROUP: Final = 0
+_KEY_TRANSACTION: Final = 1
+
+
+# --- Metadata
+
+
+async def metadata(broker: Broker, call: Call) -> dict[str, Any]:
+    """All topics or those asked for, which may come into being by being asked for."""
+    asked = call.request.topics
+    if asked is None or (call.version == 0 and not asked):
+        image_topics = broker.image.topics
+        topics = [_topic_body(broker, call, image_topics[name]) for name in sorted(image_topics)]
+    else:
+        creating = broker.settings.auto_create_topics and call.field("allow_auto_topic_creation", True)
+        errors = await _create_missing(broker, asked) if creating else {}
+        topics = _asked_topics(broker, call, asked, errors)
+    return {
+        "brokers": _nodes(broker, "node_id"),
+        "cluster_id": broker.image.cluster_id,
+        "controller_id": broker.node_id,
+        "topics": topics,
+    }
+
+
+async def _create_missing(broker: Broker, asked: Iterable[Any]) -> dict[str, TidemillError]:
+    """Create the named topics that do not exist; gives those that could not be created, and why."""
+    named = (topic.name for topic in asked if getattr(topic, "topic_id", None) is None)
+    missing = [name for name in dict.fromkeys(named) if name is not None and name not in broker.image.topics]
+    creatable = [name for name in missing if name not in INTERNAL_TOPICS]
+    errors: dict[str, TidemillError] = {}
+    try:
+        if OFFSETS_TOPIC in missing:
+            await broker.ensure_offsets_topic()
+        if creatable:
+            errors.update(await broker.auto_create(creatable))
+    except TidemillError as error:
+        errors.update(dict.fromkeys(missing, error))
+    return errors
+
+
+def _asked_topics(
+    broker: Broker, call: Call, asked: Iterable[Any], errors: dict[str, TidemillError]
+) -> list[dict[str, Any]]:
+    bodies: dict[Any, dict[str, Any]] = {}
+    for topic in asked:
+        topic_id, name = getattr(topic, "topic_id", None), topic.name
+        if (topic_id or name) in bodies:
+            continue
+        try:
+            if topic_id is not None and call.version < 12:
+                raise refused("topics cannot be asked for by id before version 12")
+            if topic_id is None and name is None:
+                raise refused("a topic with neither name nor id")
+            if name in errors:
+                raise errors[name]
+            image = broker.topic_by_id(topic_id) if topic_id is not None else _named(broker, name)
+            bodies[topic_id or name] = _topic_body(broker, call, image)
+        except TidemillError as error:
+            bodies[topic_id or name] = _failed_topic(call, topic_id, name, error)
+    return list(bodies.values())
+
+
+def _failed_topic(call: Call, topic_id: Any, name: str | None, error: TidemillError) -> dict[str, Any]:
+    # Only from v12 on can an answer leave the name out.
+    shown = None if topic_id is not None and call.version >= 12 else name
+    return {
+        "error_code": error.code,
+        "name": "" if shown is None and call.version < 12 else shown,
+        "topic_id": topic_id,
+        "is_internal": name in INTERNAL_TOPICS,
+    }
+
+
+def _named(broker: Broker, name: str) -> TopicImage:
+    """The topic, or the error that says whether there could be such a topic."""
+    found = broker.image.topics.get(name)
+    if found is None:
+        check_topic_name(name)
+        return broker.topic(name)
+    return found
+
+
+def _topic_body(broker: Broker, call: Call, topic: TopicImage) -> dict[str, Any]:
+    partitions = [_partition_body(broker, topic, index) for index in range(len(topic.partitions))]
+    for body in partitions:
+        if body["leader_id"] == _NO_NODE:
+            body["error_code"] = ErrorCode.leader_not_available
+        elif call.version == 0:
+            _leave_out_unknown_nodes(broker, body)
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": topic.internal,
+        "partitions": partitions,
+    }
+
+
+def _leave_out_unknown_nodes(broker: Broker, body: dict[str, Any]) -> None:
+    """The first version names only nodes that are there, and says that others are missing."""
+    for field in ("replica_nodes", "isr_nodes"):
+        present = [node_id for node_id in body[field] if node_id in broker.image.nodes]
+        if len(present) < len(body[field]):
+            body[field] = present
+            body["error_code"] = ErrorCode.replica_not_available
+
+
+def _partition_body(broker: Broker, topic: TopicImage, index: int) -> dict[str, Any]:
+    placed = topic.partitions[index]
+    offline = [node for node in placed.replicas if not _is_online(broker, topic, index, node)]
+    return {
+        "error_code": ErrorCode.none,
+        "partition_index": index,
+        "leader_id": _leader(placed, offline),
+        "leader_epoch": placed.leader_epoch,
+        "replica_nodes": placed.replicas,
+        "isr_nodes": placed.isr,
+        "offline_replicas": offline,
+    }
+
+
+def _leader(placed: PartitionImage, offline: list[int]) -> int:
+    return _NO_NODE if placed.leader in offline else placed.leader
+
+
+def _is_online(broker: Broker, topic: TopicImage, index: int, node_id: int) -> bool:
+    if node_id != broker.node_id:
+        return node_id in broker.image.nodes
+    if (topic.id, index) in broker.replicas.offline:
+        return False
+    partition = broker.replicas.peek(topic.id, index)
+    return partition is None or partition.log.failure is None
+
+
+def _nodes(broker: Broker, id_field: str) -> list[dict[str, Any]]:
+    bodies = []
+    for node_id in sorted(broker.image.nodes):
+        address = _address(broker, node_id)
+        rack = broker.image.nodes[node_id].rack
+        bodies.append({id_field: node_id, "host": address.host, "port": address.port, "rack": rack})
+    return bodies
+
+
+def _address(broker: Broker, node_id: int) -> Address:
+    if node_id == broker.node_id:
+        return broker.advertised
+    node = broker.image.nodes[node_id]
+    return Address(node.host, node.port)
+
+
+# --- DescribeCluster
+
+
+async def describe_cluster(broker: Broker, call: Call) -> dict[str, Any]:
+    """The nodes and the cluster's name."""
+    endpoint_type = call.field("endpoint_type", _ENDPOINT_BROKER)
+    if endpoint_type != _ENDPOINT_BROKER:
+        known = endpoint_type == _ENDPOINT_CONTROLLER
+        code = ErrorCode.mismatched_endpoint_type if known else ErrorCode.unsupported_endpoint_type
+        message = f"this listener is of endpoint type {_ENDPOINT_BROKER} (broker), not of {endpoint_type}"
+        return outcome(ApiError(code, message))
+    return {
+        "endpoint_type": _ENDPOINT_BROKER,
+        "cluster_id": broker.image.cluster_id or "",
+        "controller_id": broker.node_id,
+        "brokers": _nodes(broker, "broker_id"),
+    }
+
+
+# --- DescribeTopicPartitions
+
+
+async def describe_topic_partitions(broker: Broker, call: Call) -> dict[str, Any]:
+    """Partitions in the order of topic names, at most so many at a time; a cursor says where to go on."""
+    request = call.request
+    everything = not request.topics
+    asked = sorted(broker.image.topics if everything else {topic.name for topic in request.topics})
+    start = request.cursor
+    if start is not None:
+        problem = _cursor_problem(start, () if everything else asked)
+        if problem is not None:
+            return {"topics": [_undescribed(name, problem) for name in asked if not everything]}
+        asked = [name for name in asked if name >= start.topic_name]
+    room = max(1, min(request.response_partition_limit, _DESCRIBED_PARTITIONS_MAX))
+    topics: list[dict[str, Any]] = []
+    for name in asked:
+        first = start.partition_index if start is not None and name == start.topic_name else 0
+        if room == 0:
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        try:
+            topic = _named(broker, name)
+        except ApiError as error:
+            topics.append(_undescribed(name, error))
+            continue
+        end = min(len(topic.partitions), first + room)
+        topics.append(_described(broker, topic, range(first, end)))
+        if end < len(topic.partitions):
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": end}}
+        room -= max(0, end - first)
+    return {"topics": topics}
+
+
+def _cursor_problem(cursor: Any, asked: Iterable[str]) -> ApiError | None:
+    if cursor.partition_index < 0:
+        return refused(f"the cursor's partition {cursor.partition_index} cannot exist")
+    if asked and cursor.topic_name not in asked:
+        return refused("the cursor's topic must be one of the topics asked for")
+    return None
+
+
+def _described(broker: Broker, topic: TopicImage, indexes: range) -> dict[str, Any]:
+    bodies = [_partition_body(broker, topic, index) for index in indexes]
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": topic.internal,
+        "partitions": [{**body, "eligible_leader_replicas": (), "last_known_elr": ()} for body in bodies],
+    }
+
+
+def _undescribed(name: str, error: TidemillError) -> dict[str, Any]:
+    return {"error_code": error.code, "name": name, "is_internal": name in INTERNAL_TOPICS}
+
+
+# --- FindCoordinator
+
+
+async def find_coordinator(broker: Broker, call: Call) -> dict[str, Any]:
+    """The node that coordinates a group. From v4 on, of several groups at a time."""
+    key_type = call.field("key_type", _KEY_GROUP)
+    if call.version < 4:
+        return await _coordinator(broker, key_type, call.request.key)
+    keys = call.request.coordinator_keys
+    return {"coordinators": [{"key": key, **await _coordinator(broker, key_type, key)} for key in keys]}
+
+
+async def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any]:
+    try:
+        node_id = await _coordinator_id(broker, key_type, key)
+        address = _address(broker, node_id)
+    except TidemillError as error:
+        return {**outcome(error), "node_id": _NO_NODE, "host": "", "port": -1}
+    return {**outcome(None), "node_id": node_id, "host": address.host, "port": address.port}
+
+
+async def _coordinator_id(broker: Broker, key_type: int, key: str) -> int:
+    if key_type == _KEY_TRANSACTION:
+        raise ApiError(
+            ErrorCode.coordinator_not_available,
+            "transactions are not supported yet; leave transactional.id unset",
+        )
+    if key_type != _KEY_GROUP:
+        raise refused(f"there is no coordinator for keys of type {key_type}; 0 is for groups")
+    try:
+        await broker.ensure_offsets_topic()
+    except TidemillError as error:
+        raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
+    topic = broker.topic(OFFSETS_TOPIC)
+    index = broker.groups.partition_of(key)
+    exists = index < len(topic.partitions)
+    leader = int(_partition_body(broker, topic, index)["leader_id"]) if exists else _NO_NODE
+    if leader == _NO_NODE:
+        raise ApiError(
+            ErrorCode.coordinator_not_available,
+            f"{OFFSETS_TOPIC}-{index}, where the group lives, has no leader",
+        )
+    return leader

@@ -1,0 +1,264 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, ElectLeaders.
+
+Topics that the cluster itself writes come into being when they are needed, with the shape that they need;
+clients cannot create, delete or grow them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from tidemill.config.topic import check_overrides
+from tidemill.control.commands import Command, CreatePartitions, CreateTopic, Election, ElectLeaders
+from tidemill.control.image import INTERNAL_TOPICS, TopicImage
+from tidemill.control.placement import check_topic_name
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.server.broker import Broker
+from tidemill.server.call import Call
+from tidemill.server.handlers.configs import topic_config_entries
+from tidemill.server.handlers.outcome import outcome, refused, repeated
+
+__all__ = ("create_partitions", "create_topics", "delete_topics", "elect_leaders")
+
+_DEFAULT: Final = -1
+_RESERVED: Final = INTERNAL_TOPICS | {"__cluster_metadata"}
+_CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
+_ELECTIONS: Final = {0: Election.PREFERRED, 1: Election.UNCLEAN}
+_ELECTION_MESSAGES: Final = {
+    ErrorCode.election_not_needed: "the partition has the leader that this election would give it",
+    ErrorCode.preferred_leader_not_available: "the preferred leader is not in sync; try again when it is",
+    ErrorCode.eligible_leaders_not_available: "no replica can lead the partition",
+    ErrorCode.unknown_topic_or_partition: "there is no such partition",
+}
+
+logger = logging.getLogger(__name__)
+
+
+# --- CreateTopics
+
+
+async def create_topics(broker: Broker, call: Call) -> dict[str, Any]:
+    """Create topics, or with ``validate_only`` say what would become of it."""
+    request = call.request
+    twice = repeated(topic.name for topic in request.topics)
+    planned: dict[str, CreateTopic | TidemillError] = {}
+    for topic in request.topics:
+        try:
+            if topic.name in twice:
+                raise refused("the topic is named more than once in the request")
+            planned[topic.name] = _creation(broker, topic)
+        except TidemillError as error:
+            planned[topic.name] = error
+    done = await _run(broker, planned, check_only=request.validate_only)
+    return {"topics": [_created(broker, name, done[name], request.validate_only) for name in planned]}
+
+
+def _creation(broker: Broker, topic: Any) -> CreateTopic:
+    name, settings = topic.name, broker.settings
+    if name in _RESERVED:
+        raise refused(f"topic {name!r} is internal: the cluster creates it when it is needed")
+    check_topic_name(name)
+    if name in broker.image.topics:
+        raise ApiError(ErrorCode.topic_already_exists, f"topic {name!r} already exists")
+    without = [config.name for config in topic.configs if config.value is None]
+    if without:
+        raise ApiError(ErrorCode.invalid_config, f"no value is given for {', '.join(without)}")
+    configs = {config.name: config.value for config in topic.configs}
+    check_overrides(configs, settings.topic_defaults)
+    count, replication = topic.num_partitions, topic.replication_factor
+    if topic.assignments:
+        if (count, replication) != (_DEFAULT, _DEFAULT):
+            raise refused(
+                f"topic {name!r} has assignments, so its number of partitions and of replicas must be -1"
+            )
+        assignments = _complete(topic.assignments)
+        return CreateTopic(name=name, topic_id=uuid4(), assignments=assignments, configs=configs)
+    return CreateTopic(
+        name=name,
+        topic_id=uuid4(),
+        partitions=settings.default_partitions if count == _DEFAULT else count,
+        replication=settings.default_replication if replication == _DEFAULT else replication,
+        configs=configs,
+    )
+
+
+def _complete(assignments: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    by_index = {each.partition_index: tuple(each.broker_ids) for each in assignments}
+    if len(by_index) != len(assignments) or set(by_index) != set(range(len(by_index))):
+        raise ApiError(
+            ErrorCode.invalid_replica_assignment,
+            "assignments must be of the partitions 0, 1, 2 and so on, each once",
+        )
+    return tuple(by_index[index] for index in range(len(by_index)))
+
+
+def _created(
+    broker: Broker, name: str, result: TopicImage | TidemillError, validate_only: bool
+) -> dict[str, Any]:
+    if isinstance(result, TidemillError):
+        return {"name": name, **outcome(result), "configs": ()}
+    entries = topic_config_entries(result.configs, broker.settings.topic_defaults)
+    return {
+        "name": name,
+        **outcome(None),
+        # The id of a topic that was not created would name nothing.
+        "topic_id": None if validate_only else result.id,
+        "num_partitions": len(result.partitions),
+        "replication_factor": len(result.partitions[0].replicas),
+        "configs": [{field: entry[field] for field in _CONFIG_FIELDS} for entry in entries],
+    }
+
+
+# --- CreatePartitions
+
+
+async def create_partitions(broker: Broker, call: Call) -> dict[str, Any]:
+    """Raise the number of partitions of topics, or with ``validate_only`` say what would become of it."""
+    request = call.request
+    twice = repeated(topic.name for topic in request.topics)
+    planned: dict[str, CreatePartitions | TidemillError] = {}
+    for topic in request.topics:
+        if topic.name in twice:
+            planned[topic.name] = refused("the topic is named more than once in the request")
+        elif topic.name in INTERNAL_TOPICS:
+            planned[topic.name] = ApiError(
+                ErrorCode.invalid_topic_exception,
+                f"topic {topic.name!r} is internal: its number of partitions decides where things live in it",
+            )
+        else:
+            planned[topic.name] = CreatePartitions(
+                name=topic.name, new_count=topic.count, assignments=_added(topic.assignments)
+            )
+    done = await _run(broker, planned, check_only=request.validate_only)
+    failures = {name: result for name, result in done.items() if isinstance(result, TidemillError)}
+    return {"results": [{"name": name, **outcome(failures.get(name))} for name in planned]}
+
+
+def _added(assignments: Sequence[Any] | None) -> tuple[tuple[int, ...], ...] | None:
+    return None if assignments is None else tuple(tuple(each.broker_ids) for each in assignments)
+
+
+async def _run(
+    broker: Broker, planned: dict[str, Any], *, check_only: bool
+) -> dict[str, TopicImage | TidemillError]:
+    """The result of each command; what is an error already stays it."""
+    commands: dict[str, Command[TopicImage]] = {
+        name: plan for name, plan in planned.items() if not isinstance(plan, TidemillError)
+    }
+    if check_only:
+        return planned | {name: _check(broker, command) for name, command in commands.items()}
+    try:
+        results = await broker.controller.submit_many(commands.values())
+    except TidemillError as error:
+        return planned | dict.fromkeys(commands, error)
+    return planned | dict(zip(commands, results, strict=True))
+
+
+def _check(broker: Broker, command: Command[TopicImage]) -> TopicImage | TidemillError:
+    try:
+        return broker.controller.check(command)
+    except TidemillError as error:
+        return error
+
+
+# --- DeleteTopics
+
+
+async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
+    """Delete topics by name or, from v6 on, by id."""
+    asked: list[tuple[str | None, UUID | None]]
+    if call.version < 6:
+        asked = [(name, None) for name in call.request.topic_names]
+    else:
+        asked = [(topic.name, topic.topic_id) for topic in call.request.topics]
+    twice = repeated(pair for pair in asked if pair != (None, None))
+    # A name and an id in one request can mean the same topic.
+    named = [_found(broker, name, topic_id) for name, topic_id in dict.fromkeys(asked)]
+    topic_twice = repeated(topic.id for topic in named if topic is not None)
+    responses = []
+    for name, topic_id in dict.fromkeys(asked):
+        error: TidemillError | None = None
+        topic = _found(broker, name, topic_id)
+        try:
+            _check_named_well(name, topic_id)
+            if (name, topic_id) in twice or (topic is not None and topic.id in topic_twice):
+                raise refused("the topic is named more than once in the request")
+            topic = broker.topic(name) if name is not None else broker.topic_by_id(topic_id)
+            await _delete(broker, topic)
+        except TidemillError as failure:
+            error = failure
+        shown_name, shown_id = (name, topic_id) if topic is None else (topic.name, topic.id)
+        responses.append({"name": shown_name, "topic_id": shown_id, **outcome(error)})
+    return {"responses": responses}
+
+
+def _found(broker: Broker, name: str | None, topic_id: UUID | None) -> TopicImage | None:
+    if name is not None:
+        return broker.image.topics.get(name) if topic_id is None else None
+    return None if topic_id is None else broker.image.topic_by_id(topic_id)
+
+
+def _check_named_well(name: str | None, topic_id: UUID | None) -> None:
+    if name is None and topic_id is None:
+        raise refused("neither a name nor an id is given")
+    if name is not None and topic_id is not None:
+        raise refused("both a name and an id are given; give one")
+
+
+async def _delete(broker: Broker, topic: TopicImage) -> None:
+    if topic.internal:
+        raise ApiError(
+            ErrorCode.invalid_topic_exception, f"topic {topic.name!r} is internal: the cluster needs it"
+        )
+    try:
+        await broker.delete_topic(topic)
+    except TidemillError as error:
+        if broker.image.topic_by_id(topic.id) is not None:
+            raise
+        logger.warning("topic %s is deleted; cleaning up after it failed: %s", topic.name, error.message)
+
+
+# --- ElectLeaders
+
+
+async def elect_leaders(broker: Broker, call: Call) -> dict[str, Any]:
+    """Elect leaders of partitions. For all partitions, only those are answered that needed an election."""
+    asked = call.request.topic_partitions
+    wanted: dict[str, list[int]] = {}
+    if asked is None:
+        wanted = {name: list(range(len(topic.partitions))) for name, topic in broker.image.topics.items()}
+    for topic in asked or ():
+        wanted.setdefault(topic.topic, []).extend(topic.partitions)
+    election = _ELECTIONS.get(call.field("election_type", 0))
+    results = []
+    for name, indexes in wanted.items():
+        if election is None:
+            error = refused("there is no such election type; 0 is preferred, 1 is unclean")
+            outcomes = {index: outcome(error) for index in indexes}
+        else:
+            outcomes = await _elect(broker, name, tuple(dict.fromkeys(indexes)), election)
+        partitions = [
+            {"partition_id": index, **body}
+            for index, body in outcomes.items()
+            if asked is not None or body["error_code"] is not ErrorCode.election_not_needed
+        ]
+        if partitions or asked is not None:
+            results.append({"topic": name, "partition_result": partitions})
+    code = ErrorCode.none if election is not None else ErrorCode.invalid_request
+    return {"error_code": code, "replica_election_results": results}
+
+
+async def _elect(
+    broker: Broker, name: str, indexes: tuple[int, ...], election: Election
+) -> dict[int, dict[str, Any]]:
+    try:
+        codes = await broker.controller.submit(ElectLeaders(name=name, partitions=indexes, election=election))
+    except TidemillError as error:
+        return {index: outcome(error) for index in indexes}
+    return {
+        index: {"error_code": code, "error_message": _ELECTION_MESSAGES.get(code)}
+        for index, code in codes.items()
+    }

@@ -1,0 +1,1 @@
+"""What several tests share: a disk that lies, a history checker, and makers of batches."""

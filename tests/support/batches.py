@@ -1,0 +1,27 @@
+"""Short ways to make batches."""
+
+from __future__ import annotations
+
+from tidemill.records.batch import BatchHeader, parse_header
+from tidemill.records.record import Record, build_batch
+
+__all__ = ("make_batch", "plain_batch")
+
+
+def plain_batch(
+    *values: str, timestamp_ms: int = 1, producer: tuple[int, int, int] | None = None, codec: int = 0
+) -> bytes:
+    """One batch with a record per value; ``producer`` is (id, epoch, base sequence)."""
+    producer_id, epoch, sequence = producer or (-1, -1, -1)
+    records = [Record(None, value.encode(), timestamp_ms) for value in values]
+    return build_batch(
+        records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, codec=codec
+    )
+
+
+def make_batch(
+    *values: str, timestamp_ms: int = 1, producer: tuple[int, int, int] | None = None, codec: int = 0
+) -> tuple[bytes, BatchHeader]:
+    """The same, with its header: the first two arguments of ``PartitionLog.append``."""
+    data = plain_batch(*values, timestamp_ms=timestamp_ms, producer=producer, codec=codec)
+    return data, parse_header(data)

@@ -1,0 +1,564 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tidemill.errors import ApiError, DiskFull, ErrorCode, SyncFailed
+from tidemill.groups import (
+    CommittedOffset,
+    GroupCoordinator,
+    GroupSettings,
+    HeartbeatRequest,
+    JoinProtocol,
+    JoinReply,
+    JoinRequest,
+    LeavingMember,
+    LoopClock,
+    OffsetCommitRequest,
+    OffsetToCommit,
+    SyncReply,
+    SyncRequest,
+    partition_of_group,
+)
+from tidemill.groups.records import OffsetCommitRecord, encode_record
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from tidemill.errors import TidemillError
+
+NONE = ErrorCode.none
+T0 = ("t", 0)
+
+
+class VirtualClock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+        self.timers: dict[object, tuple[int, Callable[[], None]]] = {}
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Any:
+        timers = self.timers
+
+        class Handle:
+            def cancel(self) -> None:
+                timers.pop(self, None)
+
+        handle = Handle()
+        timers[handle] = (when_ms, callback)
+        return handle
+
+    async def advance(self, duration_ms: int) -> None:
+        end_ms = self.ms + duration_ms
+        while due := [
+            (when, id(handle), handle) for handle, (when, _) in self.timers.items() if when <= end_ms
+        ]:
+            when_ms, _, handle = min(due)
+            self.ms = max(self.ms, when_ms)
+            self.timers.pop(handle)[1]()
+            await settle()
+        self.ms = end_ms
+        await settle()
+
+
+class MemoryLog:
+    """A log whose high watermark moves when a test says so, or with every append."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes, bytes | None]] = []
+        self.batches: list[int] = []
+        self.high_watermark = 0
+        self.commits_at_once = True
+        self.refuse_with: TidemillError | None = None
+        self.broken: TidemillError | None = None
+        self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        assert records
+        self.records += records
+        self.batches.append(len(records))
+        if self.commits_at_once:
+            self.commit()
+        return len(self.records)
+
+    def committed(self, offset: int) -> Awaitable[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.append((offset, future))
+        self._wake()
+        return future
+
+    def replay(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+        for offset, (key, value) in enumerate(self.records[: self.high_watermark]):
+            yield offset, key, value
+
+    def commit(self) -> None:
+        self.high_watermark = len(self.records)
+        self._wake()
+
+    def fail_sync(self) -> None:
+        """What an fsync that fails does: the tail is gone, the partition has stopped."""
+        self.broken = SyncFailed("fsync failed")
+        del self.records[self.high_watermark :]
+        self._wake()
+
+    def _wake(self) -> None:
+        for offset, future in self.waiters:
+            if future.done():
+                continue
+            if self.broken is not None:
+                future.set_exception(self.broken)
+            elif offset <= self.high_watermark:
+                future.set_result(None)
+        self.waiters = [(offset, future) for offset, future in self.waiters if not future.done()]
+
+
+class Node:
+    """A coordinator over in-memory logs."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        self.settings = settings
+        self.clock = VirtualClock()
+        self.logs: dict[int, MemoryLog] = {}
+        self.refuse_open: dict[int, TidemillError] = {}
+        self.opened: list[int] = []
+        self.coordinator = GroupCoordinator(self, settings, self.clock)
+
+    def open_log(self, partition: int) -> MemoryLog:
+        self.opened.append(partition)
+        if partition in self.refuse_open:
+            raise self.refuse_open[partition]
+        log = self.logs.setdefault(partition, MemoryLog())
+        log.broken = None
+        return log
+
+    @property
+    def log(self) -> MemoryLog:
+        return self.logs.setdefault(partition_of_group("g", self.settings.partitions), MemoryLog())
+
+    async def restart(self) -> None:
+        await self.coordinator.close()
+        self.coordinator = GroupCoordinator(self, self.settings, self.clock)
+        await self.coordinator.start()
+
+    async def commit(self, offset: int, group_id: str = "g", **changes: Any) -> ErrorCode:
+        request = OffsetCommitRequest(group_id, [OffsetToCommit("t", 0, offset)], **changes)
+        return (await self.coordinator.commit_offsets(request))[T0]
+
+    async def fetch(self, group_id: str = "g") -> int:
+        return (await self.coordinator.fetch_offsets(group_id, [T0])).offsets[T0].offset
+
+    def start_join(self, member_id: str = "", **changes: Any) -> asyncio.Task[JoinReply]:
+        values: dict[str, Any] = {"rebalance_timeout_ms": 20_000, "client_id": "c", "version": 3} | changes
+        protocols = (JoinProtocol("range", b"m"),)
+        request = JoinRequest(values.pop("group_id", "g"), member_id, "consumer", protocols, 10_000, **values)
+        return asyncio.get_running_loop().create_task(self.coordinator.join(request))
+
+    def start_sync(self, member_id: str, generation: int, **parts: bytes) -> asyncio.Task[SyncReply]:
+        request = SyncRequest("g", member_id, generation, parts)
+        return asyncio.get_running_loop().create_task(self.coordinator.sync(request))
+
+    async def heartbeat(self, member_id: str, generation: int) -> ErrorCode:
+        return await self.coordinator.heartbeat(HeartbeatRequest("g", member_id, generation))
+
+    async def stable_member(self) -> str:
+        join = self.start_join()
+        await self.clock_until(join)
+        member_id = join.result().member_id
+        request = SyncRequest("g", member_id, join.result().generation, {member_id: b"part"})
+        reply = await self.coordinator.sync(request)
+        assert (reply.error, reply.assignment) == (NONE, b"part")
+        return member_id
+
+    async def clock_until(self, task: asyncio.Task[Any]) -> None:
+        for _ in range(1_000):
+            await self.clock.advance(100)
+            if task.done():
+                return
+        raise AssertionError("never answered")
+
+
+async def settle() -> None:
+    """Let everything that can run, run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node(GroupSettings(partitions=3, initial_rebalance_delay_ms=3_000))
+    yield node
+    await node.coordinator.close()
+    await settle()
+    assert node.clock.timers == {}
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class TestDurability:
+    async def test_a_commit_is_answered_when_it_is_committed(self, node: Node) -> None:
+        node.log.commits_at_once = False
+        answer = asyncio.create_task(node.commit(7))
+        await settle()
+        assert not answer.done()
+        node.log.commit()
+        assert await answer is NONE
+
+    async def test_a_read_waits_for_what_was_appended_before_it(self, node: Node) -> None:
+        await node.commit(1)
+        node.log.commits_at_once = False
+        write = asyncio.create_task(node.commit(2))
+        await settle()
+        reads: list[asyncio.Task[Any]] = [
+            asyncio.create_task(node.fetch()),
+            asyncio.create_task(node.coordinator.list_groups()),
+            asyncio.create_task(node.coordinator.describe_groups(["g"])),
+        ]
+        await settle()
+        assert not any(task.done() for task in reads)
+        node.log.commit()
+        assert await reads[0] == 2
+        assert await write is NONE
+        await asyncio.gather(*reads)
+
+    async def test_later_appends_do_not_hold_back_an_earlier_answer(self, node: Node) -> None:
+        node.log.commits_at_once = False
+        first = asyncio.create_task(node.commit(1))
+        await settle()
+        second = asyncio.create_task(node.commit(2))
+        await settle()
+        node.log.high_watermark = 1
+        node.log._wake()
+        await settle()
+        assert first.done()
+        assert not second.done()
+        node.log.commit()
+        assert await second is NONE
+
+    async def test_a_heartbeat_does_not_wait(self, node: Node) -> None:
+        member = await node.stable_member()
+        node.log.commits_at_once = False
+        commit = asyncio.create_task(node.commit(1, generation=1, member_id=member))
+        await settle()
+        assert await node.heartbeat(member, 1) is NONE
+        node.log.commit()
+        assert await commit is NONE
+
+    async def test_assignments_leave_when_they_are_committed(self, node: Node) -> None:
+        joins = [node.start_join(), node.start_join()]
+        await node.clock_until(joins[0])
+        leader, follower = (join.result().member_id for join in joins)
+        node.log.commits_at_once = False
+        syncs = [node.start_sync(follower, 1), node.start_sync(leader, 1, **{follower: b"f", leader: b"l"})]
+        await settle()
+        late = node.start_sync(follower, 1)
+        await settle()
+        assert not any(sync.done() for sync in (*syncs, late))
+        node.log.commit()
+        assert [(await sync).assignment for sync in (*syncs, late)] == [b"f", b"l", b"f"]
+
+
+class TestFailures:
+    async def test_a_full_disk_refuses_and_changes_nothing(self, node: Node) -> None:
+        await node.commit(1)
+        node.log.refuse_with = DiskFull("no room")
+        assert await node.commit(2) is ErrorCode.coordinator_not_available
+        assert await node.fetch() == 1
+        node.log.refuse_with = None
+        assert await node.commit(3) is NONE
+        assert node.opened.count(partition_of_group("g", 3)) == 1
+
+    async def test_a_full_disk_refuses_a_first_join_without_a_trace(self, node: Node) -> None:
+        node.log.refuse_with = DiskFull("no room")
+        assert (await node.start_join()).error is ErrorCode.coordinator_not_available
+        assert (await node.coordinator.list_groups()).groups == ()
+
+    async def test_what_is_due_is_tried_again_while_the_disk_is_full(
+        self, node: Node, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await node.stable_member()
+        node.log.refuse_with = DiskFull("no room")
+        await node.clock.advance(15_000)
+        [described] = await node.coordinator.describe_groups(["g"])
+        assert described.state == "Stable"
+        assert "cannot be persisted" in caplog.text
+        node.log.refuse_with = None
+        await node.clock.advance(1_000)
+        [described] = await node.coordinator.describe_groups(["g"])
+        assert described.state == "Empty"
+
+    async def test_a_log_that_stops_takes_its_shard_along(self, node: Node) -> None:
+        await node.commit(1)
+        node.log.commits_at_once = False
+        answer = asyncio.create_task(node.commit(2))
+        await settle()
+        node.log.fail_sync()
+        assert await answer is ErrorCode.not_coordinator
+        node.log.commits_at_once = True
+        assert await node.fetch() == 1
+        assert node.opened.count(partition_of_group("g", 3)) == 2
+
+    async def test_whoever_waits_in_a_group_is_told_when_the_log_stops(self, node: Node) -> None:
+        join = node.start_join()
+        await settle()
+        node.log.commits_at_once = False
+        commit = asyncio.create_task(node.commit(1, group_id=other_group_in_the_same_shard()))
+        await settle()
+        node.log.fail_sync()
+        assert (await join).error is ErrorCode.not_coordinator
+        assert await commit is ErrorCode.not_coordinator
+
+    async def test_lost_leadership_stops_the_shard(self, node: Node) -> None:
+        await node.commit(1)
+        partition = partition_of_group("g", 3)
+        node.log.refuse_with = ApiError(ErrorCode.not_leader_or_follower, "another node leads")
+        node.refuse_open[partition] = ApiError(ErrorCode.not_coordinator, "another node leads")
+        assert await node.commit(2) is ErrorCode.not_coordinator
+        assert (await node.coordinator.fetch_offsets("g", None)).error is ErrorCode.not_coordinator
+        assert (await node.coordinator.list_groups()).error is NONE
+
+    async def test_a_corrupt_record_keeps_its_shard_from_serving_and_is_reported(
+        self, node: Node, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await node.commit(1)
+        node.log.append([(b"\x00\x01junk", b"junk")])
+        await node.restart()
+        assert await node.commit(2) is ErrorCode.coordinator_not_available
+        assert "at offset 1" in caplog.text
+        assert (await node.coordinator.list_groups()).error is ErrorCode.coordinator_not_available
+        tries = len(node.opened)
+        await node.commit(2)
+        assert len(node.opened) == tries
+        await node.clock.advance(1_000)
+        del node.log.records[1:]
+        node.log.commit()
+        assert await node.fetch() == 1
+
+    async def test_a_record_of_an_unknown_kind_is_skipped_with_a_warning(
+        self, node: Node, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await node.commit(1)
+        node.log.append([(b"\x00\x63new", b"new")])
+        with caplog.at_level(logging.WARNING):
+            await node.restart()
+        assert await node.fetch() == 1
+        assert "unknown" in caplog.text
+
+
+class TestTime:
+    async def test_a_join_is_answered_by_the_timer(self, node: Node) -> None:
+        join = node.start_join()
+        await settle()
+        assert not join.done()
+        await node.clock.advance(3_000)
+        assert join.result().generation == 1
+
+    async def test_one_timer_serves_all_groups_of_a_shard(self, node: Node) -> None:
+        other = other_group_in_the_same_shard()
+        joins = [node.start_join(), node.start_join(group_id=other)]
+        await settle()
+        assert len(node.clock.timers) == 1
+        await node.clock.advance(3_000)
+        assert all(join.result().generation == 1 for join in joins)
+
+    async def test_heartbeats_keep_a_session_and_silence_ends_it(self, node: Node) -> None:
+        member = await node.stable_member()
+        for _ in range(5):
+            await node.clock.advance(9_000)
+            assert await node.heartbeat(member, 1) is NONE
+        await node.clock.advance(10_000)
+        assert await node.heartbeat(member, 1) is ErrorCode.unknown_member_id
+
+    async def test_retention_removes_offsets_and_the_group(self, node: Node) -> None:
+        await node.commit(1)
+        node.clock.ms += node.settings.offsets_retention_ms
+        await node.coordinator.expire()
+        assert await node.fetch() == -1
+        assert (await node.coordinator.list_groups()).groups == ()
+
+    async def test_the_loop_clock_fires_at_its_time_and_not_before(self) -> None:
+        clock = LoopClock()
+        fired: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        due_ms = clock.now_ms() + 5
+        clock.call_at(due_ms, lambda: fired.set_result(clock.now_ms()))
+        assert await fired >= due_ms
+
+
+class TestCancellation:
+    async def test_a_cancelled_join_stays_a_member_until_its_time_is_up(self, node: Node) -> None:
+        join = node.start_join()
+        await settle()
+        join.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await join
+        other = node.start_join()
+        await node.clock_until(other)
+        assert other.result().error is NONE
+        [described] = await node.coordinator.describe_groups(["g"])
+        assert len(described.members) == 2
+        await node.clock.advance(30_000)
+        [described] = await node.coordinator.describe_groups(["g"])
+        assert described.state == "Empty"
+
+    async def test_a_cancelled_commit_still_happens(self, node: Node) -> None:
+        node.log.commits_at_once = False
+        commit = asyncio.create_task(node.commit(5))
+        await settle()
+        commit.cancel()
+        await settle()
+        node.log.commit()
+        assert await node.fetch() == 5
+
+    async def test_a_request_cancelled_while_loading_does_not_stop_the_loading(self, node: Node) -> None:
+        node.log.append([encode_record(OffsetCommitRecord("x", "t", 0, None))] * 5_000)
+        first = asyncio.create_task(node.commit(1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second = asyncio.create_task(node.commit(2))
+        await asyncio.sleep(0)
+        assert node.coordinator._loading
+        first.cancel()
+        assert await second is NONE
+        assert node.opened == [partition_of_group("g", 3)]
+
+    async def test_closing_answers_whoever_waits(self, node: Node) -> None:
+        join = node.start_join()
+        await settle()
+        await node.coordinator.close()
+        assert (await join).error is ErrorCode.coordinator_not_available
+        assert await node.commit(1) is ErrorCode.coordinator_not_available
+
+
+class TestRestart:
+    async def test_members_go_on_and_offsets_are_there(self, node: Node) -> None:
+        member = await node.stable_member()
+        await node.commit(9, generation=1, member_id=member)
+        await node.restart()
+        assert await node.heartbeat(member, 1) is NONE
+        assert (await node.start_sync(member, 1)).assignment == b"part"
+        assert await node.fetch() == 9
+
+    async def test_sessions_start_anew_and_expire_without_a_request(self, node: Node) -> None:
+        await node.stable_member()
+        await node.clock.advance(9_000)
+        await node.restart()
+        await node.clock.advance(9_999)
+        [described] = await node.coordinator.describe_groups(["g"])
+        assert described.state == "Stable"
+        await node.clock.advance(1)
+        [described] = await node.coordinator.describe_groups(["g"])
+        assert described.state == "Empty"
+
+    async def test_a_reloaded_shard_equals_the_live_one(self, node: Node) -> None:
+        await node.stable_member()
+        for offset in range(5):
+            await node.commit(offset, group_id=f"simple-{offset}")
+        groups = [f"simple-{offset}" for offset in range(5)] + ["g", "missing"]
+        await node.coordinator.delete_groups(["simple-0"])
+        before = await self.everything(node, groups)
+        await node.restart()
+        assert await self.everything(node, groups) == before
+
+    async def everything(self, node: Node, groups: list[str]) -> Any:
+        return (
+            sorted((await node.coordinator.list_groups()).groups, key=lambda group: group.group_id),
+            await node.coordinator.describe_groups(groups),
+            [await node.coordinator.fetch_offsets(group, None) for group in groups],
+        )
+
+
+class TestRequests:
+    async def test_an_empty_group_id_is_refused_where_kafka_refuses_it(self, node: Node) -> None:
+        bad = ErrorCode.invalid_group_id
+        coordinator = node.coordinator
+        assert (await node.start_join(group_id="")).error is bad
+        assert (await coordinator.sync(SyncRequest("", "m", 1))).error is bad
+        assert await coordinator.heartbeat(HeartbeatRequest("", "m", 1)) is bad
+        assert (await coordinator.leave("", [])).error is bad
+        assert (await coordinator.delete_offsets("", [])).error is bad
+        assert await node.commit(3, group_id="") is NONE
+        assert await node.fetch("") == 3
+
+    async def test_a_session_timeout_out_of_bounds_is_refused(self, node: Node) -> None:
+        for timeout_ms in (5_999, 1_800_001):
+            request = JoinRequest("g", "", "consumer", (JoinProtocol("range", b""),), timeout_ms)
+            assert (await node.coordinator.join(request)).error is ErrorCode.invalid_session_timeout
+
+    async def test_names_too_long_to_be_stored_are_refused(self, node: Node) -> None:
+        long = "x" * 40_000
+        assert (await node.start_join(instance_id=long)).error is ErrorCode.invalid_request
+        assert (await node.start_join(group_id=long)).error is ErrorCode.invalid_group_id
+        request = OffsetCommitRequest("g", [OffsetToCommit(long, 0, 1)])
+        assert await node.coordinator.commit_offsets(request) == {(long, 0): ErrorCode.invalid_request}
+        assert node.log.records == []
+
+    async def test_member_ids_start_with_what_the_client_is_known_by(self, node: Node) -> None:
+        reply = await node.start_join(version=4, client_id="app")
+        assert reply.error is ErrorCode.member_id_required
+        assert reply.member_id.startswith("app-")
+        assert len(reply.member_id) == len("app-") + 36
+
+    async def test_leaving_answers_the_others(self, node: Node) -> None:
+        joins = [node.start_join(), node.start_join()]
+        await node.clock_until(joins[0])
+        leader, follower = (join.result().member_id for join in joins)
+        waiting = node.start_sync(follower, 1)
+        await settle()
+        answer = await node.coordinator.leave("g", [LeavingMember(leader)])
+        assert answer.members[0].error is NONE
+        assert (await waiting).error is ErrorCode.rebalance_in_progress
+
+    async def test_offsets_are_deleted_by_partition_by_topic_and_by_group(self, node: Node) -> None:
+        await node.commit(1)
+        deleted = await node.coordinator.delete_offsets("g", [T0])
+        assert deleted.partitions == {T0: NONE}
+        assert await node.fetch() == -1
+        await node.commit(1)
+        await node.coordinator.on_topics_deleted(["t"])
+        assert await node.fetch() == -1
+        await node.commit(1)
+        assert await node.coordinator.delete_groups(["g", "nope"]) == {
+            "g": NONE,
+            "nope": ErrorCode.group_id_not_found,
+        }
+        assert (await node.coordinator.fetch_offsets("g", [T0])).offsets == {T0: CommittedOffset()}
+
+    async def test_a_topic_s_offsets_that_cannot_be_deleted_are_reported(self, node: Node) -> None:
+        await node.commit(1)
+        node.log.refuse_with = DiskFull("no room")
+        with pytest.raises(DiskFull):
+            await node.coordinator.on_topics_deleted(["t"])
+        assert await node.fetch() == 1
+
+    async def test_a_commit_of_many_partitions_is_one_batch(self, node: Node) -> None:
+        request = OffsetCommitRequest("g", [OffsetToCommit("t", number, 1) for number in range(100)])
+        await node.coordinator.commit_offsets(request)
+        assert node.log.batches == [100]
+
+
+class TestPartitions:
+    @pytest.mark.parametrize(
+        ("group_id", "java_hash"),
+        [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31)), ("\U0001f600", 1772899)],
+    )
+    def test_the_partition_follows_java_s_hash(self, group_id: str, java_hash: int) -> None:
+        assert partition_of_group(group_id, 50) == (java_hash & 0x7FFFFFFF) % 50
+
+    async def test_shards_load_when_first_asked_for(self, node: Node) -> None:
+        await node.commit(1)
+        assert node.opened == [partition_of_group("g", 3)]
+        await node.coordinator.start()
+        assert sorted(node.opened) == [0, 1, 2]
+
+
+def other_group_in_the_same_shard() -> str:
+    target = partition_of_group("g", 3)
+    return next(name for name in (f"other-{n}" for n in range(100)) if partition_of_group(name, 3) == target)

@@ -1,0 +1,121 @@
+"""A broker without sockets, and a way to ask it that goes through the wire format in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tidemill.config.settings import Settings
+from tidemill.config.values import MIB, Address
+from tidemill.control.commands import RegisterNode, SetClusterId
+from tidemill.control.controller import Controller
+from tidemill.control.memory import MemoryStore
+from tidemill.groups.clock import LoopClock
+from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.groups.settings import GroupSettings
+from tidemill.log.storage import LocalStorage
+from tidemill.replication.flusher import Flusher
+from tidemill.replication.replicas import Replicas
+from tidemill.server.broker import Broker
+from tidemill.server.budget import ByteBudget
+from tidemill.server.call import Call, ReplyBuffers
+from tidemill.server.handlers import configs, groups, log_dirs, metadata, producers, topics
+from tidemill.wire.apis import APIS
+from tidemill.wire.encode import encode_request, set_strict
+from tidemill.wire.requests import decode_request, decode_response, parse_header
+
+MakeBroker = Callable[..., Awaitable[Broker]]
+
+HANDLERS = {
+    "Metadata": metadata.metadata,
+    "DescribeCluster": metadata.describe_cluster,
+    "DescribeTopicPartitions": metadata.describe_topic_partitions,
+    "FindCoordinator": metadata.find_coordinator,
+    "CreateTopics": topics.create_topics,
+    "DeleteTopics": topics.delete_topics,
+    "CreatePartitions": topics.create_partitions,
+    "ElectLeaders": topics.elect_leaders,
+    "DescribeConfigs": configs.describe_configs,
+    "AlterConfigs": configs.alter_configs,
+    "IncrementalAlterConfigs": configs.incremental_alter_configs,
+    "DescribeLogDirs": log_dirs.describe_log_dirs,
+    "InitProducerId": producers.init_producer_id,
+    "JoinGroup": groups.join_group,
+    "SyncGroup": groups.sync_group,
+    "Heartbeat": groups.heartbeat,
+    "LeaveGroup": groups.leave_group,
+    "OffsetCommit": groups.offset_commit,
+    "OffsetFetch": groups.offset_fetch,
+    "OffsetDelete": groups.offset_delete,
+    "ListGroups": groups.list_groups,
+    "DescribeGroups": groups.describe_groups,
+    "DeleteGroups": groups.delete_groups,
+}
+KEYS = {api.name: api.key for api in APIS.values()}
+CORRELATION_ID = 77
+
+
+@pytest.fixture(autouse=True)
+def _search_for_typos() -> Iterator[None]:
+    set_strict(True)
+    yield
+    set_strict(False)
+
+
+@pytest.fixture
+async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
+    """Makes brokers with other settings than the default; all of them share the directory."""
+    opened: list[tuple[Broker, MemoryStore]] = []
+
+    async def make(**changes: Any) -> Broker:
+        settings = Settings(data_dir=tmp_path, offsets_topic_partitions=2, **changes)
+        store = MemoryStore()
+        controller = Controller(store)
+        await controller.start()
+        await controller.submit(SetClusterId(cluster_id="the-cluster"))
+        await controller.submit(
+            RegisterNode(node_id=1, name="node-1", host="registered", port=1, incarnation=uuid4())
+        )
+        flusher = Flusher(asyncio.get_running_loop(), 1)
+        replicas = Replicas(LocalStorage(tmp_path), flusher.request, max_decompressed_bytes=MIB)
+        broker = Broker(settings, controller, replicas, flusher, ByteBudget(settings.max_inflight_bytes))
+        broker.advertised = Address("advertised", 9999)
+        group_settings = GroupSettings(partitions=2, initial_rebalance_delay_ms=0)
+        broker.groups = GroupCoordinator(broker, group_settings, LoopClock())
+        opened.append((broker, store))
+        return broker
+
+    yield make
+    for broker, store in opened:
+        await broker.groups.close()
+        await broker.close()
+        await broker.controller.stop()
+        await store.close()
+
+
+@pytest.fixture
+async def broker(make_broker: MakeBroker) -> Broker:
+    return await make_broker()
+
+
+@pytest.fixture
+def ask() -> Callable[..., Awaitable[Any]]:
+    """``await ask(broker, "Metadata", 12, topics=None)`` gives the decoded response."""
+
+    async def send(broker: Broker, api: str, version: int, /, **body: Any) -> Any:
+        frame = encode_request(KEYS[api], version, CORRELATION_ID, "the-client", body)[4:]
+        header = parse_header(frame)
+        sent: list[ReplyBuffers] = []
+        call = Call(header, decode_request(header, frame), "10.1.2.3", sent.append, lambda: None)
+        call.reply(await HANDLERS[api](broker, call))
+        ((response,),) = sent
+        correlation_id, entity = decode_response(KEYS[api], version, bytes(response)[4:])
+        assert correlation_id == CORRELATION_ID
+        return entity
+
+    return send
