@@ -489,7 +489,17 @@ class PartitionLog:
         except DiskFull:
             # Deleting is how room is made, so it must work without any; forgetting producers is the lesser evil.
             return self.durable_offset
-        return max(list_snapshots(self._storage, self.directory), default=0)
+        snapshots = list_snapshots(self._storage, self.directory)
+        if not snapshots:
+            return 0
+        # The one that an orderly stop left is not synced.
+        file = self._storage.open(f"{self.directory}/{snapshot_name(snapshots[-1])}")
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._storage.sync_dir(self.directory)
+        return snapshots[-1]
 
     def discard(self, segments: list[Segment]) -> None:
         """Remove the files of segments that are no longer part of the log. May run in another thread."""

@@ -364,7 +364,9 @@ class _Opening:
             try:
                 data = read_checked(self.storage, path, SNAPSHOT_KIND)
             except StorageError as error:
-                self.report.warnings.append(f"a producer snapshot is skipped: {error}")
+                # Gone, so that nobody counts on it: segments are deleted only once a snapshot covers them.
+                self.report.warnings.append(f"a producer snapshot is removed: {error}")
+                self.storage.remove(path)
                 continue
             return ProducerStates.from_bytes(data), offset
         return ProducerStates(), 0

@@ -22,6 +22,7 @@ from tidemill.config.settings import Settings
 from tidemill.errors import ProtocolError
 from tidemill.server.budget import ByteBudget
 from tidemill.server.call import Call, ReplyBuffers
+from tidemill.server.frame_buffers import FrameBuffers
 from tidemill.wire.apis import is_served
 from tidemill.wire.requests import RequestHeader, decode_request, parse_header
 
@@ -32,12 +33,15 @@ logger = logging.getLogger(__name__)
 _LENGTH_BYTES = 4
 _SCRATCH_BYTES = 256 * 1024
 _FIRST_BUFFER_BYTES = 1024 * 1024 + 64 * 1024
+_BUFFERED_MIN_BYTES = 128 * 1024
+_BUFFERS_KEPT = 8
 #: API keys whose requests may run beside each other: Produce and Fetch.
 _OVERLAPPING = frozenset({0, 1})
 
 # The event loop reads one socket at a time, and hands the bytes over before it reads the next: so one scratch
 # buffer serves every connection, and an idle connection has no buffer of its own.
 _scratch = memoryview(bytearray(_SCRATCH_BYTES))
+_buffers = FrameBuffers(_FIRST_BUFFER_BYTES, _BUFFERS_KEPT)
 
 
 class Dispatcher(Protocol):
@@ -163,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self._filled == self._frame_length:
                     self._frame_complete()
                 elif self._filled == len(self._frame):
-                    self._grow_frame()
+                    self._grow_frame(self._frame)
             else:
                 self._take_scratch(nbytes)
         except ProtocolError as error:
@@ -202,25 +206,26 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def _begin_frame(self, length: int, start: memoryview) -> None:
-        size = min(length, max(_FIRST_BUFFER_BYTES, len(start)))
+        assert len(start) <= _buffers.size_bytes, "the scratch buffer is smaller than a frame buffer"
+        small = length < _BUFFERED_MIN_BYTES
         self._frame_length = length
-        self._frame = bytearray(size)
+        self._frame = bytearray(length) if small else _buffers.take()
         self._frame[: len(start)] = start
         self._filled = len(start)
+        size = min(length, len(self._frame))
+        self._frame_view = memoryview(self._frame)[:size]
         # What arrived is here in any case; room for more is waited for in _update_reading.
         self._reserve(size)
-        self._frame_view = memoryview(self._frame)
         self._set_deadline_for_input()
 
-    def _grow_frame(self) -> None:
-        assert self._frame is not None
-        size = min(self._frame_length, 2 * len(self._frame))
+    def _grow_frame(self, full: bytearray) -> None:
+        size = min(self._frame_length, 2 * len(full))
         # The loop still holds the old buffer, so it cannot be resized in place.
-        grown = bytearray(size)
-        grown[: self._filled] = memoryview(self._frame)[: self._filled]
-        self._frame = grown
-        self._frame_view = memoryview(grown)
+        self._frame = bytearray(size)
+        self._frame[: self._filled] = full
+        self._frame_view = memoryview(self._frame)
         self._reserve(size - self._taken)
+        _buffers.give_back(full)
 
     def _reserve(self, count: int) -> None:
         self._taken += count
@@ -246,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
         assert frame is not None
         self._frame = self._frame_view = None
         self._taken = 0
-        self._enqueue(memoryview(frame).toreadonly())
+        self._enqueue(memoryview(frame)[: self._frame_length].toreadonly())
         self._set_deadline_for_input()
 
     # --- flow control
@@ -336,6 +341,9 @@ class Connection(asyncio.BufferedProtocol):
         self.client_id = header.client_id or self.client_id
         call = Call(header, request, self.host, lambda buffers: self._answered(slot, buffers), self.close)
         self._dispatcher.dispatch(call)
+        # Records are in the log now, and everything else was copied when it was decoded.
+        if isinstance(frame, memoryview) and isinstance(frame.obj, bytearray):
+            _buffers.give_back(frame.obj)
 
     def _answered(self, slot: _Slot, buffers: ReplyBuffers) -> None:
         slot.buffers = buffers

@@ -8,7 +8,7 @@ import os
 import socket
 from pathlib import Path
 
-from tidemill.errors import DataDirectoryInUse, StorageError
+from tidemill.errors import CorruptData, DataDirectoryInUse, StorageError
 
 __all__ = ("DataDirectory",)
 
@@ -46,12 +46,26 @@ class DataDirectory:
         self._take_clean_note()
 
     def _take_clean_note(self) -> None:
-        used_before = (self.path / "metadata.db").exists()
+        used_before = self.metadata_path.exists()
         note = self.path / _CLEAN
         self.stopped_cleanly = note.exists() or not used_before
         if note.exists():
             note.unlink()
             self._sync()
+
+    @property
+    def metadata_path(self) -> Path:
+        return self.path / "metadata.db"
+
+    def check_metadata_present(self) -> None:
+        """Logs without metadata would look like an empty node: refuse, rather than forget data."""
+        logs = self.path / "logs"
+        if not self.metadata_path.exists() and logs.exists() and any(logs.iterdir()):
+            raise CorruptData(
+                "there are logs but no metadata; restore metadata.db from a backup, or move the logs away",
+                path=str(self.metadata_path),
+                position=0,
+            )
 
     def note_owner(self, listening: str) -> None:
         """Write into the lock file who holds it, for the message that a second process prints."""

@@ -11,8 +11,9 @@ from uuid import uuid4
 
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
-from tidemill.control.commands import BumpLeaderEpochs, RegisterNode, SetClusterId, new_cluster_id
+from tidemill.control.commands import BumpLeaderEpochs, Command, RegisterNode, SetClusterId, new_cluster_id
 from tidemill.control.controller import Controller
+from tidemill.control.image import TopicImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.sqlite import SqliteStore
 from tidemill.errors import ConfigError, StorageError
@@ -80,7 +81,8 @@ class Node:
     async def _start_parts(self) -> None:
         loop = asyncio.get_running_loop()
         settings = self.settings
-        self._store = SqliteStore(settings.data_dir / "metadata.db")
+        self.directory.check_metadata_present()
+        self._store = SqliteStore(self.directory.metadata_path)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
         self._controller = controller = Controller(self._store, limits=limits)
         await controller.start()
@@ -147,16 +149,17 @@ class Node:
     async def _recover(self) -> None:
         """After a crash: a new leader epoch for every partition, and every log read from its recovery point."""
         broker = self.broker
-        commands = [
-            BumpLeaderEpochs(name=topic.name, partitions=tuple(range(len(topic.partitions))))
-            for topic in broker.image.topics.values()
+        written: dict[str, list[int]] = {}
+        for placement in broker.led_placements():
+            if broker.replicas.exists_on_disk(placement):
+                written.setdefault(placement.topic, []).append(placement.index)
+        commands: list[Command[TopicImage]] = [
+            BumpLeaderEpochs(name=topic, partitions=tuple(indexes)) for topic, indexes in written.items()
         ]
         for result in await broker.controller.submit_many(commands):
             if isinstance(result, Exception):
                 raise result
-        placements = [
-            placement for placement in broker.led_placements() if broker.replicas.exists_on_disk(placement)
-        ]
+        placements = [placement for placement in broker.led_placements() if placement.topic in written]
         logger.info("the last stop was not orderly: checking %d partitions", len(placements))
         for placement in placements:
             try:

@@ -43,12 +43,13 @@ _read_int32: Final = Struct(">i").unpack_from
 class _Walk:
     """What is left of the limits during one walk."""
 
-    __slots__ = ("edits", "elements_left", "size")
+    __slots__ = ("edits", "elements_left", "lifted", "size")
 
-    def __init__(self, size: int, max_elements: int) -> None:
+    def __init__(self, size: int, max_elements: int, lifted: list[tuple[int, int]] | None) -> None:
         self.size = size
         self.elements_left = max_elements
         self.edits: list[Edit] = []
+        self.lifted = lifted
 
     def take(self, count: int, position: int, min_element_bytes: int) -> None:
         """Accept an array count, or refuse it before anything is done with it."""
@@ -66,12 +67,20 @@ Buffer = bytes | memoryview
 _Skip = Callable[[Buffer, int, _Walk], int]
 
 
-def walk(entity: EntityClass, buffer: Buffer, offset: int, max_elements: int) -> list[Edit]:
+def walk(
+    entity: EntityClass,
+    buffer: Buffer,
+    offset: int,
+    max_elements: int,
+    lifted: list[tuple[int, int]] | None = None,
+) -> list[Edit]:
     """Check that ``buffer`` from ``offset`` to its end is one message of class ``entity``.
 
-    Returns the edits that remove unknown tagged fields: in order, disjoint, almost always none.
+    Returns the edits that remove unknown tagged fields: in order, disjoint, almost always none. With a list
+    ``lifted``, every field of records that is not null is noted there as (start, end), and the edits make it empty:
+    so the native decoder copies none of it.
     """
-    state = _Walk(len(buffer), max_elements)
+    state = _Walk(len(buffer), max_elements, lifted)
     end = _struct_skipper(entity)(buffer, offset, state)
     if end != state.size:
         verb = f"is followed by {state.size - end} bytes" if end < state.size else "is cut short"
@@ -155,8 +164,31 @@ def _element_skipper(spec: FieldSpec, flexible: bool, nullable: bool) -> _Skip:
     if spec.fixed_size is not None:
         return _fixed_skipper(spec.fixed_size)
     if flexible:
-        return _compact_bytes_skipper(spec.name, nullable)
-    return _legacy_bytes_skipper(spec.name, nullable, is_string=spec.kafka_type == "string")
+        skip = _compact_bytes_skipper(spec.name, nullable)
+    else:
+        skip = _legacy_bytes_skipper(spec.name, nullable, is_string=spec.kafka_type == "string")
+    return _lifting_skipper(skip, flexible) if spec.kafka_type == "records" else skip
+
+
+def _lifting_skipper(skip: _Skip, flexible: bool) -> _Skip:
+    """Steps over a field of records, and notes it for whoever wants to take it out."""
+    empty = b"\x01" if flexible else b"\x00\x00\x00\x00"
+
+    def skip_and_note(buffer: Buffer, position: int, state: _Walk) -> int:
+        end = skip(buffer, position, state)
+        if state.lifted is not None:
+            if flexible:
+                length, start = read_uvarint(buffer, position)
+                is_null = length == 0
+            else:
+                start = position + 4
+                is_null = buffer[position] >= _VARINT_MORE
+            if not is_null:
+                state.lifted.append((start, end))
+                state.edits.append((position, end, empty))
+        return end
+
+    return skip_and_note
 
 
 def _compact_bytes_skipper(name: str, nullable: bool) -> _Skip:

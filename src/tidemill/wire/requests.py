@@ -7,7 +7,8 @@ Rules:
   that can be trusted.
 - One exception is made by the protocol itself: an ApiVersions request of a version that is not served has
   a readable header, so that it can be answered with UNSUPPORTED_VERSION in the format of v0.
-- Frames are read-only buffers without their 4-byte length. Entities do not keep a reference to the frame.
+- Frames are read-only buffers without their 4-byte length. Entities do not keep a reference to the frame,
+  but for the records of a large Produce request, which are views of it.
 - kio gives times as ``timedelta`` or ``datetime`` and error codes as ``ErrorCode``; ``ms`` turns times
   into numbers.
 """
@@ -56,6 +57,9 @@ MAX_RESPONSE_ELEMENTS: Final = 4_000_000
 """The same for a response, which our own client asked for."""
 
 _PREFIX_BYTES: Final = 8
+_PRODUCE_KEY: Final = 0
+#: From this size on it is cheaper to leave the records of a Produce request where they are.
+_LIFT_MIN_BYTES: Final = 16 * 1024
 _CLIENT_ID_AT: Final = 10
 _read_header: Final = Struct(">hhih").unpack_from
 _read_prefix: Final = Struct(">hhi").unpack_from
@@ -113,7 +117,23 @@ def decode_request(header: RequestHeader, frame: Buffer) -> Any:
     if not is_served(api_key, api_version):
         raise _not_served(api_key, api_version)
     entity = request_class(api_key, api_version)
+    if api_key == _PRODUCE_KEY and len(frame) >= _LIFT_MIN_BYTES:
+        return _decode_large_produce(entity, frame, header.body_offset)
     return decode_entity(entity, frame, header.body_offset, MAX_REQUEST_ELEMENTS)
+
+
+def _decode_large_produce(entity: EntityClass, frame: Buffer, offset: int) -> Any:
+    """A Produce request whose records are views of the frame instead of copies."""
+    lifted: list[tuple[int, int]] = []
+    request = decode_entity(entity, frame, offset, MAX_REQUEST_ELEMENTS, lifted)
+    view = memoryview(frame)
+    slices = iter(lifted)
+    for topic in request.topic_data:
+        for partition in topic.partition_data:
+            if partition.records is not None:
+                start, end = next(slices)
+                object.__setattr__(partition, "records", view[start:end])
+    return request
 
 
 def decode_response(api_key: int, api_version: int, frame: Buffer) -> tuple[int, Any]:
@@ -130,10 +150,19 @@ def decode_response(api_key: int, api_version: int, frame: Buffer) -> tuple[int,
     return correlation_id, decode_entity(entity, frame, offset, MAX_RESPONSE_ELEMENTS)
 
 
-def decode_entity(entity: EntityClass, frame: Buffer, offset: int, max_elements: int) -> Any:
-    """The bytes of ``frame`` from ``offset`` to the end as one value of kio's class ``entity``."""
+def decode_entity(
+    entity: EntityClass,
+    frame: Buffer,
+    offset: int,
+    max_elements: int,
+    lifted: list[tuple[int, int]] | None = None,
+) -> Any:
+    """The bytes of ``frame`` from ``offset`` to the end as one value of kio's class ``entity``.
+
+    With a list ``lifted``, fields of records come out empty and their places are put into the list.
+    """
     try:
-        edits = walk(entity, frame, offset, max_elements)
+        edits = walk(entity, frame, offset, max_elements, lifted)
     except ProtocolError as error:
         raise ProtocolError(f"{_title(entity)}: {error.message}") from None
     except (IndexError, struct.error):

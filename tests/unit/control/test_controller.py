@@ -182,14 +182,17 @@ def _producer_ids(number: int) -> bytes:
     return encode(ProducerIdsRecord(next_producer_id=number))
 
 
-async def test_concurrent_submits_are_serialised() -> None:
-    async with running(MemoryStore()) as controller:
-        await controller.submit(NODE)
-        outcomes = await asyncio.gather(
-            *(controller.submit(topic("same")) for _ in range(10)), return_exceptions=True
-        )
-        codes = [outcome.code for outcome in outcomes if isinstance(outcome, ApiError)]
-        assert codes == [ErrorCode.topic_already_exists] * 9
+async def test_concurrent_submits_are_serialised_and_do_not_conflict_with_each_other() -> None:
+    store = Disturbed()
+    async with running(store) as controller:
+
+        async def let_others_run(txn: Txn) -> None:
+            await asyncio.sleep(0)
+
+        store.before_commit = let_others_run
+        blocks = await asyncio.gather(*(controller.submit(AllocateProducerIds()) for _ in range(10)))
+        assert blocks == [1_000 * i for i in range(10)]
+        assert store.commits == 10
 
 
 async def test_many_commands_take_few_transactions_and_fail_one_by_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -404,9 +405,9 @@ async def test_describe_log_dirs_of_some_partitions(broker: Broker, ask: Ask, ve
 
 @pytest.mark.parametrize("version", VERSIONS["DescribeLogDirs"])
 async def test_describe_log_dirs_says_that_the_directory_is_gone(
-    broker: Broker, ask: Ask, version: int, tmp_path: Path
+    broker: Broker, ask: Ask, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    gone = replace(broker.settings, data_dir=broker.settings.data_dir / "gone")
+    monkeypatch.setattr(broker, "settings", gone)
     answer = await ask(broker, "DescribeLogDirs", version, topics=None)
-    tmp_path.with_name("elsewhere").rename(tmp_path)
     assert answer.results[0].error_code is ErrorCode.kafka_storage_error

@@ -309,13 +309,15 @@ async def test_commit_keeps_offsets_for_the_retention_time_of_the_request(broker
 
 
 def fetch_body(version: int, topics: list[tuple[Any, list[int]]] | None) -> dict[str, Any]:
-    bodies = topics and [
-        {
-            **({"topic_id": topic.id} if version >= 10 else {"name": topic.name}),
-            "partition_indexes": indexes,
-        }
-        for topic, indexes in topics
-    ]
+    bodies: list[dict[str, Any]] | None = None
+    if topics is not None:
+        bodies = [
+            {
+                **({"topic_id": topic.id} if version >= 10 else {"name": topic.name}),
+                "partition_indexes": indexes,
+            }
+            for topic, indexes in topics
+        ]
     if version >= 8:
         return {"groups": [{"group_id": "g", "topics": bodies}], "require_stable": True}
     return {"group_id": "g", "topics": bodies, "require_stable": True}

@@ -1,0 +1,168 @@
+"""``tidemill topic consume``: messages on stdout, by a template or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from tidemill.cli.when import Place
+    from tidemill.client.cluster import Cluster, TopicPartition
+    from tidemill.client.consumer import Message
+
+__all__ = ("register",)
+
+_EPILOG = (
+    "Template: %t topic, %p partition, %o offset, %k key, %v value, %T timestamp in ms, %h headers, "
+    r"%s size of the value, %% percent; \n \t \r \0 \xHH \\."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    command(app, "consume", epilog=_EPILOG)(consume)
+
+
+def consume(
+    session: Session,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, an offset, a time like 2025-01-31T12:00, an age like -10m, or -N for the "
+            "last N of each partition. Default: latest; earliest with --exit. A group goes on where it was.",
+        ),
+    ] = None,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many messages.")
+    ] = None,
+    exit_at_end: Annotated[
+        bool,
+        typer.Option(
+            "--exit/--follow", "-e", help="Stop at what was the end at the start, or wait for more (default)."
+        ),
+    ] = False,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Read as a member of this group, and commit.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option("--template", "-t", help=r"How to write a message. Default: '%v\n'.")
+    ] = None,
+) -> None:
+    """Read records and write them to stdout. Ctrl-C stops; a group commits what was written."""
+    from tidemill.cli.offsets import place_argument
+
+    if group is not None and partition:
+        raise typer.BadParameter("a group decides by itself who reads what", param_hint="--partition")
+    if template is not None and session.as_json:
+        raise typer.BadParameter("--format json has a form of its own", param_hint="--template")
+    chosen = start if start is not None else "earliest" if exit_at_end else "latest"
+    place = place_argument(chosen, "--from")
+    consumption = _Consumption(_writer(session, template), max_messages, exit_at_end)
+    if group is None:
+        session.run(lambda cluster: consumption.read_partitions(cluster, topic, partition, place))
+    else:
+        session.run(lambda cluster: consumption.read_as_group(cluster, topic, group, place))
+
+
+def _writer(session: Session, template: str | None) -> Callable[[Message], bytes]:
+    from tidemill.cli.template import compile_template, message_as_json
+
+    if session.as_json:
+        return lambda message: json.dumps(message_as_json(message), ensure_ascii=False).encode() + b"\n"
+    try:
+        return compile_template(r"%v\n" if template is None else template)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--template") from None
+
+
+class _Consumption:
+    """Writes messages until there are enough."""
+
+    def __init__(
+        self, write: Callable[[Message], bytes], max_messages: int | None, exit_at_end: bool
+    ) -> None:
+        self._write = write
+        self._left = max_messages
+        self._exit_at_end = exit_at_end
+        #: Where each partition ended when reading began; reading stops there with --exit.
+        self._ends: dict[TopicPartition, int] = {}
+
+    async def read_partitions(
+        self, cluster: Cluster, topic_name: str, chosen: Sequence[int] | None, place: Place
+    ) -> None:
+        from tidemill.cli.offsets import offsets_at
+        from tidemill.client.consumer import PartitionReader
+
+        topic = await cluster.topic(topic_name)
+        indexes = chosen or [partition.index for partition in topic.partitions]
+        partitions = [(topic_name, index) for index in indexes]
+        positions = await offsets_at(cluster, partitions, place)
+        await self._note_ends(cluster, partitions)
+        reader = PartitionReader(cluster, positions, out_of_range="earliest")
+        try:
+            while not self._finished(reader.positions):
+                self._put(await reader.poll(), lambda message: None)
+        finally:
+            await reader.close()
+
+    async def read_as_group(self, cluster: Cluster, topic_name: str, group: str, place: Place) -> None:
+        from tidemill.cli.offsets import offsets_at
+        from tidemill.client.group_consumer import GroupConsumer
+
+        await cluster.topic(topic_name)
+
+        async def start(partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+            return await offsets_at(cluster, partitions, place)
+
+        consumer = GroupConsumer(cluster, group, [topic_name], start)
+        seen = 0
+        try:
+            while not (seen and self._finished(consumer.positions)):
+                messages = await consumer.poll()
+                if consumer.assignments != seen:
+                    seen = consumer.assignments
+                    await self._note_ends(cluster, list(consumer.positions))
+                self._put(messages, consumer.mark)
+        finally:
+            await consumer.close()
+
+    async def _note_ends(self, cluster: Cluster, partitions: Sequence[TopicPartition]) -> None:
+        from tidemill.client.admin import LATEST, list_offsets
+
+        if self._exit_at_end:
+            new = [partition for partition in partitions if partition not in self._ends]
+            found = await list_offsets(cluster, dict.fromkeys(new, LATEST))
+            self._ends |= {partition: at.offset for partition, at in found.items()}
+
+    def _finished(self, positions: dict[TopicPartition, int]) -> bool:
+        if self._left == 0:
+            return True
+        return self._exit_at_end and all(
+            offset >= self._ends.get(partition, offset + 1) for partition, offset in positions.items()
+        )
+
+    def _put(self, messages: list[Message], mark: Callable[[Message], None]) -> None:
+        out = sys.stdout.buffer
+        for message in messages:
+            if self._left == 0:
+                break
+            end = self._ends.get((message.topic, message.partition))
+            if end is not None and message.record.offset >= end:
+                continue
+            out.write(self._write(message))
+            mark(message)
+            if self._left is not None:
+                self._left -= 1
+        out.flush()
