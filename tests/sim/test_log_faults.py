@@ -19,7 +19,7 @@ from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, CorruptData, StorageError
+from tidemill.errors import ApiError, CorruptData, StorageError, SyncFailed
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import PartitionLog
@@ -29,7 +29,7 @@ from tidemill.records.record import read_records
 
 SEEDS = 500
 SEEDS_PER_TEST = 25
-STEPS = 70
+STEPS = 120
 IN_FLIGHT_MAX = 5
 PARTITION = "t-0"
 
@@ -85,7 +85,16 @@ class Story:
 
     def run(self) -> list[Violation]:
         steps = (self.append, self.append, self.append, self.retry, self.flush_step, self.flush_step, self.read)
-        rare = (self.crash, self.arm_crash, self.refused, self.no_room, self.delete, self.reopen, self.new_leader)
+        rare = (
+            self.crash,
+            self.arm_crash,
+            self.refused,
+            self.no_room,
+            self.failed_sync,
+            self.delete,
+            self.reopen,
+            self.new_leader,
+        )
         for _ in range(STEPS):
             step = self.rng.choice(rare if self.rng.random() < 0.15 else steps)
             self.now_ms += self.rng.randrange(5)
@@ -188,6 +197,20 @@ class Story:
             self.log.finish_flush(self.job)
             self.job = None
             self.acknowledge_durable()
+
+    def failed_sync(self) -> None:
+        """The disk does not take what it was given: the log stops, and only a restart can help."""
+        job = self.job if self.job is not None and not self.job_done else None
+        if self.job is None:
+            self.job = job = self.log.begin_flush()
+        if job is None or not job.files:
+            return
+        self.storage.fail_next("sync", ".log")
+        with pytest.raises(SyncFailed) as caught:
+            job.run()
+        self.log.fail(caught.value)
+        assert self.log.begin_flush() is None
+        self.crash()
 
     def acknowledge_durable(self) -> None:
         for producer in self.producers:

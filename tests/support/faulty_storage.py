@@ -117,6 +117,11 @@ class FaultyStorage:
         """``PowerCut`` comes out of the call after that many more; use ``crash`` then."""
         self._calls_until_cut = calls
 
+    @property
+    def power_is_cut(self) -> bool:
+        """Whether no further call can succeed: a task may have swallowed the ``PowerCut``."""
+        return self._calls_until_cut == 0
+
     def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
         """Damage one byte of a file, on the platter and as read."""
         node = self._visible[path]

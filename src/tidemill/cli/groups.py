@@ -61,7 +61,10 @@ def describe(session: Session, group: GroupArgument) -> None:
     )
     members = Table(
         ("member", "client", "host", "partitions"),
-        [(each["member_id"], each["client_id"], each["host"], len(each["partitions"])) for each in found["members"]],
+        [
+            (each["member_id"], each["client_id"], each["host"], len(each["partitions"]))
+            for each in found["members"]
+        ],
     )
     show(session, found, offsets, *([members] if found["members"] else []))
 
@@ -91,7 +94,7 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
         "state": group.state,
         "protocol_type": group.protocol_type,
         "protocol": group.protocol,
-        "lag": sum(entry["lag"] or 0 for entry in offsets),  # type: ignore[misc]
+        "lag": sum(entry["lag"] or 0 for entry in offsets),
         "members": [
             {
                 "member_id": member.member_id,
@@ -111,7 +114,9 @@ async def _ends(cluster: Cluster, partitions: set[TopicPartition]) -> dict[Topic
     from tidemill.client.admin import LATEST, list_offsets
 
     existing = {
-        (topic.name, partition.index) for topic in await cluster.all_topics() for partition in topic.partitions
+        (topic.name, partition.index)
+        for topic in await cluster.all_topics()
+        for partition in topic.partitions
     }
     found = await list_offsets(cluster, dict.fromkeys(partitions & existing, LATEST))
     return {partition: at.offset for partition, at in found.items()}
@@ -176,12 +181,14 @@ async def _reset(
     if found is not None and not found.idle:
         raise ApiError(
             ErrorCode.non_empty_group,
-            f"group {group!r} is {found.state} with {len(found.members)} members; its offsets can be reset when "
-            f"its consumers are stopped ('tidemill group describe {group}' shows them)",
+            f"group {group!r} is {found.state} with {len(found.members)} members; "
+            "its offsets can be reset when its consumers are stopped "
+            f"('tidemill group describe {group}' shows them)",
         )
     if found is None and not topics:
         raise ApiError(
-            ErrorCode.group_id_not_found, f"there is no group {group!r}; name a --topic to give it first offsets"
+            ErrorCode.group_id_not_found,
+            f"there is no group {group!r}; name a --topic to give it first offsets",
         )
     before = {} if found is None else await fetch_offsets(cluster, group)
     partitions = [each for text in topics for each in await topic_partitions(cluster, text)] or list(before)

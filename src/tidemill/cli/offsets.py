@@ -48,8 +48,8 @@ async def offsets_at(
 ) -> dict[TopicPartition, int]:
     """The offset of ``place`` in each partition.
 
-    A shift counts from ``shift_from``, else from the end. Offsets and shifts outside of the log are moved to its
-    nearer end, and a time after the last record means the end.
+    A shift counts from ``shift_from``, else from the end. What lies outside of the log is moved to its nearer
+    end, and a time after the last record means the end.
     """
     from tidemill.client.admin import EARLIEST, LATEST, list_offsets
 
@@ -61,16 +61,10 @@ async def offsets_at(
     found: dict[TopicPartition, int] = {}
     for partition in partitions:
         start, end = starts[partition].offset, ends[partition].offset
-        match place.kind:
-            case PlaceKind.EARLIEST:
-                offset = start
-            case PlaceKind.LATEST:
-                offset = end
-            case PlaceKind.OFFSET:
-                offset = place.value
-            case PlaceKind.SHIFT:
-                offset = (shift_from or {}).get(partition, end) + place.value
-            case PlaceKind.TIME:
-                offset = timed[partition].offset if timed[partition].offset >= 0 else end
+        offset = {PlaceKind.EARLIEST: start, PlaceKind.LATEST: end}.get(place.kind, place.value)
+        if place.kind is PlaceKind.SHIFT:
+            offset += (shift_from or {}).get(partition, end)
+        elif place.kind is PlaceKind.TIME:
+            offset = timed[partition].offset if timed[partition].offset >= 0 else end
         found[partition] = min(max(offset, start), end)
     return found

@@ -59,12 +59,12 @@ def human_bytes(size: int) -> str:
     """
     if size < _KIB:
         return f"{size} B"
-    value, unit = float(size), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= _KIB
+    value = size / _KIB
+    for unit in ("KiB", "MiB", "GiB"):
         if value < _KIB:
-            break
-    return f"{value:.1f} {unit}"
+            return f"{value:.1f} {unit}"
+        value /= _KIB
+    return f"{value:.1f} TiB"
 
 
 def _text(value: object) -> str:
@@ -79,7 +79,10 @@ def _write_plain(table: Table) -> None:
     """Columns of text without decoration, for ``awk`` and for tests."""
     if table.title:
         write_line(table.title)
-    cells = [[column.upper() for column in table.columns], *([_text(cell) for cell in row] for row in table.rows)]
+    cells = [
+        [column.upper() for column in table.columns],
+        *([_text(cell) for cell in row] for row in table.rows),
+    ]
     widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
     right = [all(_is_number(row[place]) for row in table.rows) for place in range(len(table.columns))]
     for row in cells:

@@ -94,7 +94,9 @@ def produce(
         int | None, typer.Option("--partition", "-p", min=0, help="Write to this partition only.")
     ] = None,
     compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
-    acks: Annotated[Acks, typer.Option("--acks", help="all: on the disks of all in-sync replicas.")] = Acks.ALL,
+    acks: Annotated[
+        Acks, typer.Option("--acks", help="all: on the disks of all in-sync replicas.")
+    ] = Acks.ALL,
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.001, help="At most so many records a second.")
     ] = None,

@@ -121,7 +121,7 @@ class Session:
 def command(
     app: typer.Typer, name: str, *, epilog: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command of ``app``. Its docstring is the help, its first parameter the session."""
+    """Register a function as a command: its docstring is the help, its first parameter the session."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()

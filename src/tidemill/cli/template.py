@@ -8,7 +8,7 @@
 %v     value
 =====  =====================================  =====  ==============================
 
-``\\n``, ``\\t``, ``\\r``, ``\\0``, ``\\\\`` and ``\\xHH`` are understood. A null key or value is written as nothing.
+``\\n``, ``\\t``, ``\\r``, ``\\0``, ``\\\\`` and ``\\xHH`` are understood. A null is written as nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FIELDS: Final[dict[str, _Part]] = {
 
 
 def compile_template(template: str) -> Callable[[Message], bytes]:
-    """The function that writes a message by the template. Raises ValueError for a part that has no meaning."""
+    """The function that writes a message by the template. Raises ValueError for a part without meaning."""
     parts: list[bytes | _Part] = []
     for match in _TOKEN.finditer(template):
         field, hexadecimal, escape = match[1], match[2], match[3]

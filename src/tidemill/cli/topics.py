@@ -17,7 +17,9 @@ __all__ = ("parse_assignments", "register")
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of the topic.")]
 ConfigsOption = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; repeatable."),
+    typer.Option(
+        "--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; repeatable."
+    ),
 ]
 _MANY = 5
 
@@ -103,7 +105,9 @@ def create(
 
 def list_topics(
     session: Session,
-    internal: Annotated[bool, typer.Option("--internal", help="Also the topics of the system itself.")] = False,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Also the topics of the system itself.")
+    ] = False,
 ) -> None:
     """List the topics."""
     from tidemill.cli.output import Table, show
@@ -243,7 +247,9 @@ def alter(
 
 def trim(
     session: Session,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC[:P,P]", help="The topic, or some of its partitions.")],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC[:P,P]", help="The topic, or some of its partitions.")
+    ],
     before: Annotated[
         str,
         typer.Option("--before", metavar="WHERE", help="latest, an offset, a time, or an age like -10m."),

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ("CONFIG_VARIABLE", "find_config_file", "load_settings")
+__all__ = ("CONFIG_VARIABLE", "SERVER_VARIABLE", "find_config_file", "load_settings")
 
 #: The variable that names the toml file, as ``--config`` does.
 CONFIG_VARIABLE = "TIDEMILL_CONFIG"
+#: The variable that names the node for the command line; no setting of a node.
+SERVER_VARIABLE = "TIDEMILL_SERVER"
 _FILE_NAME = "tidemill.toml"
 _PREFIX = "TIDEMILL_"
 
@@ -84,7 +86,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Source:
     given: dict[str, object] = {}
     topic: dict[str, object] = {}
     for variable, text in environ.items():
-        if not variable.startswith(_PREFIX) or variable == CONFIG_VARIABLE:
+        if not variable.startswith(_PREFIX) or variable in (CONFIG_VARIABLE, SERVER_VARIABLE):
             continue
         if variable in _SETTING_OF_VARIABLE:
             given[_SETTING_OF_VARIABLE[variable]] = text

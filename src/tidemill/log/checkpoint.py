@@ -55,9 +55,13 @@ class CheckpointFile:
 
     @classmethod
     def create(cls, storage: Storage, directory: str, checkpoint: Checkpoint) -> CheckpointFile:
-        """Make the file, whole or not at all: one without a whole slot is always damage."""
+        """Make the file, whole or not at all: one without a whole slot is always damage.
+
+        All slots get their room now, so that a full disk never keeps a log from being opened.
+        """
         path = f"{directory}/{CHECKPOINT_NAME}"
-        write_atomic(storage, path, _pack_slot(1, checkpoint))
+        size = _HINT_SLOT * _SLOT_STRIDE_BYTES + _SLOT_BYTES
+        write_atomic(storage, path, _pack_slot(1, checkpoint).ljust(size, b"\0"))
         return cls(storage.open(path), checkpoint, 1, 0)
 
     @classmethod

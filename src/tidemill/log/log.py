@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError
+from tidemill.log import by_time
+from tidemill.log.by_time import TimedOffset
 from tidemill.log.checked_file import pack_checked
 from tidemill.log.checkpoint import Checkpoint, CheckpointFile
 from tidemill.log.epochs import EpochHistory
@@ -24,7 +26,6 @@ from tidemill.log.producers import ProducerStates
 from tidemill.log.segment import Segment, segment_name
 from tidemill.log.storage import Buffer, Storage, write_atomic
 from tidemill.records.batch import BatchHeader, parse_header, stamp_prefix
-from tidemill.records.record import Record, read_records
 
 __all__ = (
     "EPOCHS_KIND",
@@ -65,14 +66,6 @@ class Appended(NamedTuple):
     last_offset: int
     #: It was there already: the producer had sent it before.
     duplicate: bool
-
-
-class TimedOffset(NamedTuple):
-    """A record found by its timestamp."""
-
-    timestamp: int
-    offset: int
-    leader_epoch: int
 
 
 class PartitionLog:
@@ -203,9 +196,9 @@ class PartitionLog:
         return segment
 
     def _create_directory(self) -> None:
-        # The directory is durable before the checkpoint exists, so whoever finds one need not sync the parents;
-        # the checkpoint is durable before the first segment exists, so a segment without one is damage and
-        # never an unfinished start.
+        # The directory is durable before the checkpoint exists, so whoever finds one need not sync the
+        # parents; the checkpoint is durable before the first segment exists, so a segment without one is
+        # damage and never an unfinished start.
         self._storage.make_dir(self.directory)
         parent = self.directory
         while parent:
@@ -333,12 +326,12 @@ class PartitionLog:
     def read(
         self, offset: int, max_bytes: int, upper_offset: int, *, at_least_one: bool = True
     ) -> memoryview:
-        """Batches from the one that holds ``offset``, none at or above ``upper_offset``; empty at that end."""
+        """Batches from the one that holds ``offset``, none at or above ``upper_offset``; empty at its end."""
         self.check_readable(offset, upper_offset)
         for segment in self._segments_from(offset):
             if segment.base_offset >= upper_offset:
                 break
-            end = self._end_position(segment, upper_offset)
+            end = self.end_position(segment, upper_offset)
             data = segment.read(offset, max_bytes, end, at_least_one=at_least_one)
             if data is not None:
                 return data
@@ -357,7 +350,7 @@ class PartitionLog:
         for segment in self._segments_from(offset):
             if segment.base_offset >= upper_offset or total >= enough:
                 break
-            end = self._end_position(segment, upper_offset)
+            end = self.end_position(segment, upper_offset)
             start = 0
             if offset > segment.base_offset:
                 found = segment.find(offset, end)
@@ -386,7 +379,7 @@ class PartitionLog:
         for number in range(max(low - 1, 0), len(self._segments)):
             yield self._segments[number]
 
-    def _end_position(self, segment: Segment, upper_offset: int) -> int:
+    def end_position(self, segment: Segment, upper_offset: int) -> int:
         """Byte behind the last batch of ``segment`` that lies below ``upper_offset``."""
         if upper_offset == self.durable_offset:
             if segment.base_offset == self._durable_segment:
@@ -402,49 +395,11 @@ class PartitionLog:
 
     def find_time(self, timestamp: int, upper_offset: int) -> TimedOffset | None:
         """The first record at or after ``timestamp``, below ``upper_offset``."""
-        for segment in self._segments:
-            if segment.max_timestamp < timestamp or segment.next_offset <= self.log_start_offset:
-                continue
-            end = self._end_position(segment, upper_offset) if segment.base_offset < upper_offset else 0
-            for position, header in segment.find_by_time(timestamp, end):
-                for record in self._readable_records(segment, position, header):
-                    if record.timestamp_ms >= timestamp:
-                        return TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
-        return None
-
-    def _readable_records(self, segment: Segment, position: int, header: BatchHeader) -> list[Record]:
-        """The records of a batch that are not below the log start."""
-        try:
-            records = list(read_records(segment.read_batch(position, header)))
-        except ApiError:
-            # Batches are stored unread, so a producer can have sent one that nobody can decode. It must not
-            # take the search by time away from everybody else: its header speaks for it.
-            records = [Record(None, None, header.max_timestamp, (), header.base_offset)]
-        return [record for record in records if record.offset >= self.log_start_offset]
+        return by_time.find_time(self, timestamp, upper_offset)
 
     def find_max_timestamp(self, upper_offset: int) -> TimedOffset | None:
-        """The record with the largest timestamp, the first of several."""
-        best = max((segment.max_timestamp for segment in self._segments), default=-1)
-        if best < 0:
-            return None
-        found = self.find_time(best, upper_offset)
-        # Else the largest one is not below the upper offset, or was deleted: look at all that are left.
-        return found or self._search_max_timestamp(upper_offset)
-
-    def _search_max_timestamp(self, upper_offset: int) -> TimedOffset | None:
-        best: TimedOffset | None = None
-        for segment in self._segments:
-            if segment.base_offset >= upper_offset:
-                break
-            floor = best.timestamp + 1 if best else 0
-            for position, header in segment.find_by_time(floor, self._end_position(segment, upper_offset)):
-                if header.last_offset < self.log_start_offset or header.max_timestamp < floor:
-                    continue
-                for record in self._readable_records(segment, position, header):
-                    if record.timestamp_ms >= floor:
-                        best = TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
-                        floor = record.timestamp_ms + 1
-        return best
+        """The record with the largest timestamp, the first of several, below ``upper_offset``."""
+        return by_time.find_max_timestamp(self, upper_offset)
 
     # --- deleting from the start
 
@@ -460,7 +415,7 @@ class PartitionLog:
         if offset > self.log_start_offset:
             if self._checkpoint is not None:
                 if self._directory_changed:
-                    # The segment that holds the new start must not vanish in a crash that keeps the new start.
+                    # The segment that holds the new start must not vanish in a crash that keeps the start.
                     self._storage.sync_dir(self.directory)
                 self._checkpoint.save_log_start(offset)
             self.log_start_offset = offset
@@ -481,13 +436,14 @@ class PartitionLog:
 
         Deleting the batches of a producer without a snapshot behind them would let its retries in twice.
         """
-        due = [file for file in self._side_files if file.offset <= self.durable_offset]
+        due = [side_file for side_file in self._side_files if side_file.offset <= self.durable_offset]
         try:
-            for file in due:
-                write_atomic(self._storage, file.path, file.data)
-                self._side_files.remove(file)
+            for side_file in due:
+                write_atomic(self._storage, side_file.path, side_file.data)
+                self._side_files.remove(side_file)
         except DiskFull:
-            # Deleting is how room is made, so it must work without any; forgetting producers is the lesser evil.
+            # Deleting is how room is made, so it must work without any; forgetting producers is the
+            # lesser evil.
             return self.durable_offset
         snapshots = list_snapshots(self._storage, self.directory)
         if not snapshots:

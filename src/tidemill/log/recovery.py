@@ -36,6 +36,7 @@ from tidemill.records.batch import BatchHeader
 __all__ = ("Cut", "RecoveryReport", "list_segments", "open_log", "unused_name")
 
 _LOG_ENDING = ".log"
+_WRITE_BACK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ class _Opening:
         # After a crash of the process alone, what was just read may still be in the page cache only.
         for segment in segments:
             if segment.next_offset >= recovery_point:
+                self._write_back(segment, recovery_point)
                 segment.file.sync()
         self.storage.sync_dir(self.directory)
         for segment in scanned:
@@ -201,6 +203,19 @@ class _Opening:
                 # Without its index file a sealed segment would be read in full at every start from now on.
                 self._write_side_file(segment.index_path, segment.seal())
         checkpoint.save(Checkpoint(checkpoint.current.log_start_offset, end_offset))
+
+    def _write_back(self, segment: Segment, recovery_point: int) -> None:
+        """Write what is above the recovery point once more, as it is.
+
+        If the last process stopped because an fsync failed, the kernel may count those pages as clean
+        although they never reached the disk; a sync alone would then say yes without writing them.
+        """
+        found = segment.find(recovery_point, segment.size_bytes)
+        position = segment.size_bytes if found is None else found[0]
+        while position < segment.size_bytes:
+            data = segment.file.read(position, min(_WRITE_BACK_BYTES, segment.size_bytes - position))
+            segment.file.write(position, [data])
+            position += len(data)
 
     def _write_side_file(self, path: str, data: bytes) -> None:
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ErrorCode, StorageError
+from tidemill.errors import DiskFull, ErrorCode, StorageError
 from tidemill.log.index import IndexCache
 from tidemill.log.recovery import RecoveryReport, open_log
 from tidemill.log.storage import Storage
@@ -84,6 +84,9 @@ class Replicas:
         directory = partition_directory(placement.topic, placement.topic_id, placement.index)
         try:
             log, report = open_log(self._storage, directory, placement.config, self._cache)
+        except DiskFull:
+            # Recovery had something to keep and no room for it: tried again at the next request.
+            raise
         except StorageError as error:
             self.offline[key] = placement, error
             logger.error("%s-%d is stopped: %s", placement.topic, placement.index, error)

@@ -194,7 +194,7 @@ async def test_create_partitions_only_validates(broker: Broker, ask: Ask, versio
         ("a", 10_001, None, ErrorCode.invalid_partitions),
         ("a", 3, [], ErrorCode.invalid_replica_assignment),
         ("a", 3, [{"broker_ids": [9]}], ErrorCode.invalid_replica_assignment),
-        ("x" * 32_000, 3, None, ErrorCode.unknown_topic_or_partition),
+        ("x" * 32_760, 3, None, ErrorCode.unknown_topic_or_partition),
         (OFFSETS_TOPIC, 30, None, ErrorCode.invalid_topic_exception),
     ],
 )

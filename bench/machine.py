@@ -1,0 +1,42 @@
+"""On what the numbers were taken."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from confluent_kafka import libversion
+
+import tidemill
+
+__all__ = ("describe",)
+
+_LIBRARIES = ("kio", "uvloop", "crc32c", "cramjam", "msgspec")
+
+
+def describe(command: str) -> list[str]:
+    """Lines that say when, where and with what."""
+    libraries = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return [
+        f"Taken on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC with `{command}`.",
+        "",
+        f"- tidemill {tidemill.__version__}, Python {platform.python_version()}, {libraries}",
+        f"- client: confluent-kafka {version('confluent-kafka')} (librdkafka {libversion()[0]})",
+        f"- {_processor()}, {os.cpu_count()} cores, {_memory_gb():.0f} GB, Linux {platform.release()}; "
+        f"load before the run: {load}",
+    ]
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _memory_gb() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

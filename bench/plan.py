@@ -1,0 +1,67 @@
+"""How long and how large: the full run, and the quick one that only shows that everything works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ("FULL", "QUICK", "Plan")
+
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The sizes of everything that a run does."""
+
+    rounds: int
+    record_bytes: tuple[int, ...]
+    produce_seconds: float
+    latency_rounds: int
+    latency_seconds: float
+    latency_rate: int
+    starts: int
+    partition_counts: tuple[int, ...]
+    partitions_per_topic: int
+    idle_topics: int
+    connections: int
+    idle_seconds: float
+    log_bytes: tuple[int, ...]
+    segment_bytes: int
+    fetches: int
+
+
+FULL = Plan(
+    rounds=3,
+    record_bytes=(100, 1_000, 10_000),
+    produce_seconds=1.0,
+    latency_rounds=3,
+    latency_seconds=3.0,
+    latency_rate=2_000,
+    starts=5,
+    partition_counts=(1_000, 10_000),
+    partitions_per_topic=100,
+    idle_topics=100,
+    connections=1_000,
+    idle_seconds=5.0,
+    log_bytes=(10 * MB, 100 * MB, 1_000 * MB),
+    segment_bytes=32 * MB,
+    fetches=400,
+)
+
+QUICK = Plan(
+    rounds=1,
+    record_bytes=(100, 1_000, 10_000),
+    produce_seconds=0.05,
+    latency_rounds=1,
+    latency_seconds=0.3,
+    latency_rate=500,
+    starts=1,
+    partition_counts=(20, 200),
+    partitions_per_topic=10,
+    idle_topics=10,
+    connections=50,
+    idle_seconds=0.2,
+    log_bytes=(1 * MB, 2 * MB, 4 * MB),
+    segment_bytes=1 * MB,
+    fetches=20,
+)

@@ -1,0 +1,294 @@
+"""``tidemill doctor``: is everything as it should be, and if not, what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemill.cli.session import ExitCode, Session, command
+
+if TYPE_CHECKING:
+    from tidemill.client.admin import LogDirectory
+    from tidemill.client.cluster import Cluster
+    from tidemill.config.settings import Settings
+
+__all__ = ("Finding", "Verdict", "register")
+
+_ROOM_BYTES_MIN = 1024**3
+_OPEN_FILES_MIN = 4096
+_CLOCK_SKEW_SECONDS_MAX = 2.0
+_HTTP_TIMEOUT_SECONDS = 3.0
+_LIBRARIES = ("kio", "uvloop", "msgspec", "cramjam", "starlette", "uvicorn", "typer", "rich")
+
+
+class Verdict(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's result, and what to do about it."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    command(app, "doctor")(doctor)
+
+
+def doctor(
+    session: Session,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="DIR", help="The data directory. Default: the one in the settings."),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="HOST:PORT", help="Where the node serves HTTP. Default: the setting."),
+    ] = None,
+) -> None:
+    """Check this machine, the data directory and the node. Exits with 1 if a check fails."""
+    from tidemill.cli.output import write_json, write_line
+
+    findings: list[Finding] = []
+    for finding in _examine(session, {"data_dir": data, "http": http}):
+        findings.append(finding)
+        if not session.as_json:
+            write_line(f"{finding.verdict.value:<4}  {finding.check}: {finding.detail}")
+            if finding.advice:
+                write_line(f"      {finding.advice}")
+    if session.as_json:
+        write_json([asdict(finding) for finding in findings])
+    if any(each.verdict is Verdict.FAIL for each in findings):
+        raise typer.Exit(ExitCode.ERROR)
+
+
+def _examine(session: Session, flags: dict[str, str | None]) -> Iterator[Finding]:
+    from tidemill.config.loading import find_config_file, load_settings
+    from tidemill.errors import ConfigError, TidemillError
+
+    yield _versions()
+    yield _open_files()
+    try:
+        file = find_config_file(None, os.environ, Path.cwd())
+        settings = load_settings(flags, os.environ, file)
+    except ConfigError as error:
+        yield Finding("settings", Verdict.FAIL, error.message, "correct the setting")
+        return
+    yield Finding("settings", Verdict.OK, f"from {file or 'environment and defaults'}")
+    yield from _data_directory(settings.data_dir)
+    try:
+        yield from session.run(lambda cluster: _node(cluster, settings))
+    except TidemillError as error:
+        yield Finding(
+            "node", Verdict.FAIL, error.message, "start one with 'tidemill up', or name it with --server"
+        )
+        return
+    yield from _http(settings)
+
+
+# --- the machine
+
+
+def _versions() -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from tidemill import __version__
+
+    found = [f"tidemill {__version__}", f"python {platform.python_version()}"]
+    missing = []
+    for name in _LIBRARIES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        advice = "install tidemill anew: pip install --force-reinstall tidemill"
+        return Finding("versions", Verdict.FAIL, f"missing: {', '.join(missing)}", advice)
+    return Finding("versions", Verdict.OK, ", ".join(found))
+
+
+def _open_files() -> Finding:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < _OPEN_FILES_MIN:
+        advice = f"raise it to {_OPEN_FILES_MIN} or more: 'ulimit -n', or LimitNOFILE= of the service"
+        return Finding("open files", Verdict.WARN, f"at most {hard} per process", advice)
+    return Finding("open files", Verdict.OK, f"up to {hard} per process")
+
+
+# --- the data directory
+
+
+def _data_directory(path: Path) -> Iterator[Finding]:
+    from tidemill.cli.output import human_bytes
+
+    check = "data directory"
+    if not path.exists():
+        yield Finding(check, Verdict.OK, f"{path} does not exist yet; 'tidemill up' creates it")
+        return
+    if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        advice = "give this user the right to write there, or choose another with --data"
+        yield Finding(check, Verdict.FAIL, f"{path} is not a directory that can be written", advice)
+        return
+    yield Finding(check, Verdict.OK, f"{path} can be written; {_owner(path)}")
+    room = shutil.disk_usage(path)
+    detail = f"{human_bytes(room.free)} of {human_bytes(room.total)} are free"
+    if room.free < _ROOM_BYTES_MIN:
+        yield Finding("disk space", Verdict.WARN, detail, "free some space, or lower retention.bytes")
+    else:
+        yield Finding("disk space", Verdict.OK, detail)
+    ahead = max((entry.stat().st_mtime for entry in path.iterdir()), default=0.0) - time.time()
+    if ahead > _CLOCK_SKEW_SECONDS_MAX:
+        advice = "set the clock right: retention and record times depend on it"
+        yield Finding("clock", Verdict.WARN, f"files in {path} are {ahead:.0f} s ahead of this clock", advice)
+
+
+def _owner(path: Path) -> str:
+    from tidemill.cli.lock import owner_of
+
+    owner = owner_of(path)
+    return "no node is running on it" if owner is None else f"in use by {owner}"
+
+
+# --- the node
+
+
+async def _node(cluster: Cluster, settings: Settings) -> list[Finding]:
+    from tidemill.client.admin import describe_log_directories
+
+    connection = await cluster.bootstrap_connection()
+    findings = [
+        Finding("node", Verdict.OK, f"answers at {connection.address}"),
+        _api_versions(connection.served),
+    ]
+    topics = await cluster.all_topics()
+    partitions = [(topic.name, partition) for topic in topics for partition in topic.partitions]
+    stopped = [
+        f"{name}-{partition.index}"
+        for name, partition in partitions
+        if partition.leader < 0 or partition.leader in partition.offline
+    ]
+    if stopped:
+        findings.append(_stopped(stopped))
+    else:
+        detail = f"{len(topics)} topics, {len(partitions)} partitions, all with a leader"
+        findings.append(Finding("partitions", Verdict.OK, detail))
+    known = {topic.topic_id.hex for topic in topics if topic.topic_id is not None}
+    return findings + _directories(await describe_log_directories(cluster), settings.data_dir, known)
+
+
+def _api_versions(served: dict[int, tuple[int, int]]) -> Finding:
+    from tidemill.wire.apis import APIS
+
+    lacking = [
+        api.name
+        for api in APIS.values()
+        if api.key not in served
+        or served[api.key][0] > api.max_version
+        or served[api.key][1] < api.min_version
+    ]
+    if lacking:
+        advice = "use a node and a client of the same release"
+        return Finding("API versions", Verdict.WARN, f"it does not serve {', '.join(lacking)}", advice)
+    return Finding("API versions", Verdict.OK, f"{len(served)} APIs are served")
+
+
+def _stopped(names: list[str]) -> Finding:
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    advice = "the node's log says why; stop it, then 'tidemill log verify' and 'tidemill log repair'"
+    return Finding("partitions", Verdict.FAIL, f"stopped: {shown}", advice)
+
+
+def _directories(directories: list[LogDirectory], data_dir: Path, known: set[str]) -> list[Finding]:
+    """What the nodes say of their directories, and what is in ours, if one of them uses it."""
+    findings: list[Finding] = []
+    for directory in directories:
+        if directory.error is not None:
+            detail = f"{directory.path} on node {directory.node_id}: {directory.error}"
+            findings.append(Finding("data directory", Verdict.FAIL, detail, "see the node's log"))
+        if os.path.realpath(directory.path) == os.path.realpath(data_dir):
+            findings.append(_unknown_directories(data_dir, known))
+    return findings
+
+
+def _unknown_directories(data_dir: Path, known: set[str]) -> Finding:
+    unknown = sorted(
+        str(entry.relative_to(data_dir))
+        for entry in data_dir.glob("logs/*/*")
+        if entry.is_dir() and entry.name.partition("-")[0] not in known
+    )
+    if not unknown:
+        return Finding("unknown directories", Verdict.OK, "none")
+    advice = "they are left alone; remove them when you are sure that nobody needs them"
+    return Finding("unknown directories", Verdict.WARN, ", ".join(unknown[:10]), advice)
+
+
+# --- HTTP
+
+
+def _http(settings: Settings) -> Iterator[Finding]:
+    if settings.http is None:
+        return
+    url = f"http://{settings.http}/readyz"
+    try:
+        status, server_time, body = _get(url)
+    except OSError as error:
+        detail = f"nothing answers at {url} ({error})"
+        yield Finding(
+            "http", Verdict.WARN, detail, "if the node serves HTTP elsewhere, say where with --http"
+        )
+        return
+    problems = [str(problem) for problem in body.get("problems", ())]
+    ready = Verdict.OK if status == 200 and not problems else Verdict.FAIL
+    advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'" if problems else ""
+    yield Finding("health", ready, "; ".join(problems) or f"ready, says {url}", advice)
+    if server_time is not None:
+        skew = abs(server_time - time.time())
+        # The header counts whole seconds.
+        bad = skew > _CLOCK_SKEW_SECONDS_MAX + 1
+        yield Finding(
+            "clock",
+            Verdict.WARN if bad else Verdict.OK,
+            f"the node's clock is {'' if bad else 'less than '}{max(1, round(skew))} s off",
+            "set both clocks by NTP" if bad else "",
+        )
+
+
+def _get(url: str) -> tuple[int, float | None, dict[str, Any]]:
+    """(status, the server's time, the JSON body)."""
+    import urllib.error
+    import urllib.request
+    from email.utils import parsedate_to_datetime
+
+    try:
+        with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_SECONDS) as response:  # noqa: S310 - always http
+            status, headers, body = response.status, response.headers, response.read()
+    except urllib.error.HTTPError as error:
+        status, headers, body = error.code, error.headers, error.read()
+    date = headers.get("Date")
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        parsed = {}
+    moment = parsedate_to_datetime(date).timestamp() if date else None
+    return status, moment, parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,243 @@
+"""Processes of the system tests: nodes, and clients that take calls as lines of JSON.
+
+Nothing here waits by sleeping: a node says that it is ready on its standard output, a client answers every call
+with one line. Every wait has a deadline, and what a process wrote to its standard error is part of the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+__all__ = ("ClientFailed", "ClientProcess", "NodeProcess", "wait_until")
+
+_TESTS = Path(__file__).resolve().parents[1]
+_RUN_NODE = Path(__file__).with_name("run_node.py")
+_START_DEADLINE_SECONDS = 60.0
+_STOP_DEADLINE_SECONDS = 60.0
+_CALL_DEADLINE_SECONDS = 90.0
+_POLL_SECONDS = 0.02
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_seconds: float = 30.0) -> Any:
+    """What ``condition`` returns once it is true. For states that only asking shows, never for a state that is
+    announced."""
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {deadline_seconds:.0f} s still not: {what}")
+        time.sleep(_POLL_SECONDS)
+
+
+class ClientFailed(Exception):
+    """A call to a client process raised there; the message holds its traceback."""
+
+
+class _Process:
+    """A Python process whose output arrives line by line and whose errors go to a file."""
+
+    def __init__(self, command: list[str], error_path: Path) -> None:
+        self.error_path = error_path
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        with error_path.open("ab") as errors:
+            self.popen = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=_environment(),
+            )
+        assert self.popen.stdin is not None and self.popen.stdout is not None
+        self._stdin: IO[str] = self.popen.stdin
+        self._reader = threading.Thread(target=self._read, args=(self.popen.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, output: IO[str]) -> None:
+        for line in output:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def next_line(self, deadline_seconds: float) -> str | None:
+        """The next line of output; None at its end. ``TimeoutError`` after the deadline."""
+        try:
+            return self._lines.get(timeout=deadline_seconds)
+        except queue.Empty:
+            raise TimeoutError(
+                f"process {self.popen.pid} said nothing for {deadline_seconds:.0f} s\n{self.error_text()}"
+            ) from None
+
+    def write_line(self, line: str) -> None:
+        self._stdin.write(line + "\n")
+        self._stdin.flush()
+
+    def error_text(self) -> str:
+        return self.error_path.read_text(errors="replace")[-20_000:]
+
+    def wait(self, deadline_seconds: float = _STOP_DEADLINE_SECONDS) -> int:
+        """Wait for the end and let go of the pipes; a process that does not end is killed, as a ``TimeoutError``."""
+        try:
+            return self.popen.wait(deadline_seconds)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+            raise TimeoutError(f"process {self.popen.pid} did not end\n{self.error_text()}") from None
+        finally:
+            self._reader.join()
+            for pipe in (self._stdin, self.popen.stdout):
+                # What was not read by a killed process cannot be flushed any more.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()  # type: ignore[union-attr]
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.wait()
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    paths = [str(_TESTS.parent / "src"), str(_TESTS), kept.get("PYTHONPATH", "")]
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+
+
+class NodeProcess:
+    """A node on one data directory; after the first start its ports stay the same over restarts."""
+
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        self.data_dir = data_dir
+        self._settings = {"data_dir": str(data_dir), "listen": "127.0.0.1:0", "http": "127.0.0.1:0", **settings}
+        self._process: _Process | None = None
+        self._error_path = data_dir.with_name(f"{data_dir.name}.stderr")
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return str(self._settings["listen"])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.bootstrap_servers.rpartition(":")
+        return host, int(port)
+
+    @property
+    def pid(self) -> int:
+        return self._running().popen.pid
+
+    def start(self, **changed_settings: Any) -> NodeProcess:
+        """Start, and return when it serves. ``RuntimeError`` with its message if it ends instead."""
+        assert self._process is None, "it runs already"
+        self._settings |= changed_settings
+        process = _Process([str(_RUN_NODE), json.dumps(self._settings)], self._error_path)
+        line = process.next_line(_START_DEADLINE_SECONDS)
+        if line is None:
+            raise RuntimeError(f"the node ended with {process.wait()}\n{process.error_text()}")
+        self._process = process
+        self._settings |= json.loads(line)
+        return self
+
+    def kill(self) -> None:
+        """kill -9."""
+        process, self._process = self._running(), None
+        process.kill()
+
+    def stop(self) -> None:
+        """Stop in an orderly way."""
+        process, self._process = self._running(), None
+        process.popen.send_signal(signal.SIGTERM)
+        code = process.wait()
+        assert code == 0, f"the node ended with {code}\n{process.error_text()}"
+
+    def log_text(self) -> str:
+        """Everything this node has logged, over all its starts."""
+        return self._error_path.read_text(errors="replace")
+
+    def readiness(self) -> dict[str, Any]:
+        """The answer of ``/readyz``."""
+        with urllib.request.urlopen(f"http://{self._settings['http']}/readyz", timeout=30) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def resident_bytes(self) -> int:
+        """Memory of the process that is in RAM."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def partition_dir(self, topic: str, partition: int = 0) -> Path:
+        """Where the files of a partition are."""
+        (found,) = (self.data_dir / "logs" / topic).glob(f"*-{partition}")
+        return found
+
+    def _running(self) -> _Process:
+        assert self._process is not None, "it does not run"
+        return self._process
+
+    def __enter__(self) -> NodeProcess:
+        return self.start() if self._process is None else self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            if exc is None:
+                self.stop()
+            else:
+                self.kill()
+
+
+class ClientProcess:
+    """A script that runs named functions: one line of JSON in, one out. See ``system/clients/worker.py``."""
+
+    def __init__(self, script: Path, error_path: Path, *arguments: str) -> None:
+        self._process = _Process([str(script), *arguments], error_path)
+
+    def call(self, name: str, *, deadline_seconds: float = _CALL_DEADLINE_SECONDS, **arguments: Any) -> Any:
+        """Run a function there and return its result; ``ClientFailed`` with the traceback if it raises."""
+        self.begin(name, **arguments)
+        return self.finish(deadline_seconds)
+
+    def begin(self, name: str, **arguments: Any) -> None:
+        """Start a call without waiting for it."""
+        self._process.write_line(json.dumps({"name": name, "arguments": arguments}))
+
+    def finish(self, deadline_seconds: float = _CALL_DEADLINE_SECONDS) -> Any:
+        """The result of the oldest call that was begun."""
+        line = self._process.next_line(deadline_seconds)
+        if line is None:
+            raise ClientFailed(f"the client process ended\n{self._process.error_text()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ClientFailed(answer["error"])
+        return answer["result"]
+
+    @property
+    def alive(self) -> bool:
+        return self._process.popen.poll() is None
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it; a client that is stuck is killed."""
+        if not self.alive:
+            return
+        self._process.popen.terminate()
+        with contextlib.suppress(TimeoutError):
+            self._process.wait(5.0)
