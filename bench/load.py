@@ -20,6 +20,7 @@ __all__ = ("consume", "latency", "partition_names", "produce")
 PARTITIONS_PER_TOPIC = 4
 _QUEUE_KB = 65_536
 _RECORDS_PER_TURN = 200
+_RECORDS_PER_READ = 5_000
 _FLUSH_SECONDS = 120.0
 _STALLED_SECONDS = 30.0
 
@@ -81,7 +82,8 @@ def consume(servers: str, prefix: str, partitions: int, record_bytes: int) -> di
     count, cpu_before, started = 0, _own_cpu_seconds(), time.perf_counter()
     consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
     while count < there:
-        messages = consumer.consume(5_000, timeout=_STALLED_SECONDS)
+        # It returns when it has that many, so no more are asked for than there are.
+        messages = consumer.consume(min(_RECORDS_PER_READ, there - count), timeout=_STALLED_SECONDS)
         if not messages or messages[0].error():
             raise SystemExit(f"{count} of {there} records were read, then: {messages[:1]}")
         count += len(messages)

@@ -14,7 +14,14 @@ from types import TracebackType
 
 from bench.processes import ROOT, child_environment
 
-__all__ = ("MockCluster", "bare_import_seconds", "stream_files", "synced_writes_ms")
+__all__ = (
+    "MockCluster",
+    "bare_import_seconds",
+    "disk_mb_per_second",
+    "stream_files",
+    "synced_writes_ms",
+    "touch_memory",
+)
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 # Some extension modules register names that only they themselves can import, hence the except. The exit is
@@ -104,6 +111,34 @@ def _send(files: Sequence[str], port: int) -> None:
         for name in files:
             with Path(name).open("rb") as source:
                 sender.sendfile(source)
+
+
+def touch_memory(directory: Path, size: int) -> None:
+    """Fill ``size`` bytes of page cache and give them back.
+
+    In a virtual machine the host hands out memory at its first touch, which may take several times as long as
+    writing to it. Pages that were in use a moment ago are there, as they are in a machine that has run for a while.
+    """
+    path = directory / "touched"
+    chunk = bytes(_SOCKET_BUFFER_BYTES)
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size // len(chunk)):
+            file.write(chunk)
+    path.unlink()
+
+
+def disk_mb_per_second(directory: Path, chunk_bytes: int, seconds: float) -> float:
+    """Megabytes per second of ``write`` and ``fdatasync`` of chunk after chunk at the end of a file."""
+    path = directory / "bare-chunks"
+    data = os.urandom(chunk_bytes)
+    written, started = 0, time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        while time.perf_counter() - started < seconds:
+            written += file.write(data)
+            os.fdatasync(file.fileno())
+    elapsed = time.perf_counter() - started
+    path.unlink()
+    return written / 1e6 / elapsed
 
 
 def synced_writes_ms(directory: Path, record_bytes: int, rate: int, seconds: float) -> list[float]:

@@ -16,6 +16,7 @@ class Plan:
     rounds: int
     record_bytes: tuple[int, ...]
     produce_seconds: float
+    touched_bytes: int
     latency_rounds: int
     latency_seconds: float
     latency_rate: int
@@ -34,6 +35,7 @@ FULL = Plan(
     rounds=3,
     record_bytes=(100, 1_000, 10_000),
     produce_seconds=1.0,
+    touched_bytes=800 * MB,
     latency_rounds=3,
     latency_seconds=3.0,
     latency_rate=2_000,
@@ -52,6 +54,7 @@ QUICK = Plan(
     rounds=1,
     record_bytes=(100, 1_000, 10_000),
     produce_seconds=0.05,
+    touched_bytes=1 * MB,
     latency_rounds=1,
     latency_seconds=0.3,
     latency_rate=500,
@@ -61,7 +64,7 @@ QUICK = Plan(
     idle_topics=10,
     connections=50,
     idle_seconds=0.2,
-    log_bytes=(1 * MB, 2 * MB, 4 * MB),
-    segment_bytes=1 * MB,
+    log_bytes=(1 * MB, 10 * MB, 20 * MB),
+    segment_bytes=2 * MB,
     fetches=20,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.context import Bench
 from bench.load import PARTITIONS_PER_TOPIC, partition_names
-from bench.peers import MockCluster
+from bench.peers import MockCluster, disk_mb_per_second, touch_memory
 from bench.processes import NodeProcess, cpu_seconds, run_json
 from bench.raw import RawClient
 from bench.report import Aim, Section
@@ -113,6 +113,7 @@ def _produce_in_turns(bench: Bench, record_bytes: int, acks: str, partitions: in
     with bench.node() as node, MockCluster(bench.work) as mock:
         _create_topics(node, prefix, partitions)
         for _ in range(bench.plan.rounds):
+            touch_memory(bench.work, bench.plan.touched_bytes)
             ours.run(bench, node.pid, "produce", servers=node.bootstrap_servers, **options)
             theirs.run(bench, mock.pid, "produce", servers=mock.bootstrap_servers, **options)
     return ours, theirs

@@ -207,12 +207,12 @@ class ClientProcess:
     def __init__(self, script: Path, error_path: Path, *arguments: str) -> None:
         self._process = _Process([str(script), *arguments], error_path)
 
-    def call(self, name: str, *, deadline_seconds: float = _CALL_DEADLINE_SECONDS, **arguments: Any) -> Any:
+    def call(self, name: str, /, *, deadline_seconds: float = _CALL_DEADLINE_SECONDS, **arguments: Any) -> Any:
         """Run a function there and return its result; ``ClientFailed`` with the traceback if it raises."""
         self.begin(name, **arguments)
         return self.finish(deadline_seconds)
 
-    def begin(self, name: str, **arguments: Any) -> None:
+    def begin(self, name: str, /, **arguments: Any) -> None:
         """Start a call without waiting for it."""
         self._process.write_line(json.dumps({"name": name, "arguments": arguments}))
 

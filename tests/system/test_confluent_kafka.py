@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from support.group_stories import killed_member_is_replaced, share_and_take_over, static_member_returns
 from support.processes import ClientProcess, NodeProcess
 from support.stored import stored_codecs
 
@@ -105,57 +107,22 @@ def test_records_are_deleted_up_to_an_offset(play: Play) -> None:
 def test_members_share_partitions_and_take_over_when_one_leaves(
     client: ClientProcess, other_client: ClientProcess, topic: str, strategy: str
 ) -> None:
-    client.call("create_topic", topic=topic, partitions=4)
-    join = {"group": topic, "topic": topic, "partition_assignment_strategy": strategy}
-    client.call("member_join", name=topic, **join)
-    assert client.call("member_wait", name=topic, partitions=4)["assigned"] == [0, 1, 2, 3]
-    other_client.call("member_join", name=topic, **join)
-    mine = client.call("member_wait", name=topic, partitions=2)["assigned"]
-    others = other_client.call("member_wait", name=topic, partitions=2)["assigned"]
-    assert sorted(mine + others) == [0, 1, 2, 3]
-    texts = [f"v{number}" for number in range(40)]
-    client.call("produce_to_partitions", topic=topic, texts=texts, partitions=4)
-    read = client.call("member_wait", name=topic, values=20)["values"]
-    read += other_client.call("member_wait", name=topic, values=20)["values"]
-    assert sorted(read) == sorted(texts)
-    other_client.call("member_leave", name=topic)
-    assert client.call("member_wait", name=topic, partitions=4)["assigned"] == [0, 1, 2, 3]
-    client.call("member_leave", name=topic)
+    share_and_take_over(client, other_client, topic, partition_assignment_strategy=strategy)
 
 
 @feature("groups: rebalance when a member dies")
 def test_a_killed_members_partitions_go_to_the_others(
     client: ClientProcess, other_client: ClientProcess, topic: str
 ) -> None:
-    client.call("create_topic", topic=topic, partitions=2)
-    client.call("member_join", name=topic, group=topic, topic=topic)
-    client.call("member_wait", name=topic, partitions=2)
-    other_client.call("member_join", name=topic, group=topic, topic=topic)
-    client.call("member_wait", name=topic, partitions=1)
-    other_client.kill()
-    client.call("member_wait", name=topic, partitions=2)
-    client.call("member_leave", name=topic)
+    killed_member_is_replaced(client, other_client, topic)
 
 
 @feature("groups: static members")
 def test_a_static_member_returns_without_a_rebalance(
     client: ClientProcess, other_client: ClientProcess, start_client: Any, node: NodeProcess, topic: str
 ) -> None:
-    client.call("create_topic", topic=topic, partitions=2)
-    join = {"group": topic, "topic": topic, "session_timeout_ms": 30_000}
-    client.call("member_join", name=topic, group_instance_id="first", **join)
-    client.call("member_wait", name=topic, partitions=2)
-    other_client.call("member_join", name=topic, group_instance_id="second", **join)
-    before = client.call("member_wait", name=topic, partitions=1)
-    others = other_client.call("member_wait", name=topic, partitions=1)
-    other_client.kill()
-    returned = start_client(CLIENT_SCRIPT, node)
-    returned.call("member_join", name=topic, group_instance_id="second", **join)
-    # Had there been a rebalance, this assignment would have had to wait for the first member to join it.
-    assert returned.call("member_wait", name=topic, partitions=1)["assigned"] == others["assigned"]
-    assert client.call("member_wait", name=topic)["rebalances"] == before["rebalances"]
-    returned.close()
-    client.call("member_leave", name=topic)
+    start_another = partial(start_client, CLIENT_SCRIPT, node)
+    static_member_returns(client, other_client, start_another, topic, session_timeout_ms=30_000)
 
 
 @feature("groups: commit and fetch offsets")
@@ -168,7 +135,7 @@ def test_a_pattern_subscribes_to_the_topics_it_matches(play: Play) -> None:
     play()
 
 
-@feature("admin: list, describe, delete groups")
+@feature("admin: list and describe groups", "admin: delete groups")
 def test_groups_are_listed_described_and_deleted(play: Play) -> None:
     play()
 

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from tidemill.errors import CorruptData
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
-__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile")
+__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile", "damaged_slots")
 
 CHECKPOINT_NAME = "checkpoint"
 
@@ -129,6 +129,16 @@ def _pack_slot(sequence: int, checkpoint: Checkpoint) -> bytes:
         checkpoint.active_size_bytes,
     )
     return body + struct.pack(">I", crc32c(body))
+
+
+def damaged_slots(file: StorageFile) -> list[int]:
+    """Positions of the slots that hold something, but not a whole checkpoint: torn in a crash, or damaged."""
+    positions = [slot * _SLOT_STRIDE_BYTES for slot in range(3)]
+    return [
+        position
+        for slot, position in enumerate(positions)
+        if any(file.read(position, _SLOT_BYTES)) and _read_slot(file, slot) is None
+    ]
 
 
 def _read_slot(file: StorageFile, slot: int) -> tuple[int, Checkpoint] | None:

@@ -16,6 +16,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 __all__ = ("IndexCache", "SegmentSummary", "SparseIndex")
@@ -69,10 +70,25 @@ class SparseIndex:
         index = bisect_right(self._offsets, relative_offset)
         return self._positions[index - 1] if index else 0
 
+    def offset_behind(self, relative_offset: int, size_bytes: int) -> int | None:
+        """An offset that is not below the end of ``size_bytes`` read from the batch that holds the first one.
+
+        None if only the end of the segment is known to be such an offset.
+        """
+        following = bisect_right(self._offsets, relative_offset)
+        if following == len(self._positions):
+            return None
+        end = bisect_left(self._positions, self._positions[following] + size_bytes)
+        return self._offsets[end] if end < len(self._offsets) else None
+
     def position_before_time(self, timestamp: int) -> int:
         """A batch start such that every batch in front of it is older than ``timestamp``."""
         index = bisect_left(self._times, timestamp)
         return self._positions[index - 1] if index else 0
+
+    def entries(self) -> Iterator[tuple[int, int, int]]:
+        """(relative offset, position, largest timestamp before) of each entry."""
+        return zip(self._offsets, self._positions, self._times, strict=True)
 
     def to_bytes(self, summary: SegmentSummary) -> bytes:
         columns = [_big_endian(column) for column in (self._offsets, self._positions, self._times)]

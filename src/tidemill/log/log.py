@@ -25,7 +25,9 @@ from tidemill.log.index import IndexCache
 from tidemill.log.producers import ProducerStates
 from tidemill.log.segment import Segment, segment_name
 from tidemill.log.storage import Buffer, Storage, write_atomic
+from tidemill.log.transactions import AbortedTransaction
 from tidemill.records.batch import BatchHeader, parse_header, stamp_prefix
+from tidemill.records.control import Marker
 
 __all__ = (
     "EPOCHS_KIND",
@@ -109,6 +111,11 @@ class PartitionLog:
         return self._segments[-1].next_offset if self._segments else self.log_start_offset
 
     @property
+    def last_stable_offset(self) -> int:
+        """Where readers of committed data stop: never above the durable offset."""
+        return self.producers.transactions.last_stable_offset(self.durable_offset)
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self._segments)
 
@@ -130,6 +137,23 @@ class PartitionLog:
             known = self.producers.check(header)
             if known is not None:
                 return Appended(known.base_offset, known.last_offset, duplicate=True)
+        base_offset = self._write(data, header, leader_epoch, now_ms)
+        if header.is_idempotent:
+            self.producers.record(header, base_offset, now_ms)
+        return Appended(base_offset, base_offset + header.last_offset_delta, duplicate=False)
+
+    def append_marker(self, data: Buffer, marker: Marker, leader_epoch: int, now_ms: int) -> Appended:
+        """Write a control batch that ends a transaction. Raises as ``append`` does."""
+        if self.failure is not None:
+            raise self.failure
+        header = parse_header(data)
+        self.producers.check_marker(header, marker)
+        offset = self._write(data, header, leader_epoch, now_ms)
+        self.producers.record_marker(header, marker, offset, now_ms)
+        return Appended(offset, offset, duplicate=False)
+
+    def _write(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> int:
+        """Put a batch at the end; returns its base offset."""
         segment = self._segment_for_append(header, now_ms)
         base_offset = segment.next_offset
         prefix = stamp_prefix(header, base_offset, leader_epoch)
@@ -142,13 +166,11 @@ class PartitionLog:
             raise
         if segment.first_append_ms == 0:
             segment.first_append_ms = now_ms
-        if header.is_idempotent:
-            self.producers.record(header, base_offset, now_ms)
         if self.epochs.assign(leader_epoch, base_offset):
             self._side_files.append(
                 SideFile(f"{self.directory}/{EPOCHS_NAME}", self._epoch_bytes(), self.end_offset)
             )
-        return Appended(base_offset, base_offset + header.last_offset_delta, duplicate=False)
+        return base_offset
 
     def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
         if not self._segments:
@@ -337,6 +359,17 @@ class PartitionLog:
                 return data
         return memoryview(b"")
 
+    def aborted_in(self, data: memoryview) -> list[AbortedTransaction]:
+        """Aborted transactions with batches in what ``read`` gave; may name a few that lie just behind it."""
+        transactions = self.producers.transactions
+        if not transactions.aborted_count or not data:
+            return []
+        first = parse_header(data).base_offset
+        segment = next(self._segments_from(first))
+        behind = segment.index.offset_behind(first - segment.base_offset, len(data))
+        end = segment.next_offset if behind is None else segment.base_offset + behind
+        return transactions.aborted_between(first, end)
+
     def check_readable(self, offset: int, upper_offset: int) -> None:
         if offset < self.log_start_offset or offset > upper_offset:
             raise ApiError(
@@ -426,6 +459,7 @@ class PartitionLog:
         if removed:
             self.producers.forgetful = True
             self.epochs.truncate_start(self.log_start_offset)
+            self.producers.transactions.truncate_start(self.log_start_offset)
         return removed
 
     def _is_first_below_start(self) -> bool:

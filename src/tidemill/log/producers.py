@@ -3,18 +3,22 @@
 Per producer id: its epoch, the last sequence number, and the last five batches, so that a retry of any of
 them is answered with the offset it got the first time. ``check`` never changes anything; ``record`` does, and
 is called only once the batch is in the log: a refused batch uses no sequence number.
+
+The end of a transaction forgets the remembered batches: a retry of an aborted batch is not "there already".
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.transactions import TransactionStates
 from tidemill.records.batch import NO_SEQUENCE, BatchHeader, next_sequence
+from tidemill.records.control import Marker, read_marker
 
 __all__ = ("KnownBatch", "ProducerEntry", "ProducerStates")
 
@@ -34,16 +38,22 @@ class KnownBatch(NamedTuple):
 class ProducerEntry:
     """One producer's state in one partition."""
 
-    __slots__ = ("batches", "epoch", "last_append_ms")
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_append_ms", "last_sequence")
 
-    def __init__(self, epoch: int, last_append_ms: int, batches: list[KnownBatch] | None = None) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        last_append_ms: int,
+        last_sequence: int = NO_SEQUENCE,
+        coordinator_epoch: int = -1,
+        batches: list[KnownBatch] | None = None,
+    ) -> None:
         self.epoch = epoch
         self.last_append_ms = last_append_ms
+        self.last_sequence = last_sequence
+        #: Of the coordinator that wrote the last marker; an older one is fenced.
+        self.coordinator_epoch = coordinator_epoch
         self.batches: deque[KnownBatch] = deque(batches or (), maxlen=_BATCHES_REMEMBERED)
-
-    @property
-    def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
 
 class ProducerStates:
@@ -51,6 +61,7 @@ class ProducerStates:
 
     def __init__(self) -> None:
         self._entries: dict[int, ProducerEntry] = {}
+        self.transactions = TransactionStates()
         #: Whether an unknown producer may be one whose state was let go, by expiry or with old segments.
         self.forgetful = False
 
@@ -71,11 +82,7 @@ class ProducerStates:
                 raise _out_of_order(header, NO_SEQUENCE)
             return None
         if header.producer_epoch < entry.epoch:
-            raise ApiError(
-                ErrorCode.invalid_producer_epoch,
-                f"producer {header.producer_id} is fenced: epoch {header.producer_epoch} is older than "
-                f"{entry.epoch}",
-            )
+            raise _fenced(header, entry)
         if header.producer_epoch > entry.epoch:
             if header.base_sequence != 0:
                 raise _out_of_order(header, NO_SEQUENCE)
@@ -89,10 +96,10 @@ class ProducerStates:
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Remember a batch that the log holds at ``base_offset``."""
-        entry = self._entries.get(header.producer_id)
-        if entry is None or entry.epoch != header.producer_epoch:
-            entry = self._entries[header.producer_id] = ProducerEntry(header.producer_epoch, now_ms)
-        entry.last_append_ms = now_ms
+        entry = self._at_epoch(header, now_ms)
+        entry.last_sequence = header.last_sequence
+        if header.is_transactional:
+            self.transactions.begin(header.producer_id, base_offset)
         entry.batches.append(
             KnownBatch(
                 header.base_sequence,
@@ -103,9 +110,56 @@ class ProducerStates:
             )
         )
 
+    def replay(self, header: BatchHeader, read_batch: Callable[[], bytes], now_ms: int) -> None:
+        """Fold in a batch of the log, of whatever kind, as it was folded in when it was appended."""
+        if not header.is_idempotent:
+            return
+        if not header.is_control:
+            self.record(header, header.base_offset, now_ms)
+            return
+        marker = read_marker(read_batch())
+        if marker is not None:
+            self.record_marker(header, marker, header.base_offset, now_ms)
+
+    def check_marker(self, header: BatchHeader, marker: Marker) -> None:
+        """Raises ``ApiError`` if a zombie coordinator or an older epoch of the producer wants to end something."""
+        entry = self._entries.get(header.producer_id)
+        if entry is None:
+            return
+        if header.producer_epoch < entry.epoch:
+            raise _fenced(header, entry)
+        if marker.coordinator_epoch < entry.coordinator_epoch:
+            raise ApiError(
+                ErrorCode.transaction_coordinator_fenced,
+                f"a coordinator of epoch {marker.coordinator_epoch} is older than {entry.coordinator_epoch}",
+            )
+
+    def record_marker(self, header: BatchHeader, marker: Marker, offset: int, now_ms: int) -> None:
+        """Take account of a marker that the log holds at ``offset``."""
+        entry = self._at_epoch(header, now_ms)
+        entry.coordinator_epoch = max(entry.coordinator_epoch, marker.coordinator_epoch)
+        entry.batches.clear()
+        self.transactions.end(header.producer_id, offset, commit=marker.commit)
+
+    def _at_epoch(self, header: BatchHeader, now_ms: int) -> ProducerEntry:
+        """The producer's entry; a new epoch starts its sequence anew."""
+        entry = self._entries.get(header.producer_id)
+        if entry is None:
+            entry = self._entries[header.producer_id] = ProducerEntry(header.producer_epoch, now_ms)
+        elif entry.epoch != header.producer_epoch:
+            entry.epoch = header.producer_epoch
+            entry.last_sequence = NO_SEQUENCE
+            entry.batches.clear()
+        entry.last_append_ms = now_ms
+        return entry
+
     def expire(self, older_than_ms: int) -> int:
-        """Let go of producers that have not written since; returns how many."""
-        expired = [key for key, entry in self._entries.items() if entry.last_append_ms < older_than_ms]
+        """Let go of producers that have not written since and have nothing open; returns how many."""
+        expired = [
+            key
+            for key, entry in self._entries.items()
+            if entry.last_append_ms < older_than_ms and key not in self.transactions.open
+        ]
         for key in expired:
             del self._entries[key]
         self.forgetful = self.forgetful or bool(expired)
@@ -113,23 +167,39 @@ class ProducerStates:
 
     def to_bytes(self) -> bytes:
         producers = [
-            (producer_id, entry.epoch, entry.last_append_ms, [tuple(known) for known in entry.batches])
+            (
+                producer_id,
+                entry.epoch,
+                entry.last_append_ms,
+                entry.last_sequence,
+                entry.coordinator_epoch,
+                [tuple(known) for known in entry.batches],
+            )
             for producer_id, entry in self._entries.items()
         ]
-        return msgspec.msgpack.encode((self.forgetful, producers))
+        return msgspec.msgpack.encode((self.forgetful, producers, self.transactions.to_value()))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ProducerStates:
         states = cls()
-        states.forgetful, producers = msgspec.msgpack.decode(data, type=_Snapshot)
-        for producer_id, epoch, last_append_ms, known in producers:
+        states.forgetful, producers, transactions = msgspec.msgpack.decode(data, type=_Snapshot)
+        states.transactions = TransactionStates.from_value(transactions)
+        for producer_id, epoch, last_append_ms, last_sequence, coordinator_epoch, known in producers:
+            batches = [KnownBatch(*batch) for batch in known]
             states._entries[producer_id] = ProducerEntry(
-                epoch, last_append_ms, [KnownBatch(*batch) for batch in known]
+                epoch, last_append_ms, last_sequence, coordinator_epoch, batches
             )
         return states
 
 
-_Snapshot = tuple[bool, list[tuple[int, int, int, list[tuple[int, int, int, int, int]]]]]
+_Snapshot = tuple[bool, list[tuple[int, int, int, int, int, list[tuple[int, int, int, int, int]]]], list[Any]]
+
+
+def _fenced(header: BatchHeader, entry: ProducerEntry) -> ApiError:
+    return ApiError(
+        ErrorCode.invalid_producer_epoch,
+        f"producer {header.producer_id} is fenced: epoch {header.producer_epoch} is older than {entry.epoch}",
+    )
 
 
 def _out_of_order(header: BatchHeader, last_sequence: int) -> ApiError:

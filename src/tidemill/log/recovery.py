@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, StorageError
@@ -332,7 +333,7 @@ class _Opening:
             rebuilt = True
             self.seen_epochs = []
             for segment in segments:
-                for header in self._headers(segment):
+                for _, header in self._batches(segment):
                     self._note_epoch(header)
         history.truncate_end(end_offset)
         for epoch, offset in self.seen_epochs:
@@ -342,10 +343,9 @@ class _Opening:
             self._write_side_file(path, pack_checked(EPOCHS_KIND, history.to_bytes()))
         return history
 
-    def _headers(self, segment: Segment) -> Iterator[BatchHeader]:
+    def _batches(self, segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
         try:
-            for _, header in walk(segment.file, 0, segment.file.size()):
-                yield header
+            yield from walk(segment.file, 0, segment.file.size())
         except BrokenBatch as broken:
             raise CorruptData(broken.reason, path=segment.log_path, position=broken.position) from broken
 
@@ -365,9 +365,10 @@ class _Opening:
         return states
 
     def _replay(self, states: ProducerStates, segment: Segment, offset: int) -> None:
-        for header in self._headers(segment):
-            if header.base_offset >= offset and header.is_idempotent:
-                states.record(header, header.base_offset, max(header.max_timestamp, self.now_ms))
+        for position, header in self._batches(segment):
+            if header.base_offset >= offset:
+                read = partial(segment.read_batch, position, header)
+                states.replay(header, read, max(header.max_timestamp, self.now_ms))
 
     def _newest_snapshot(self, end_offset: int) -> tuple[ProducerStates, int]:
         for offset in reversed(list_snapshots(self.storage, self.directory)):

@@ -17,7 +17,15 @@ from tidemill.records import batch as batches
 from tidemill.records.batch import HEADER_BYTES, BatchHeader
 from tidemill.records.compression import NONE, compress, decompress
 
-__all__ = ("MAX_DECOMPRESSED_BYTES", "Header", "Record", "build_batch", "read_records", "recompress")
+__all__ = (
+    "MAX_DECOMPRESSED_BYTES",
+    "Header",
+    "Record",
+    "build_batch",
+    "build_empty_batch",
+    "read_records",
+    "recompress",
+)
 
 #: What one batch may decompress to. Kafka has no such limit; a bomb must not take the node's memory.
 MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
@@ -68,6 +76,20 @@ def build_batch(
         timestamps=(base_timestamp, max(record.timestamp_ms for record in records)),
         producer=(producer_id, producer_epoch, base_sequence),
         record_count=len(records),
+    )
+
+
+def build_empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
+    """A batch without records that takes the place of lost ones: readers pass over its offsets."""
+    return _frame(
+        b"",
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=0,
+        last_offset_delta=last_offset - base_offset,
+        timestamps=(batches.NO_TIMESTAMP, batches.NO_TIMESTAMP),
+        producer=(batches.NO_PRODUCER_ID, -1, batches.NO_SEQUENCE),
+        record_count=0,
     )
 
 

@@ -11,8 +11,9 @@ The rules of durability.md live here:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
+from typing import NamedTuple
 from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
@@ -23,13 +24,27 @@ from tidemill.log.log import Appended, PartitionLog
 from tidemill.log.retention import retained_start
 from tidemill.log.segment import Segment
 from tidemill.log.storage import Buffer
+from tidemill.records.batch import BatchHeader
+from tidemill.records.control import Marker, build_marker
 
-__all__ = ("Partition", "Waiter")
+__all__ = ("ActiveProducer", "Partition", "Waiter")
 
 #: Called with None when the high watermark has passed, or with the error that stopped the partition.
 Waiter = Callable[[StorageError | None], None]
 
 _NEVER = 2**63 - 1
+
+
+class ActiveProducer(NamedTuple):
+    """A producer that has written here, as far as it is remembered."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    #: -1: no transaction is open.
+    transaction_start_offset: int
 
 
 class Partition:
@@ -59,6 +74,8 @@ class Partition:
         self._waiter_numbers = count()
         self._readers: dict[object, Callable[[], None]] = {}
         self._unflushed_since_ms = _NEVER
+        #: Producer id → epoch of transactions that may write here, as far as this process was told.
+        self._allowed: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}-{self.index} epoch {self.leader_epoch}>"
@@ -71,7 +88,7 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        return self.log.durable_offset
+        return self.log.last_stable_offset
 
     @property
     def log_start_offset(self) -> int:
@@ -91,11 +108,69 @@ class Partition:
         if self.log.failure is not None:
             raise self.log.failure
         data, header = prepare_batch(data, self.log.config, now_ms, self._max_decompressed_bytes)
-        appended = self.log.append(data, header, self.leader_epoch, now_ms)
+        if header.is_idempotent:
+            self._check_transaction(header)
+        return self._appended(self.log.append(data, header, self.leader_epoch, now_ms), now_ms)
+
+    def _appended(self, appended: Appended, now_ms: int) -> Appended:
         if self._unflushed_since_ms == _NEVER:
             self._unflushed_since_ms = now_ms
         self._request_flush(self)
         return appended
+
+    # --- transactions
+
+    def begin_transaction(self, producer_id: int, producer_epoch: int) -> None:
+        """Let a producer write transactional batches until a marker ends them; the coordinator knows of it."""
+        self._allowed[producer_id] = producer_epoch
+
+    def may_write(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether the producer has a transaction here that is known to its coordinator."""
+        if self._allowed.get(producer_id) == producer_epoch:
+            return True
+        entry = self.log.producers.get(producer_id)
+        is_open = producer_id in self.log.producers.transactions.open
+        return is_open and entry is not None and entry.epoch == producer_epoch
+
+    def _check_transaction(self, header: BatchHeader) -> None:
+        """A batch outside of a transaction that its coordinator knows of would hang for ever: refuse it."""
+        if header.is_transactional:
+            if not self.may_write(header.producer_id, header.producer_epoch):
+                raise ApiError(
+                    ErrorCode.invalid_txn_state,
+                    f"{self.topic}-{self.index} is not part of a transaction of producer {header.producer_id} "
+                    f"epoch {header.producer_epoch}",
+                )
+        elif header.producer_id in self.log.producers.transactions.open:
+            raise ApiError(
+                ErrorCode.invalid_txn_state,
+                f"producer {header.producer_id} has an open transaction here and sent a batch outside of it",
+            )
+
+    def write_marker(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int, now_ms: int
+    ) -> Appended:
+        """End a producer's transaction here. Raises as ``append`` does."""
+        marker = Marker(commit, coordinator_epoch)
+        data = build_marker(
+            marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms
+        )
+        appended = self.log.append_marker(data, marker, self.leader_epoch, now_ms)
+        self._allowed.pop(producer_id, None)
+        return self._appended(appended, now_ms)
+
+    def producers(self) -> Iterator[ActiveProducer]:
+        """What DescribeProducers tells."""
+        started = self.log.producers.transactions.open
+        for producer_id, entry in self.log.producers:
+            yield ActiveProducer(
+                producer_id,
+                entry.epoch,
+                entry.last_sequence,
+                entry.last_append_ms,
+                entry.coordinator_epoch,
+                started.get(producer_id, -1),
+            )
 
     def when_committed(self, offset: int, waiter: Waiter) -> None:
         """Call ``waiter`` once everything below ``offset`` is durable; at once if it is."""
@@ -157,10 +232,20 @@ class Partition:
         for wake in list(self._readers.values()):
             wake()
 
-    def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> memoryview:
+    def upper_offset(self, *, committed: bool) -> int:
+        """Where a reader stops: the last stable offset, or the high watermark if it takes uncommitted data."""
+        return self.last_stable_offset if committed else self.high_watermark
+
+    def read(self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False) -> memoryview:
         if self.log.failure is not None:
             raise self.log.failure
-        return self.log.read(offset, max_bytes, self.high_watermark, at_least_one=at_least_one)
+        # A position between the last stable offset and the high watermark is a good one: there is just
+        # nothing to read yet.
+        self.log.check_readable(offset, self.high_watermark)
+        upper = self.upper_offset(committed=committed)
+        if offset >= upper:
+            return memoryview(b"")
+        return self.log.read(offset, max_bytes, upper, at_least_one=at_least_one)
 
     def delete_records(self, offset: int) -> list[Segment]:
         """Move the log start to ``offset`` (-1: the high watermark); returns what can be discarded."""

@@ -58,6 +58,7 @@ MAX_RESPONSE_ELEMENTS: Final = 4_000_000
 
 _PREFIX_BYTES: Final = 8
 _PRODUCE_KEY: Final = 0
+_METADATA_KEY: Final = 3
 #: From this size on it is cheaper to leave the records of a Produce request where they are.
 _LIFT_MIN_BYTES: Final = 16 * 1024
 _CLIENT_ID_AT: Final = 10
@@ -119,7 +120,26 @@ def decode_request(header: RequestHeader, frame: Buffer) -> Any:
     entity = request_class(api_key, api_version)
     if api_key == _PRODUCE_KEY and len(frame) >= _LIFT_MIN_BYTES:
         return _decode_large_produce(entity, frame, header.body_offset)
-    return decode_entity(entity, frame, header.body_offset, MAX_REQUEST_ELEMENTS)
+    try:
+        return decode_entity(entity, frame, header.body_offset, MAX_REQUEST_ELEMENTS)
+    except ProtocolError:
+        if not _asks_for_all_topics_like_librdkafka(header, frame):
+            raise
+        return decode_entity(entity, frame, header.body_offset + 3, MAX_REQUEST_ELEMENTS)
+
+
+def _asks_for_all_topics_like_librdkafka(header: RequestHeader, frame: Buffer) -> bool:
+    """Whether a null list of topics is followed by three zero bytes that do not belong there.
+
+    librdkafka keeps four bytes for the count of topics, and in flexible versions forgets to take three of them
+    back when the list is null, which is how it asks for all topics. Kafka does not notice.
+    """
+    start = header.body_offset
+    return (
+        header.api_key == _METADATA_KEY
+        and is_flexible(header.api_key, header.api_version)
+        and frame[start : start + 4] == bytes(4)
+    )
 
 
 def _decode_large_produce(entity: EntityClass, frame: Buffer, offset: int) -> Any:

@@ -110,6 +110,17 @@ def test_text_that_is_not_utf_8_and_booleans_that_are_not_are_refused(body: byte
         decode_request(parse_header(frame), frame)
 
 
+@pytest.mark.parametrize("version", [11, 12, 13])
+def test_librdkafkas_way_to_ask_for_all_topics_is_understood(version: int) -> None:
+    frame = start(3, version) + b"\0\2me\0" + bytes(4) + b"\1\1" + b"\0"
+    request = decode_request(parse_header(frame), frame)
+    assert request.topics is None
+    assert request.allow_auto_topic_creation
+    assert request.include_topic_authorized_operations
+    with pytest.raises(ProtocolError):
+        decode_request(parse_header(frame), frame + b"\0")
+
+
 class PanicException(BaseException):
     """What a panic in native code looks like from Python."""
 

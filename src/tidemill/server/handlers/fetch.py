@@ -26,6 +26,7 @@ __all__ = ("fetch",)
 
 _TOPIC_ID_MIN_VERSION = 13
 _SESSION_MIN_VERSION = 7
+_READ_COMMITTED = 1
 
 
 def fetch(broker: Broker, call: Call) -> None:
@@ -88,6 +89,7 @@ class _Fetch:
     __slots__ = (
         "_broker",
         "_call",
+        "_committed",
         "_incremental",
         "_min_bytes",
         "_session",
@@ -111,6 +113,7 @@ class _Fetch:
         self._wanted = wanted
         self._incremental = incremental
         self._min_bytes = max(0, call.request.min_bytes)
+        self._committed = call.request.isolation_level == _READ_COMMITTED
         self._subscribed: list[Partition] = []
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
@@ -166,8 +169,8 @@ class _Fetch:
         for wanted in self._wanted:
             try:
                 partition = self._partition(wanted)
-                upper = partition.high_watermark
-                partition.log.check_readable(wanted.fetch_offset, upper)
+                partition.log.check_readable(wanted.fetch_offset, partition.high_watermark)
+                upper = partition.upper_offset(committed=self._committed)
                 if self._diverged(partition, wanted):
                     return True
                 if wanted.fetch_offset < upper:
@@ -250,7 +253,9 @@ class _Fetch:
             if diverging is None:
                 limit = min(room, max(0, wanted.max_bytes))
                 if limit > 0 or first:
-                    records = partition.read(wanted.fetch_offset, limit, at_least_one=first)
+                    records = partition.read(
+                        wanted.fetch_offset, limit, at_least_one=first, committed=self._committed
+                    )
                 else:
                     partition.log.check_readable(wanted.fetch_offset, partition.high_watermark)
         except StorageError as error:
@@ -263,9 +268,16 @@ class _Fetch:
             partition.high_watermark,
             partition.last_stable_offset,
             partition.log_start_offset,
+            aborted_transactions=self._aborted(partition, records),
             records=(records,) if records else (),
             diverging_epoch=diverging,
         )
+
+    def _aborted(self, partition: Partition, records: memoryview) -> list[tuple[int, int]] | None:
+        """What a reader of committed data has to leave out of ``records``."""
+        if not self._committed:
+            return None
+        return [(entry.producer_id, entry.first_offset) for entry in partition.log.aborted_in(records)]
 
     def _refused(self, wanted: SessionPartition, error: ApiError) -> FetchPartition:
         if error.code != ErrorCode.offset_out_of_range:

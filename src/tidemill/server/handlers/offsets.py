@@ -12,6 +12,7 @@ from tidemill.server.call import Call
 
 __all__ = ("delete_records", "list_offsets", "offset_for_leader_epoch")
 
+_READ_COMMITTED = 1
 _LATEST = -1
 _EARLIEST = -2
 _MAX_TIMESTAMP = -3
@@ -34,7 +35,8 @@ def _list_one(broker: Broker, call: Call, topic: str, entry: Any) -> dict[str, A
     index = entry.partition_index
     try:
         partition = _leader(broker, topic, index, getattr(entry, "current_leader_epoch", -1))
-        found = _find(partition, entry.timestamp, call.version)
+        committed = call.field("isolation_level", 0) == _READ_COMMITTED
+        found = _find(partition, entry.timestamp, call.version, partition.upper_offset(committed=committed))
     except TidemillError as error:
         return {"partition_index": index, "error_code": error.code, "timestamp": -1, "offset": -1}
     return {
@@ -53,8 +55,8 @@ def _leader(broker: Broker, topic: str, index: int, epoch: int) -> Partition:
     return partition
 
 
-def _find(partition: Partition, timestamp: int, version: int) -> TimedOffset:
-    log, upper = partition.log, partition.high_watermark
+def _find(partition: Partition, timestamp: int, version: int, upper: int) -> TimedOffset:
+    log = partition.log
     if version < _SPECIAL_MIN_VERSION.get(timestamp, 0):
         raise ApiError(
             ErrorCode.unsupported_version, f"timestamp {timestamp} needs a newer version of ListOffsets"

@@ -1,0 +1,49 @@
+"""Time for the coordinator: one source for timestamps and timers, which a test can replace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("Clock", "LoopClock", "Timer")
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None:
+        """Make sure that the call does not happen."""
+
+
+class Clock(Protocol):
+    """Milliseconds since the Unix epoch that never go back, and calls at such a time."""
+
+    def now_ms(self) -> int:
+        """The time."""
+
+    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call back once ``now_ms`` has reached ``when_ms``, never before this function has returned."""
+
+
+class LoopClock:
+    """The event loop's time, aligned with the wall clock once.
+
+    Sessions must not expire because somebody sets the clock, so later changes of it are not followed.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._start_ms = time.time_ns() // 1_000_000 - self._loop.time() * 1_000
+
+    def now_ms(self) -> int:
+        """The time, in whole milliseconds."""
+        return int(self._start_ms + self._loop.time() * 1_000)
+
+    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call back on the event loop."""
+        # The next whole millisecond: a timer that fires a fraction early would find nothing due and spin.
+        return self._loop.call_at((when_ms + 1 - self._start_ms) / 1_000, callback)

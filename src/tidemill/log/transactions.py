@@ -1,0 +1,105 @@
+"""What a partition knows of transactions: those that are open, and those that were aborted. Pure.
+
+A transaction opens with its producer's first transactional batch and ends with a marker. Until the marker is
+durable nobody who reads committed data may pass the first batch: that is the last stable offset. What an aborted
+transaction wrote stays in the log; readers are told which producer's batches to leave out, from where to where.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from typing import Any, NamedTuple
+
+__all__ = ("AbortedTransaction", "TransactionStates")
+
+
+class AbortedTransaction(NamedTuple):
+    """Batches of ``producer_id`` from ``first_offset`` to the marker at ``last_offset`` do not count."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class TransactionStates:
+    """A fold over the log, like the producers it belongs to."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+        #: (first offset, marker's offset) of transactions whose marker may not be durable yet.
+        self._ending: list[tuple[int, int]] = []
+        # Aborted transactions in the order of their markers, as columns: there may be very many. ``stable`` is the
+        # last stable offset right behind the marker, below which no later entry can start.
+        self._producers = array("q")
+        self._firsts = array("q")
+        self._lasts = array("q")
+        self._stables = array("q")
+
+    @property
+    def open(self) -> dict[int, int]:
+        """First offset of each open transaction by producer id."""
+        return self._open
+
+    @property
+    def aborted_count(self) -> int:
+        return len(self._lasts)
+
+    def begin(self, producer_id: int, offset: int) -> None:
+        """Note a transactional batch; only the first of a transaction counts."""
+        self._open.setdefault(producer_id, offset)
+
+    def end(self, producer_id: int, marker_offset: int, *, commit: bool) -> None:
+        """Note a marker. One for a producer without an open transaction changes nothing."""
+        first = self._open.pop(producer_id, None)
+        if first is None:
+            return
+        self._ending.append((first, marker_offset))
+        if not commit:
+            self._producers.append(producer_id)
+            self._firsts.append(first)
+            self._lasts.append(marker_offset)
+            self._stables.append(min(self._open.values(), default=marker_offset + 1))
+
+    def last_stable_offset(self, durable_offset: int) -> int:
+        """Where a reader of committed data must stop."""
+        if self._ending:
+            self._ending = [entry for entry in self._ending if entry[1] >= durable_offset]
+        first = min(self._open.values(), default=durable_offset)
+        for ending, _ in self._ending:
+            first = min(first, ending)
+        return min(first, durable_offset)
+
+    def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions that have batches in the half-open range."""
+        found = []
+        for number in range(bisect_left(self._lasts, start_offset), len(self._lasts)):
+            if self._firsts[number] < end_offset:
+                found.append(
+                    AbortedTransaction(self._producers[number], self._firsts[number], self._lasts[number])
+                )
+            if self._stables[number] >= end_offset:
+                break
+        return found
+
+    def truncate_start(self, log_start_offset: int) -> None:
+        """Let go of aborted transactions whose data is all deleted."""
+        keep_from = bisect_left(self._lasts, log_start_offset)
+        for column in (self._producers, self._firsts, self._lasts, self._stables):
+            del column[:keep_from]
+
+    def to_value(self) -> Any:
+        """For a snapshot: plain lists."""
+        columns = (self._producers, self._firsts, self._lasts, self._stables)
+        return [self._open, [list(entry) for entry in self._ending], *(column.tolist() for column in columns)]
+
+    @classmethod
+    def from_value(cls, value: Any) -> TransactionStates:
+        states = cls()
+        opened, ending, *columns = value
+        states._open = {int(producer_id): offset for producer_id, offset in opened.items()}
+        states._ending = [(first, marker) for first, marker in ending]
+        states._producers, states._firsts, states._lasts, states._stables = (
+            array("q", column) for column in columns
+        )
+        return states
