@@ -1,0 +1,249 @@
+"""The shell around one shard: its log, its timer, and who waits for what to be durable.
+
+- A request changes the state and appends in one step of the event loop, so steps never interleave.
+- A reply leaves when everything that the shard had appended by then is committed: nobody sees, or learns
+  from, what a crash could take back. Handlers whose results tell nothing of the kind need not wait.
+- If the log stops, the state in memory may be ahead of what is durable. The shard then stops too: whoever
+  waits is told so, and the next request loads a new shard from the log.
+- One timer per shard, set to the earliest deadline of everything in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidemill.errors import ApiError, ErrorCode, SyncFailed, TidemillError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tidemill.coordination.clock import Clock, Timer
+    from tidemill.coordination.log import CoordinatorLog, ReplayedMarker, ReplayedRecord
+
+__all__ = ("ShardShell", "resolve")
+
+_logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_RECORDS_PER_LOADING_STEP = 1_000
+_TICK_RETRY_MS = 1_000
+_LOST_LEADERSHIP = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.not_coordinator})
+
+
+class ShardShell(ABC):
+    """One partition of an internal topic and what lives in it, each thing under a key of its own.
+
+    A subclass holds the state and says what to do at the points where the shell knows only when.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        log: CoordinatorLog,
+        clock: Clock,
+        on_stop: Callable[[Any], None],
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.stopped: ApiError | None = None
+        self.log = log
+        self.clock = clock
+        self._on_stop = on_stop
+        self._appended = 0
+        self._committed = 0
+        self._held: deque[tuple[int, asyncio.Future[Any], object]] = deque()
+        self._watcher: asyncio.Task[None] | None = None
+        self._heap: list[tuple[int, str]] = []
+        self._due_ms: dict[str, int] = {}
+        self._timer: Timer | None = None
+        self._timer_due_ms = 0
+
+    # -- what the subclass does ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
+        """Make what is in the log part of the state. Raises StorageError if it cannot be decoded."""
+
+    @abstractmethod
+    def _loaded(self, now_ms: int) -> Iterable[str]:
+        """Begin to serve what was replayed; returns all keys."""
+
+    @abstractmethod
+    def _next_deadline_ms(self, key: str) -> int | None:
+        """When ``_tick`` must be called for ``key``, if ever."""
+
+    @abstractmethod
+    def _tick(self, key: str, now_ms: int) -> None:
+        """Do what is due. May raise TidemillError: it is called again a little later."""
+
+    @abstractmethod
+    def _die(self, code: ErrorCode) -> None:
+        """Tell ``code`` to whoever waits inside the state; nothing else happens to it any more."""
+
+    # -- loading ---------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Fold the log into the state. Other work goes on in between; raises StorageError."""
+        for count, entry in enumerate(self.log.replay(), start=1):
+            self._replay(entry, self.clock.now_ms())
+            if count % _RECORDS_PER_LOADING_STEP == 0:
+                await asyncio.sleep(0)
+        for key in self._loaded(self.clock.now_ms()):
+            self._schedule(key)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    async def call(self, key: str | None, handler: Callable[[int], _T]) -> _T:
+        """Run a handler and return its result once that is durable. ``key``: what it may change."""
+        result = self.call_now(key, handler)
+        await self.barrier()
+        return result
+
+    def call_now(self, key: str | None, handler: Callable[[int], _T]) -> _T:
+        """Run a handler whose result tells nothing that must be durable first."""
+        if self.stopped is not None:
+            raise self.stopped
+        try:
+            return handler(self.clock.now_ms())
+        except TidemillError as error:
+            self._stop_if_fatal(error)
+            raise
+        finally:
+            if key is not None and self.stopped is None:
+                self._schedule(key)
+
+    # -- durability ------------------------------------------------------------------------------------
+
+    def _note_appended(self, next_offset: int) -> None:
+        """The log now ends at ``next_offset``."""
+        self._appended = next_offset
+        if self._watcher is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    def barrier(self) -> asyncio.Future[None]:
+        """Done once everything appended so far is committed; fails if the shard stops before."""
+        held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hold(held, None)
+        return held
+
+    def _hold(self, future: asyncio.Future[Any], result: object) -> None:
+        """Resolve ``future`` once everything appended so far is committed."""
+        if self._watcher is None:
+            resolve(future, result)
+        else:
+            self._held.append((self._appended, future, result))
+
+    async def _watch(self) -> None:
+        """Follow the high watermark while something is not committed."""
+        try:
+            while self._committed < self._appended or self._held:
+                target = self._held[0][0] if self._held else self._appended
+                if target > self._committed:
+                    await self.log.committed(target)
+                    self._committed = target
+                while self._held and self._held[0][0] <= self._committed:
+                    _, future, result = self._held.popleft()
+                    resolve(future, result)
+        except TidemillError as error:
+            _logger.error("%s-%d stopped: %s", self.topic, self.partition, error.message)
+            self.stop(ErrorCode.not_coordinator)
+        except Exception:
+            _logger.exception("%s-%d: waiting for the high watermark failed", self.topic, self.partition)
+            self.stop(ErrorCode.not_coordinator)
+        finally:
+            self._watcher = None
+
+    # -- stopping --------------------------------------------------------------------------------------
+
+    def _stop_if_fatal(self, error: TidemillError) -> None:
+        """A full disk passes; a log that cannot be trusted, or that another node leads now, does not."""
+        if isinstance(error, SyncFailed) or error.code in _LOST_LEADERSHIP:
+            self.stop(ErrorCode.not_coordinator)
+
+    def stop(self, code: ErrorCode) -> None:
+        """Serve nothing any more; whoever waits is told ``code``. A second call changes nothing."""
+        if self.stopped is not None:
+            return
+        self.stopped = ApiError(
+            code,
+            f"{self.topic}-{self.partition} is not coordinated here any more; look for its coordinator",
+        )
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._die(code)
+        for _, future, _ in self._held:
+            if not future.done():
+                future.set_exception(self.stopped)
+        self._held.clear()
+        self._on_stop(self)
+
+    async def close(self) -> None:
+        """Stop and wait until nothing of the shard runs any more."""
+        self.stop(ErrorCode.coordinator_not_available)
+        if (watcher := self._watcher) is not None:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    # -- time ------------------------------------------------------------------------------------------
+
+    def _schedule(self, key: str) -> None:
+        deadline_ms = self._next_deadline_ms(key)
+        if deadline_ms is not None:
+            self._schedule_at(key, deadline_ms)
+
+    def _schedule_at(self, key: str, deadline_ms: int) -> None:
+        """Look at the key at that time, or earlier if that is planned: too early costs little."""
+        planned_ms = self._due_ms.get(key)
+        if planned_ms is None or deadline_ms < planned_ms:
+            self._due_ms[key] = deadline_ms
+            heappush(self._heap, (deadline_ms, key))
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if not self._heap or (self._timer is not None and self._timer_due_ms <= self._heap[0][0]):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due_ms = self._heap[0][0]
+        self._timer = self.clock.call_at(self._timer_due_ms, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now_ms = self.clock.now_ms()
+        while self.stopped is None and self._heap and self._heap[0][0] <= now_ms:
+            due_ms, key = heappop(self._heap)
+            if self._due_ms.get(key) == due_ms:
+                del self._due_ms[key]
+                self._run_tick(key, now_ms)
+        if self.stopped is None:
+            self._set_timer()
+
+    def _run_tick(self, key: str, now_ms: int) -> None:
+        try:
+            self._tick(key, now_ms)
+        except TidemillError as error:
+            _logger.warning(
+                "%s-%d, %r: what is due cannot be persisted now: %s",
+                self.topic,
+                self.partition,
+                key,
+                error.message,
+            )
+            self._stop_if_fatal(error)
+            self._schedule_at(key, now_ms + _TICK_RETRY_MS)
+        else:
+            self._schedule(key)
+
+
+def resolve(future: asyncio.Future[Any], result: object) -> None:
+    """A cancelled request has a cancelled future: nobody is there to be told."""
+    if not future.done():
+        future.set_result(result)
