@@ -56,7 +56,7 @@ def main() -> None:
 def _run(names: list[str], plan: Plan, work: Path, console: Console) -> list[Section]:
     sections = []
     with console.status("") as status:
-        bench = Bench(plan, work, lambda text: status.update(text))
+        bench = Bench(plan, work, status.update)
         for name in names:
             section = BENCHMARKS[name](bench)
             sections.append(section)

@@ -32,8 +32,8 @@ def fetch(bench: Bench) -> Section:
             "ratio to the shortest",
             "node CPU µs per random fetch",
         ),
-        note=f"One fetch of at most {_FETCH_BYTES // 1024} KB at a time, over one connection, from logs in segments of "
-        f"{plan.segment_bytes // 1_000_000} MB that are in the page cache. Flat means ratios near 1.",
+        note=f"One fetch of at most {_FETCH_BYTES // 1024} KB at a time over one connection, from logs that are "
+        f"in the page cache, in segments of {plan.segment_bytes // 1_000_000} MB. Flat means ratios near 1.",
     )
     with bench.node() as node:
         client = RawClient.of(node)
@@ -63,7 +63,7 @@ def fetch(bench: Bench) -> Section:
     shortest = plan.log_bytes[0]
     for size in ends:
         section.add(
-            f"{size // 1_000_000:,} MB, {size // shortest}×",
+            f"{size // 1_000_000:,} MB, {size // shortest} times",
             Spread(random_us[size]),
             Spread(random_us[size]).over(Spread(random_us[shortest])),
             Spread(tail_us[size]),

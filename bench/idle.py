@@ -22,7 +22,7 @@ def memory(bench: Bench) -> Section:
     section = Section(
         "Idle memory",
         ("node", "RSS MB", "ratio to a bare interpreter", "PSS MB", "idle CPU %"),
-        note="RSS and PSS of /proc/PID/smaps_rollup; PSS counts a page that several processes share only in part.",
+        note="From /proc/PID/smaps_rollup. PSS counts a page that several processes share only in part.",
     )
     bench.progress("memory: bare interpreter")
     interpreter = _interpreter_mb()

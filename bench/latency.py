@@ -15,6 +15,12 @@ __all__ = ("latency",)
 
 _RECORD_BYTES = 1_000
 _PERCENTS = (50, 99)
+_NOTE = (
+    "{rate:,} records of 1 KB per second to one partition, `linger.ms=0`; from the moment a record was due to its "
+    "delivery report in Python. Beside it the same client against the mock cluster, which has no disk: what the "
+    "client and the way to it cost. And one process that writes a record of the same size and calls "
+    "fdatasync, at the same rate on the same disk, timed from the start of each write."
+)
 
 
 class _Times:
@@ -42,10 +48,7 @@ def latency(bench: Bench) -> Section:
             "bare write + fdatasync ms",
             "ratio to the bare sync",
         ),
-        note=f"{plan.latency_rate:,} records of 1 KB per second to one partition, `linger.ms=0`; from the moment a record was "
-        "due to its delivery report in Python. Beside it the same client against the mock cluster (no disk: what the client "
-        "itself costs), and one process that writes a record of the same size and calls fdatasync, at the same "
-        "rate on the same disk, and is timed from its own start of each write.",
+        note=_NOTE.format(rate=plan.latency_rate),
     )
     for acks in ("1", "all"):
         bench.progress(f"latency: acks={acks}")

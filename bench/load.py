@@ -26,7 +26,7 @@ _STALLED_SECONDS = 30.0
 
 
 def partition_names(prefix: str, count: int) -> list[tuple[str, int]]:
-    """Where records go in turn: one partition, or many over topics of four, as the mock cluster makes them."""
+    """Where records go in turn: one partition, or many in topics of four, as the mock cluster has."""
     return [(f"{prefix}-{n // PARTITIONS_PER_TOPIC}", n % PARTITIONS_PER_TOPIC) for n in range(count)]
 
 

@@ -45,7 +45,7 @@ def memory_mb(pid: int) -> tuple[float, float]:
 
 
 def child_environment(work: Path) -> dict[str, str]:
-    """The environment of every child: no settings from outside, and compiled modules kept as in an install."""
+    """The environment of a child: no settings from outside, and compiled modules kept as in an install."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     return kept | {"PYTHONPYCACHEPREFIX": str(work / "pycache")}
@@ -77,10 +77,10 @@ class NodeProcess:
         self.port = _free_port()
         self._log = work / f"{data_dir.name}.log"
         self.spawned_at = time.perf_counter()
+        arguments = ["up", "--data", str(data_dir), "--listen", self.bootstrap_servers, "--http", ""]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.launch", "up"]
-                + ["--data", str(data_dir), "--listen", self.bootstrap_servers, "--http", ""],
+                [sys.executable, "-m", "bench.launch", *arguments],
                 cwd=ROOT,
                 env=child_environment(work) | dict(environment or {}),
                 stdin=subprocess.DEVNULL,

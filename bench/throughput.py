@@ -19,6 +19,21 @@ __all__ = ("consume", "produce")
 _PARTITION_COUNTS = (1, 16)
 _AIM_BYTES = 1_000
 _AIMS = {"1": 0.8, "all": 0.6}
+_DISK_CHUNK_BYTES = 1_000_000
+
+_PRODUCE_NOTE = (
+    "Peer: the same client with the same configuration against librdkafka's mock cluster, which keeps a few "
+    "megabytes in memory, checks no checksum and has no disk. 16 partitions are four topics of four, because "
+    "four is how many the mock cluster makes; records go to the partitions in turn. The last row is one process that "
+    "writes 1 MB and calls fdatasync, again and again: what the disk can take for longer than its cache lasts."
+)
+_CONSUME_NOTE = (
+    "Limit: one process sends the bytes of the same log files with sendfile through a loopback socket, another "
+    "receives them and throws them away. The consumer makes a Python object of every record, so with small "
+    "records its own CPU is the limit: 1,000 divided by the last column is about what it can take in, in MB/s. "
+    "The log is in the page cache. How its records were acknowledged makes no difference to a reader: what it "
+    "can see is on disk either way."
+)
 
 
 @dataclass(slots=True)
@@ -65,9 +80,7 @@ def produce(bench: Bench) -> Section:
             "mock CPU s/GB",
             "client CPU s/GB",
         ),
-        note="Peer: the same client with the same configuration against librdkafka's mock cluster, which keeps a "
-        "few megabytes in memory, checks no checksum and has no disk. 16 partitions are four topics of four, because that is "
-        "how many the mock cluster makes; a record goes to the next partition in turn.",
+        note=_PRODUCE_NOTE,
     )
     aim_ratios: dict[str, list[float]] = {"1": [], "all": []}
     for record_bytes, acks, partitions in product(bench.plan.record_bytes, ("1", "all"), _PARTITION_COUNTS):
@@ -87,6 +100,8 @@ def produce(bench: Bench) -> Section:
             f"{Spread(theirs.server_seconds_per_gb).median:.2f}",
             f"{Spread(ours.client_seconds_per_gb).median:.2f}",
         )
+    bench.progress("produce: the disk alone")
+    section.add("the disk alone, 1 MB writes", _disk_alone(bench), *[""] * 6)
     for acks, wanted in _AIMS.items():
         measured = " and ".join(f"{ratio:.2f}" for ratio in aim_ratios[acks])
         section.aims.append(
@@ -133,11 +148,7 @@ def consume(bench: Bench) -> Section:
             "bare sender CPU s/GB",
             "client CPU s/GB",
         ),
-        note="Limit: one process sends the bytes of the same log files with sendfile through a loopback socket, "
-        "another receives them and throws them away. The consumer turns them into Python objects, one per record: with small records "
-        "its CPU is the limit, as the last column shows (1,000 divided by it is the most MB/s that one core "
-        "can take in). Records are read from the page cache. How they were acknowledged makes no difference to "
-        "a reader: what it can see is on disk either way.",
+        note=_CONSUME_NOTE,
     )
     for record_bytes, partitions in product(bench.plan.record_bytes, _PARTITION_COUNTS):
         name = f"{_size_name(record_bytes)}, {partitions}"
@@ -168,4 +179,11 @@ def _consume_one(bench: Bench, section: Section, name: str, record_bytes: int, p
         Spread(ours.server_seconds_per_gb),
         f"{Spread(sender).median:.2f}",
         f"{Spread(ours.client_seconds_per_gb).median:.2f}",
+    )
+
+
+def _disk_alone(bench: Bench) -> Spread:
+    seconds = bench.plan.produce_seconds
+    return Spread(
+        disk_mb_per_second(bench.work, _DISK_CHUNK_BYTES, seconds) for _ in range(bench.plan.rounds)
     )

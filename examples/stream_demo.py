@@ -208,7 +208,7 @@ def main() -> int:
 def run(orders: int, data_dir: Path) -> int:
     node = NodeProcess(data_dir)
     console.print(f"[bold]1.[/] a node starts at {node.address} … {node.start() * 1000:.0f} ms")
-    admin = AdminClient({"bootstrap.servers": node.address})
+    admin = AdminClient({"bootstrap.servers": node.address, "log_level": 0})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS)])[TOPIC].result(10)
     ledger = Ledger()
     workers = [

@@ -139,15 +139,20 @@ class NodeProcess:
 
     def start(self, **changed_settings: Any) -> NodeProcess:
         """Start, and return when it serves. ``RuntimeError`` with its message if it ends instead."""
-        assert self._process is None, "it runs already"
         self._settings |= changed_settings
-        process = _Process([str(_RUN_NODE), json.dumps(self._settings)], self._error_path)
+        self.launch()
+        process = self._running()
         line = process.next_line(_START_DEADLINE_SECONDS)
         if line is None:
+            self._process = None
             raise RuntimeError(f"the node ended with {process.wait()}\n{process.error_text()}")
-        self._process = process
         self._settings |= json.loads(line)
         return self
+
+    def launch(self) -> None:
+        """Start without waiting for anything."""
+        assert self._process is None, "it runs already"
+        self._process = _Process([str(_RUN_NODE), json.dumps(self._settings)], self._error_path)
 
     def kill(self) -> None:
         """kill -9."""

@@ -22,7 +22,7 @@ from tidemill.control.commands import BumpLeaderEpochs, CreateTopic, RegisterNod
 from tidemill.control.controller import Controller
 from tidemill.control.memory import MemoryStore
 from tidemill.errors import DiskFull, StorageError
-from tidemill.groups.clock import LoopClock
+from tidemill.coordination.clock import LoopClock
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.log.flush import FlushJob

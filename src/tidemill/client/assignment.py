@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tidemill.groups.binary import MalformedBytes, Reader, pack_bytes, pack_string
+from tidemill.coordination.binary import MalformedBytes, Reader, pack_bytes, pack_string
 
 __all__ = ("pack_assignment", "pack_subscription", "parse_assignment", "range_assignment")
 

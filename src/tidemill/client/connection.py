@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -221,7 +222,8 @@ class Connection:
 
 
 def _reason(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+    # asyncio puts words of its own in place of the system's.
+    return os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
 
 
 def _unreachable(address: Address, reason: str) -> NodeUnavailable:

@@ -65,10 +65,6 @@ class Settings:
         str,
         Spec(Kind.NAME, "The node's name in logs and in the cluster."),
     ] = "node-1"
-    cluster_name: Annotated[
-        str,
-        Spec(Kind.NAME, "The name of the cluster."),
-    ] = "tidemill"
 
     # Topics.
     auto_create_topics: Annotated[
@@ -93,10 +89,6 @@ class Settings:
         int,
         _count("Threads that sync files to disk side by side.", 1, 256),
     ] = 4
-    recovery_point_interval_ms: Annotated[
-        int,
-        _ms("How often recovery points are written. Shorter: less to check after a crash."),
-    ] = 5_000
     log_retention_check_interval_ms: Annotated[
         int,
         _ms("How often retention and compaction look for work."),
@@ -115,9 +107,9 @@ class Settings:
         int,
         _bytes("The largest request.", KIB, _INT_MAX),
     ] = 100 * MIB
-    max_frame_bytes_unauthenticated: Annotated[
+    max_first_frame_bytes: Annotated[
         int,
-        _bytes("The largest request of a client that must authenticate first and has not.", KIB, _INT_MAX),
+        _bytes("The largest request of a client that has not had an answer yet.", KIB, _INT_MAX),
     ] = 512 * KIB
     max_inflight_bytes: Annotated[
         int,
@@ -216,9 +208,9 @@ class Settings:
         """Refuse values that are fine alone and make no sense together."""
         for low, high, why in (
             (
-                "max_frame_bytes_unauthenticated",
+                "max_first_frame_bytes",
                 "max_frame_bytes",
-                "authentication must not shrink what a client may send",
+                "the first answer must not shrink what a client may send",
             ),
             ("max_frame_bytes", "max_inflight_bytes", "the largest request could never be read"),
             (

@@ -2,18 +2,17 @@
 
 | module | what |
 | --- | --- |
-| coordinator, shard, clock | the shell: shards, their logs and timers, what waits for durability |
+| coordinator, shard | the shell around a shard's state, on top of ``tidemill.coordination`` |
 | state | one shard's groups and offsets: handlers return replies, append records, replay them |
 | classic, rebalance, roster, effects | the classic group as a state machine |
-| offsets | committed offsets |
-| records, subscription, binary | what is in the log and in a member's metadata |
+| offsets, pending | committed offsets, and those of open transactions |
+| records, subscription | what is in the log and in a member's metadata |
 | messages, settings | values that go in and out |
 """
 
 from __future__ import annotations
 
-from tidemill.groups.clock import Clock, LoopClock, Timer
-from tidemill.groups.coordinator import CoordinatorLog, GroupCoordinator, LogAccess, partition_of_group
+from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.messages import (
     CommittedOffset,
     DeleteOffsetsResult,
@@ -35,13 +34,12 @@ from tidemill.groups.messages import (
     SyncReply,
     SyncRequest,
     TopicPartition,
+    TransactionalCommitRequest,
 )
 from tidemill.groups.settings import GroupSettings
 
 __all__ = (
-    "Clock",
     "CommittedOffset",
-    "CoordinatorLog",
     "DeleteOffsetsResult",
     "FetchOffsetsResult",
     "GroupCoordinator",
@@ -57,14 +55,11 @@ __all__ = (
     "LeavingMember",
     "LeftMember",
     "ListGroupsResult",
-    "LogAccess",
-    "LoopClock",
     "MemberDescription",
     "OffsetCommitRequest",
     "OffsetToCommit",
     "SyncReply",
     "SyncRequest",
-    "Timer",
     "TopicPartition",
-    "partition_of_group",
+    "TransactionalCommitRequest",
 )

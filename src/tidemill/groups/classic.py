@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ErrorCode
-from tidemill.groups.binary import MalformedBytes
+from tidemill.coordination.binary import MalformedBytes
 from tidemill.groups.effects import Effects, GroupState, Turn
 from tidemill.groups.messages import (
     GroupDescription,
@@ -301,6 +301,15 @@ class ClassicGroup(RebalanceMachine):
             # The member knows the new generation, so it is about to sync: it can commit after that.
             return ErrorCode.rebalance_in_progress
         return error
+
+    def check_transactional_commit(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Whether offsets may be committed in a transaction. Old producers do not say for which member."""
+        anonymous = generation < 0 and not member_id and instance_id is None
+        if anonymous or (self.state is GroupState.EMPTY and generation < 0):
+            return ErrorCode.none
+        return self._check_generation(member_id, instance_id, generation)
 
     def is_subscribed_to(self, topic: str) -> bool:
         """Whether members consume ``topic``. If their subscription cannot be read, they might."""

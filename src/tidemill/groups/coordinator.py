@@ -1,20 +1,18 @@
 """The group coordinator: which shard a group lives in, loading shards, and Kafka's error codes.
 
 A group lives in the partition of ``__consumer_offsets`` that its id hashes to, and is served by the node that
-leads that partition. Shards load at ``start`` or when first asked for; requests wait for that. Every public
-function that serves a client answers with error codes; none raises for what a client sends or a disk does.
+leads that partition. Every public function that serves a client answers with error codes; none raises for what
+a client sends or a disk does.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import uuid
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from tidemill.coordination.binary import LONGEST_STRING
+from tidemill.coordination.shards import Shards, client_error
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.groups.binary import LONGEST_STRING
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
     FetchOffsetsResult,
@@ -24,12 +22,13 @@ from tidemill.groups.messages import (
     ListGroupsResult,
     SyncReply,
 )
-from tidemill.groups.shard import CoordinatorLog, Shard
+from tidemill.groups.shard import GROUPS_TOPIC, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
-    from tidemill.groups.clock import Clock
+    from tidemill.coordination.clock import Clock
+    from tidemill.coordination.log import LogAccess
     from tidemill.groups.messages import (
         GroupListing,
         HeartbeatRequest,
@@ -38,76 +37,38 @@ if TYPE_CHECKING:
         OffsetCommitRequest,
         SyncRequest,
         TopicPartition,
+        TransactionalCommitRequest,
     )
     from tidemill.groups.settings import GroupSettings
 
-__all__ = ("CoordinatorLog", "GroupCoordinator", "LogAccess", "partition_of_group")
+__all__ = ("GroupCoordinator",)
 
-_logger = logging.getLogger(__name__)
-
-_LOAD_RETRY_MS = 1_000
 _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
-_CLIENT_SEES = {
-    ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
-    ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
-    ErrorCode.request_timed_out: ErrorCode.coordinator_not_available,
-    ErrorCode.kafka_storage_error: ErrorCode.coordinator_not_available,
-    ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
-    ErrorCode.message_too_large: ErrorCode.unknown_server_error,
-    ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
-}
-"""The log's errors, in words that a client of the coordinator understands."""
-
-
-class LogAccess(Protocol):
-    """Where the coordinator gets its logs from."""
-
-    def open_log(self, partition: int) -> CoordinatorLog:
-        """The log of a partition of ``__consumer_offsets``.
-
-        Raises ApiError(not_coordinator) if this node does not lead it, StorageError if it is not usable.
-        """
-
-
-def partition_of_group(group_id: str, partitions: int) -> int:
-    """The partition of ``__consumer_offsets`` that a group lives in: Java's string hash, made non-negative.
-
-    >>> partition_of_group("hello", 50)  # Java: "hello".hashCode() == 99162322
-    22
-    """
-    hash_code = 0
-    units = group_id.encode("utf-16-be", "surrogatepass")
-    for index in range(0, len(units), 2):
-        hash_code = (31 * hash_code + (units[index] << 8 | units[index + 1])) & 0xFFFFFFFF
-    return (hash_code & 0x7FFFFFFF) % partitions
 
 
 class GroupCoordinator:
     """Classic groups and committed offsets of the partitions that this node leads."""
 
     def __init__(self, logs: LogAccess, settings: GroupSettings, clock: Clock) -> None:
-        self._logs = logs
         self._settings = settings
-        self._clock = clock
-        self._shards: dict[int, Shard] = {}
-        self._loading: dict[int, asyncio.Task[Shard | TidemillError]] = {}
-        self._load_failed: dict[int, tuple[int, TidemillError]] = {}
-        self._closed = False
+        self._shards: Shards[Shard] = Shards(
+            GROUPS_TOPIC,
+            settings.partitions,
+            clock,
+            lambda partition, on_stop: Shard(partition, logs.open_log(partition), settings, clock, on_stop),
+        )
 
     async def start(self) -> None:
         """Load all shards that this node leads, so that sessions run without anybody asking."""
-        await self._all_shards()
+        await self._shards.all()
 
     async def close(self) -> None:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
-        self._closed = True
-        await asyncio.gather(*self._loading.values())
-        for shard in tuple(self._shards.values()):
-            await shard.close()
+        await self._shards.close()
 
     def partition_of(self, group_id: str) -> int:
         """The partition that decides which node coordinates ``group_id``."""
-        return partition_of_group(group_id, self._settings.partitions)
+        return self._shards.partition_of(group_id)
 
     # -- membership ------------------------------------------------------------------------------------
 
@@ -121,13 +82,13 @@ class GroupCoordinator:
             prefix = request.instance_id
         fresh_member_id = f"{prefix}-{uuid.uuid4()}"
         try:
-            shard = await self._shard_of(request.group_id)
+            shard = await self._shards.of(request.group_id)
             return await shard.request(
                 request.group_id,
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
             )
         except TidemillError as failure:
-            return JoinReply(_client_error(failure), request.member_id)
+            return JoinReply(client_error(failure), request.member_id)
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
         if not _is_group_id(request.group_id):
@@ -151,29 +112,29 @@ class GroupCoordinator:
         if not _is_group_id(request.group_id):
             return SyncReply(ErrorCode.invalid_group_id)
         try:
-            shard = await self._shard_of(request.group_id)
+            shard = await self._shards.of(request.group_id)
             return await shard.request(
                 request.group_id, lambda token, now_ms: shard.state.sync(request, token, now_ms)
             )
         except TidemillError as failure:
-            return SyncReply(_client_error(failure))
+            return SyncReply(client_error(failure))
 
     async def heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
         """Heartbeat."""
         if not _is_group_id(request.group_id):
             return ErrorCode.invalid_group_id
         try:
-            shard = await self._shard_of(request.group_id)
+            shard = await self._shards.of(request.group_id)
             return shard.call_now(request.group_id, lambda now_ms: shard.state.heartbeat(request, now_ms))
         except TidemillError as failure:
-            return _client_error(failure)
+            return client_error(failure)
 
     async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveReply:
         """LeaveGroup, for one or several members."""
         if not _is_group_id(group_id):
             return LeaveReply(ErrorCode.invalid_group_id)
         try:
-            shard = await self._shard_of(group_id)
+            shard = await self._shards.of(group_id)
 
             def handler(now_ms: int) -> LeaveReply:
                 answer, replies = shard.state.leave(group_id, members, now_ms)
@@ -182,7 +143,7 @@ class GroupCoordinator:
 
             return await shard.call(group_id, handler)
         except TidemillError as failure:
-            return LeaveReply(_client_error(failure))
+            return LeaveReply(client_error(failure))
 
     # -- offsets ---------------------------------------------------------------------------------------
 
@@ -190,23 +151,57 @@ class GroupCoordinator:
         """OffsetCommit: the result for each partition of the request."""
         try:
             _require_encodable(request.group_id, *(entry.topic for entry in request.offsets))
-            shard = await self._shard_of(request.group_id)
+            shard = await self._shards.of(request.group_id)
             return await shard.call(
                 request.group_id, lambda now_ms: shard.state.commit_offsets(request, now_ms)
             )
         except TidemillError as failure:
-            error = _client_error(failure)
+            error = client_error(failure)
             return {(entry.topic, entry.partition): error for entry in request.offsets}
 
+    async def commit_transactional_offsets(
+        self, request: TransactionalCommitRequest
+    ) -> dict[TopicPartition, ErrorCode]:
+        """TxnOffsetCommit: the result for each partition of the request."""
+        commit = request.commit
+        try:
+            _require_encodable(commit.group_id, *(entry.topic for entry in commit.offsets))
+            shard = await self._shards.of(commit.group_id)
+            return await shard.call(
+                commit.group_id, lambda now_ms: shard.state.commit_transactional_offsets(request, now_ms)
+            )
+        except TidemillError as failure:
+            error = client_error(failure)
+            return {(entry.topic, entry.partition): error for entry in commit.offsets}
+
+    async def complete_transaction(
+        self, partition: int, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int
+    ) -> None:
+        """End a producer's transaction in a partition of ``__consumer_offsets``.
+
+        Offsets that it had pending are committed or vanish. Returns once that is durable; raises
+        TidemillError, and then it can be repeated.
+        """
+        shard = await self._shards.get(partition)
+        await shard.call(
+            None,
+            lambda _: shard.complete_transaction(
+                producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
+            ),
+        )
+
     async def fetch_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None
+        self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool = False
     ) -> FetchOffsetsResult:
         """OffsetFetch for one group; None asks for all partitions with a committed offset."""
         try:
-            shard = await self._shard_of(group_id)
-            return await shard.call(None, lambda _: shard.state.fetch_offsets(group_id, partitions))
+            shard = await self._shards.of(group_id)
+            return await shard.call(
+                None,
+                lambda _: shard.state.fetch_offsets(group_id, partitions, require_stable=require_stable),
+            )
         except TidemillError as failure:
-            return FetchOffsetsResult(_client_error(failure))
+            return FetchOffsetsResult(client_error(failure))
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
@@ -215,12 +210,12 @@ class GroupCoordinator:
         if not _is_group_id(group_id):
             return DeleteOffsetsResult(ErrorCode.invalid_group_id)
         try:
-            shard = await self._shard_of(group_id)
+            shard = await self._shards.of(group_id)
             return await shard.call(
                 group_id, lambda now_ms: shard.state.delete_offsets(group_id, partitions, now_ms)
             )
         except TidemillError as failure:
-            return DeleteOffsetsResult(_client_error(failure))
+            return DeleteOffsetsResult(client_error(failure))
 
     async def on_topics_deleted(self, topics: Collection[str]) -> None:
         """Delete what any group has committed for topics that are gone.
@@ -228,7 +223,7 @@ class GroupCoordinator:
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
         _raise_first(
-            await self._on_all_shards(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
+            await self._shards.on_all(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
         )
 
     async def expire(self) -> None:
@@ -236,7 +231,7 @@ class GroupCoordinator:
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
-        _raise_first(await self._on_all_shards(lambda shard, now_ms: shard.state.expire(now_ms)))
+        _raise_first(await self._shards.on_all(lambda shard, now_ms: shard.state.expire(now_ms)))
 
     # -- groups ----------------------------------------------------------------------------------------
 
@@ -249,8 +244,8 @@ class GroupCoordinator:
         def collect(shard: Shard, _: int) -> None:
             groups.extend(shard.state.list_groups(states, types))
 
-        failures = await self._on_all_shards(collect)
-        return ListGroupsResult(_client_error(failures[0]) if failures else ErrorCode.none, tuple(groups))
+        failures = await self._shards.on_all(collect)
+        return ListGroupsResult(client_error(failures[0]) if failures else ErrorCode.none, tuple(groups))
 
     async def describe_groups(self, group_ids: Sequence[str]) -> list[GroupDescription]:
         """DescribeGroups, in the order asked for."""
@@ -258,10 +253,10 @@ class GroupCoordinator:
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         try:
-            shard = await self._shard_of(group_id)
+            shard = await self._shards.of(group_id)
             return await shard.call(None, lambda _: shard.state.describe_group(group_id))
         except TidemillError as failure:
-            return GroupDescription(group_id, _client_error(failure))
+            return GroupDescription(group_id, client_error(failure))
 
     async def delete_groups(self, group_ids: Sequence[str]) -> dict[str, ErrorCode]:
         """DeleteGroups: the result for each group."""
@@ -269,80 +264,10 @@ class GroupCoordinator:
 
     async def _delete_group(self, group_id: str) -> ErrorCode:
         try:
-            shard = await self._shard_of(group_id)
+            shard = await self._shards.of(group_id)
             return await shard.call(group_id, lambda now_ms: shard.state.delete_group(group_id, now_ms))
         except TidemillError as failure:
-            return _client_error(failure)
-
-    # -- shards ----------------------------------------------------------------------------------------
-
-    async def _on_all_shards(self, action: Callable[[Shard, int], None]) -> list[TidemillError]:
-        """Run an action on every shard of this node; returns once it is durable, with what went wrong."""
-        shards, failures = await self._all_shards()
-        for shard in shards:
-            try:
-                await shard.call(None, partial(action, shard))
-            except TidemillError as failure:
-                failures.append(failure)
-        return failures
-
-    async def _all_shards(self) -> tuple[list[Shard], list[TidemillError]]:
-        """The shards that this node leads, and what kept others from loading."""
-        shards, failures = [], []
-        for partition in range(self._settings.partitions):
-            try:
-                shards.append(await self._shard(partition))
-            except TidemillError as failure:
-                if failure.code is not ErrorCode.not_coordinator:
-                    failures.append(failure)
-        return shards, failures
-
-    async def _shard_of(self, group_id: str) -> Shard:
-        return await self._shard(self.partition_of(group_id))
-
-    async def _shard(self, partition: int) -> Shard:
-        if self._closed:
-            raise ApiError(
-                ErrorCode.coordinator_not_available, "the node is shutting down; find the coordinator anew"
-            )
-        shard = self._shards.get(partition)
-        if shard is not None:
-            return shard
-        task = self._loading.get(partition)
-        if task is None:
-            retry_at_ms, failure = self._load_failed.get(partition, (0, None))
-            if failure is not None and self._clock.now_ms() < retry_at_ms:
-                raise failure
-            task = asyncio.get_running_loop().create_task(self._load(partition))
-            self._loading[partition] = task
-        # Shielded: a client that gives up must not stop the loading that others wait for.
-        loaded = await asyncio.shield(task)
-        if isinstance(loaded, TidemillError):
-            raise loaded
-        return loaded
-
-    async def _load(self, partition: int) -> Shard | TidemillError:
-        try:
-            log = self._logs.open_log(partition)
-            shard = Shard(partition, log, self._settings, self._clock, self._forget)
-            await shard.load()
-        except ApiError as failure:
-            return failure
-        except TidemillError as failure:
-            _logger.error(
-                "the groups of __consumer_offsets-%d cannot be loaded: %s", partition, failure.message
-            )
-            self._load_failed[partition] = (self._clock.now_ms() + _LOAD_RETRY_MS, failure)
-            return failure
-        finally:
-            del self._loading[partition]
-        self._load_failed.pop(partition, None)
-        self._shards[partition] = shard
-        return shard
-
-    def _forget(self, shard: Shard) -> None:
-        if self._shards.get(shard.partition) is shard:
-            del self._shards[shard.partition]
+            return client_error(failure)
 
 
 def _is_group_id(group_id: str) -> bool:
@@ -360,7 +285,3 @@ def _require_encodable(*texts: str) -> None:
 def _raise_first(failures: Sequence[TidemillError]) -> None:
     if failures:
         raise failures[0]
-
-
-def _client_error(failure: TidemillError) -> ErrorCode:
-    return _CLIENT_SEES.get(failure.code, failure.code)

@@ -36,6 +36,7 @@ __all__ = (
     "SyncReply",
     "SyncRequest",
     "TopicPartition",
+    "TransactionalCommitRequest",
 )
 
 TopicPartition = tuple[str, int]
@@ -192,12 +193,22 @@ class OffsetCommitRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionalCommitRequest:
+    """TxnOffsetCommit: a commit that counts if the producer's transaction does."""
+
+    commit: OffsetCommitRequest
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """One partition of an offset fetch; -1 if nothing is committed."""
+    """One partition of an offset fetch; -1 if nothing is committed or there is an error."""
 
     offset: int = -1
     leader_epoch: int = -1
     metadata: str = ""
+    error: ErrorCode = ErrorCode.none
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ErrorCode
-from tidemill.groups.binary import LONGEST_STRING
+from tidemill.coordination.binary import LONGEST_STRING
 from tidemill.groups.messages import CommittedOffset
+from tidemill.groups.pending import PendingOffsets
 from tidemill.groups.records import OffsetCommit, OffsetCommitRecord
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TopicPartition
     from tidemill.groups.settings import GroupSettings
 
-__all__ = ("OffsetStore",)
+__all__ = ("NO_PRODUCER_ID", "OffsetStore")
+
+NO_PRODUCER_ID = -1
+"""In place of a producer id: not part of any transaction."""
 
 
 class OffsetStore:
@@ -28,11 +32,24 @@ class OffsetStore:
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
+        self.pending = PendingOffsets()
 
     # -- change ----------------------------------------------------------------------------------------
 
-    def replay(self, record: OffsetCommitRecord) -> None:
-        """Apply a record that is in the log."""
+    def replay(self, record: OffsetCommitRecord, producer_id: int = NO_PRODUCER_ID) -> None:
+        """Apply a record that is in the log, as part of the producer's transaction if there is one."""
+        if producer_id != NO_PRODUCER_ID:
+            self.pending.add(producer_id, record)
+        else:
+            self.pending.overtake(record)
+            self._apply(record)
+
+    def replay_marker(self, producer_id: int, *, commit: bool) -> None:
+        """The producer's transaction has ended: what it committed counts now, or never will."""
+        for record in self.pending.end(producer_id, commit=commit):
+            self._apply(record)
+
+    def _apply(self, record: OffsetCommitRecord) -> None:
         if record.value is not None:
             topics = self._by_group.setdefault(record.group_id, {})
             topics.setdefault(record.topic, {})[record.partition] = record.value
@@ -71,32 +88,38 @@ class OffsetStore:
             if group.is_subscribed_to(topic):
                 results[topic, partition] = ErrorCode.group_subscribed_to_topic
                 continue
-            if self.get(group.group_id, topic, partition) is not None and (topic, partition) not in results:
+            exists = self.get(group.group_id, topic, partition) is not None
+            exists = exists or self.pending.has(group.group_id, (topic, partition))
+            if exists and (topic, partition) not in results:
                 records.append(OffsetCommitRecord(group.group_id, topic, partition, None))
             results[topic, partition] = ErrorCode.none
         return records, results
 
     def tombstones_of_group(self, group_id: str) -> list[OffsetCommitRecord]:
         """Tombstones for all that the group has committed."""
-        return [
-            OffsetCommitRecord(group_id, topic, partition, None) for topic, partition, _ in self.of(group_id)
-        ]
+        places = {(topic, partition): None for topic, partition, _ in self.of(group_id)}
+        places |= dict.fromkeys(self.pending.of_group(group_id))
+        return [OffsetCommitRecord(group_id, *place, None) for place in places]
 
     def tombstones_of_topics(self, topics: Collection[str]) -> list[OffsetCommitRecord]:
         """Tombstones for all that any group has committed for these topics."""
-        return [
-            OffsetCommitRecord(group_id, topic, partition, None)
+        places = {
+            (group_id, (topic, partition)): None
             for group_id, by_topic in self._by_group.items()
             for topic in by_topic.keys() & set(topics)
             for partition in by_topic[topic]
-        ]
+        }
+        places |= dict.fromkeys(self.pending.of_topics(topics))
+        return [OffsetCommitRecord(group_id, *place, None) for group_id, place in places]
 
     def expired(self, group: ClassicGroup, settings: GroupSettings, now_ms: int) -> list[OffsetCommitRecord]:
         """Tombstones for what the group has committed and nobody has needed for the retention time."""
         return [
             OffsetCommitRecord(group.group_id, topic, partition, None)
             for topic, partition, commit in self.of(group.group_id)
-            if not group.is_subscribed_to(topic) and _is_expired(group, commit, settings, now_ms)
+            if not group.is_subscribed_to(topic)
+            and not self.pending.has(group.group_id, (topic, partition))
+            and _is_expired(group, commit, settings, now_ms)
         ]
 
     # -- read ------------------------------------------------------------------------------------------
@@ -116,14 +139,20 @@ class OffsetStore:
         return self._by_group.get(group_id, {}).get(topic, {}).get(partition)
 
     def fetch(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None
+        self, group_id: str, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False
     ) -> dict[TopicPartition, CommittedOffset]:
-        """The committed offsets of these partitions, or of all that have one if None."""
+        """The committed offsets of these partitions, or of all that have one if None.
+
+        ``require_stable``: where an open transaction may change the offset, that is told instead of it.
+        """
         if partitions is None:
-            return {(topic, partition): _shown(commit) for topic, partition, commit in self.of(group_id)}
+            partitions = [(topic, partition) for topic, partition, _ in self.of(group_id)]
+        unstable = CommittedOffset(error=ErrorCode.unstable_offset_commit)
         return {
-            (topic, partition): _shown(self.get(group_id, topic, partition))
-            for topic, partition in partitions
+            place: unstable
+            if require_stable and self.pending.has(group_id, place)
+            else _shown(self.get(group_id, *place))
+            for place in partitions
         }
 
 

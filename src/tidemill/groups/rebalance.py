@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ErrorCode
-from tidemill.groups.binary import MalformedBytes
+from tidemill.coordination.binary import MalformedBytes
 from tidemill.groups.effects import Effects, GroupState, Turn
 from tidemill.groups.messages import JoinProtocol, JoinReply, SyncReply
 from tidemill.groups.records import GroupMetadata, StoredMember

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 
 from tidemill.errors import StorageError
-from tidemill.groups.binary import MalformedBytes, Reader, pack_bytes, pack_string
+from tidemill.coordination.binary import MalformedBytes, Reader, pack_bytes, pack_string
 
 __all__ = (
     "CorruptGroupRecord",

@@ -8,7 +8,7 @@ does not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import ErrorCode
 from tidemill.groups.classic import ClassicGroup
@@ -23,7 +23,7 @@ from tidemill.groups.messages import (
     Reply,
     SyncReply,
 )
-from tidemill.groups.offsets import OffsetStore
+from tidemill.groups.offsets import NO_PRODUCER_ID, OffsetStore
 from tidemill.groups.records import GroupMetadata, GroupMetadataRecord
 from tidemill.groups.subscription import CONSUMER_PROTOCOL
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         OffsetCommitRequest,
         SyncRequest,
         TopicPartition,
+        TransactionalCommitRequest,
     )
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
@@ -46,17 +47,22 @@ __all__ = ("ShardState",)
 
 _RECORDS_PER_APPEND = 1_000
 _FIRST_COMMIT_VERSION_WITH_GROUP_ID_NOT_FOUND = 9
+_FIRST_TRANSACTIONAL_COMMIT_WITH_GROUP_ID_NOT_FOUND = 6
 
 Replies = tuple[Reply, ...]
 
 
+class Append(Protocol):
+    """Puts records into the log as one batch, or raises and leaves the log as it was."""
+
+    def __call__(self, records: Sequence[GroupRecord], producer: tuple[int, int] | None = None) -> None:
+        """``producer``: id and epoch if the records are part of its transaction."""
+
+
 class ShardState:
-    """Groups and offsets of one shard.
+    """Groups and offsets of one shard."""
 
-    ``append`` puts records into the log as one batch, or raises and leaves the log as it was.
-    """
-
-    def __init__(self, settings: GroupSettings, append: Callable[[Sequence[GroupRecord]], None]) -> None:
+    def __init__(self, settings: GroupSettings, append: Append) -> None:
         self.settings = settings
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = OffsetStore()
@@ -64,18 +70,22 @@ class ShardState:
 
     # -- replay ----------------------------------------------------------------------------------------
 
-    def replay(self, record: GroupRecord, now_ms: int) -> None:
-        """Make one record that is in the log part of the state."""
+    def replay(self, record: GroupRecord, now_ms: int, producer_id: int = NO_PRODUCER_ID) -> None:
+        """Make one record that is in the log part of the state; offsets may be part of a transaction."""
         if isinstance(record, GroupMetadataRecord):
             if record.value is None:
                 self.groups.pop(record.group_id, None)
             else:
                 self._group_or_new(record.group_id, now_ms).apply(record.value)
             return
-        self.offsets.replay(record)
+        self.offsets.replay(record, producer_id)
         if record.value is not None:
             # A client may keep offsets here without ever joining: a group without a protocol type.
             self._group_or_new(record.group_id, now_ms)
+
+    def replay_marker(self, producer_id: int, *, commit: bool) -> None:
+        """Take account of the end of a producer's transaction."""
+        self.offsets.replay_marker(producer_id, commit=commit)
 
     def _group_or_new(self, group_id: str, now_ms: int) -> ClassicGroup:
         group = self.groups.get(group_id)
@@ -183,6 +193,33 @@ class ShardState:
             group.touch(request.member_id, now_ms)
         return results
 
+    def commit_transactional_offsets(
+        self, request: TransactionalCommitRequest, now_ms: int
+    ) -> dict[TopicPartition, ErrorCode]:
+        """TxnOffsetCommit: the offsets are pending until the transaction ends."""
+        commit = request.commit
+        error = self._check_transactional_commit(commit)
+        if error is not ErrorCode.none:
+            return {(entry.topic, entry.partition): error for entry in commit.offsets}
+        records, results = self.offsets.commit(commit, self.settings, now_ms)
+        if records:
+            self._append(records, (request.producer_id, request.producer_epoch))
+            for record in records:
+                self.replay(record, now_ms, request.producer_id)
+        return results
+
+    def _check_transactional_commit(self, request: OffsetCommitRequest) -> ErrorCode:
+        group = self.groups.get(request.group_id)
+        if group is not None:
+            return group.check_transactional_commit(
+                request.member_id, request.instance_id, request.generation
+            )
+        if request.generation < 0:
+            return ErrorCode.none
+        if request.version >= _FIRST_TRANSACTIONAL_COMMIT_WITH_GROUP_ID_NOT_FOUND:
+            return ErrorCode.group_id_not_found
+        return ErrorCode.illegal_generation
+
     def _check_commit(self, request: OffsetCommitRequest) -> ErrorCode:
         group = self.groups.get(request.group_id)
         if group is not None:
@@ -193,9 +230,13 @@ class ShardState:
             return ErrorCode.group_id_not_found
         return ErrorCode.illegal_generation
 
-    def fetch_offsets(self, group_id: str, partitions: Iterable[TopicPartition] | None) -> FetchOffsetsResult:
+    def fetch_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False
+    ) -> FetchOffsetsResult:
         """OffsetFetch for one group."""
-        return FetchOffsetsResult(offsets=self.offsets.fetch(group_id, partitions))
+        return FetchOffsetsResult(
+            offsets=self.offsets.fetch(group_id, partitions, require_stable=require_stable)
+        )
 
     def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], now_ms: int
@@ -219,7 +260,8 @@ class ShardState:
         """Delete offsets past their retention, and groups that have neither offsets nor members."""
         for group in tuple(self.groups.values()):
             records: list[GroupRecord] = [*self.offsets.expired(group, self.settings, now_ms)]
-            if group.is_idle and len(records) == self.offsets.count(group.group_id):
+            is_used = not group.is_idle or self.offsets.pending.has_any(group.group_id)
+            if not is_used and len(records) == self.offsets.count(group.group_id):
                 records.append(GroupMetadataRecord(group.group_id, None))
             self._append_in_parts(records, now_ms)
 

@@ -6,7 +6,7 @@ that all versions of the consumer protocol share is read: a version, the topics,
 
 from __future__ import annotations
 
-from tidemill.groups.binary import MalformedBytes, Reader
+from tidemill.coordination.binary import MalformedBytes, Reader
 
 __all__ = ("CONSUMER_PROTOCOL", "parse_subscription")
 

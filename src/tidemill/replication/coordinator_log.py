@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
 from tidemill.errors import StorageError
+from tidemill.records.batch import NO_PRODUCER_ID, next_sequence, parse_header
+from tidemill.records.control import read_marker
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
 
 __all__ = ("PartitionCoordinatorLog", "wait_committed")
+
+_TRANSACTIONAL = 0x10
 
 
 def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
@@ -35,18 +40,61 @@ class PartitionCoordinatorLog:
         self._partition = partition
         self._clock_ms = clock_ms
 
+    @property
+    def leader_epoch(self) -> int:
+        return self._partition.leader_epoch
+
     def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
         """Write one batch; returns the offset behind it. Raises, and then nothing was written."""
         now_ms = self._clock_ms()
         batch = build_batch([Record(key, value, timestamp_ms=now_ms) for key, value in records])
         return self._partition.append(batch, now_ms).last_offset + 1
 
+    def append_transactional(
+        self, records: Sequence[tuple[bytes, bytes | None]], producer_id: int, producer_epoch: int
+    ) -> int:
+        """Write one batch of a producer's transaction; returns the offset behind it.
+
+        The batch was not numbered by its producer, so it simply follows what that producer has here.
+        """
+        now_ms = self._clock_ms()
+        known = self._partition.log.producers.get(producer_id)
+        goes_on = known is not None and known.epoch == producer_epoch
+        batch = build_batch(
+            [Record(key, value, timestamp_ms=now_ms) for key, value in records],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=next_sequence(known.last_sequence) if known and goes_on else 0,
+            attributes=_TRANSACTIONAL,
+        )
+        return self._partition.append(batch, now_ms).last_offset + 1
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int
+    ) -> int:
+        """End a producer's transaction here; returns the offset behind the marker."""
+        appended = self._partition.write_marker(
+            producer_id,
+            producer_epoch,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            now_ms=self._clock_ms(),
+        )
+        return appended.last_offset + 1
+
     def committed(self, offset: int) -> asyncio.Future[None]:
         return wait_committed(self._partition, offset)
 
-    def replay(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-        """Every committed record in order: (offset, key, value)."""
+    def replay(self) -> Iterator[ReplayedRecord | ReplayedMarker]:
+        """Every committed record and marker in order."""
         partition = self._partition
         for batch in partition.log.read_batches(partition.log_start_offset, partition.high_watermark):
+            header = parse_header(batch)
+            if header.is_control:
+                marker = read_marker(batch)
+                if marker is not None:
+                    yield ReplayedMarker(header.base_offset, header.producer_id, marker.commit)
+                continue
+            producer_id = header.producer_id if header.is_transactional else NO_PRODUCER_ID
             for record in read_records(batch):
-                yield record.offset, record.key, record.value
+                yield ReplayedRecord(record.offset, record.key, record.value, producer_id)

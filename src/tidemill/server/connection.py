@@ -99,6 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting_for_budget = False
         self._pumping = False
         self._closing_after_replies = False
+        self._was_answered = False
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_kind = ""
         self._last_active = 0.0
@@ -200,10 +201,10 @@ class Connection(asyncio.BufferedProtocol):
         self._set_deadline_for_input()
 
     def _check_length(self, length: int) -> None:
-        if length < 8 or length > self._limits.max_frame_bytes:
-            raise ProtocolError(
-                f"a frame of {length} bytes; 8 to {self._limits.max_frame_bytes} are allowed"
-            )
+        limits = self._limits
+        limit = limits.max_frame_bytes if self._was_answered else limits.max_first_frame_bytes
+        if length < 8 or length > limit:
+            raise ProtocolError(f"a frame of {length} bytes; 8 to {limit} are allowed")
 
     def _begin_frame(self, length: int, start: memoryview) -> None:
         assert len(start) <= _buffers.size_bytes, "the scratch buffer is smaller than a frame buffer"
@@ -358,6 +359,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send_ready(self) -> None:
         """Send the answers at the head of the queue that are ready."""
+        self._was_answered = True
         out: list[bytes | bytearray | memoryview] = []
         freed = 0
         while self._slots and self._slots[0].buffers is not None:

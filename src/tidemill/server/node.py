@@ -17,7 +17,7 @@ from tidemill.control.image import TopicImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.sqlite import SqliteStore
 from tidemill.errors import ConfigError, StorageError
-from tidemill.groups.clock import LoopClock
+from tidemill.coordination.clock import LoopClock
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.log.storage import LocalStorage

@@ -13,14 +13,12 @@ from tidemill.errors import ProtocolError
 __all__ = (
     "FRAME_LENGTH_BYTES",
     "MAX_FRAME_BYTES",
-    "MAX_FRAME_BYTES_UNAUTHENTICATED",
     "frame_length",
     "split_frames",
 )
 
 FRAME_LENGTH_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 100 * 1024 * 1024
-MAX_FRAME_BYTES_UNAUTHENTICATED: Final = 512 * 1024
 
 _read_length: Final = Struct(">i").unpack_from
 

@@ -13,7 +13,7 @@ def test_the_defaults_are_those_of_the_design():
     settings = Settings()
 
     assert settings.max_frame_bytes == 100 * 2**20
-    assert settings.max_frame_bytes_unauthenticated == 512 * 2**10
+    assert settings.max_first_frame_bytes == 512 * 2**10
     assert settings.fetch_max_bytes == 55 * 2**20
     assert settings.idle_timeout_ms == 600_000
     assert settings.auto_create_topics
@@ -37,7 +37,7 @@ def test_every_setting_is_documented_and_its_default_reads_back():
         ({"node_name": "-"}, "node_name"),
         ({"node_name": "a" * 65}, "node_name"),
         ({"max_frame_bytes": 2**20, "max_inflight_bytes": 2**19}, "max_inflight_bytes"),
-        ({"max_frame_bytes": 2**18}, "max_frame_bytes_unauthenticated"),
+        ({"max_frame_bytes": 2**18}, "max_first_frame_bytes"),
         ({"group_min_session_timeout_ms": 2_000_000}, "group_max_session_timeout_ms"),
         ({"max_partitions_per_topic": 3, "default_partitions": 4}, "default_partitions"),
         ({"advertised_listener": Address("example", 0)}, "advertised_listener"),

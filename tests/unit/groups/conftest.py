@@ -47,7 +47,7 @@ class Script:
         self.state = ShardState(settings, self._append)
         self._fresh = 0
 
-    def _append(self, records: Sequence[GroupRecord]) -> None:
+    def _append(self, records: Sequence[GroupRecord], producer: tuple[int, int] | None = None) -> None:
         if self.fail_append_with is not None:
             raise self.fail_append_with
         self.log += records

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tidemill.coordination.clock import LoopClock
+from tidemill.coordination.log import ReplayedRecord
+from tidemill.coordination.shards import partition_of_key
 from tidemill.errors import ApiError, DiskFull, ErrorCode, SyncFailed
 from tidemill.groups import (
     CommittedOffset,
@@ -17,12 +20,10 @@ from tidemill.groups import (
     JoinReply,
     JoinRequest,
     LeavingMember,
-    LoopClock,
     OffsetCommitRequest,
     OffsetToCommit,
     SyncReply,
     SyncRequest,
-    partition_of_group,
 )
 from tidemill.groups.records import OffsetCommitRecord, encode_record
 
@@ -97,9 +98,9 @@ class MemoryLog:
         self._wake()
         return future
 
-    def replay(self) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+    def replay(self) -> Iterator[ReplayedRecord]:
         for offset, (key, value) in enumerate(self.records[: self.high_watermark]):
-            yield offset, key, value
+            yield ReplayedRecord(offset, key, value)
 
     def commit(self) -> None:
         self.high_watermark = len(self.records)
@@ -143,7 +144,7 @@ class Node:
 
     @property
     def log(self) -> MemoryLog:
-        return self.logs.setdefault(partition_of_group("g", self.settings.partitions), MemoryLog())
+        return self.logs.setdefault(partition_of_key("g", self.settings.partitions), MemoryLog())
 
     async def restart(self) -> None:
         await self.coordinator.close()
@@ -274,7 +275,7 @@ class TestFailures:
         assert await node.fetch() == 1
         node.log.refuse_with = None
         assert await node.commit(3) is NONE
-        assert node.opened.count(partition_of_group("g", 3)) == 1
+        assert node.opened.count(partition_of_key("g", 3)) == 1
 
     async def test_a_full_disk_refuses_a_first_join_without_a_trace(self, node: Node) -> None:
         node.log.refuse_with = DiskFull("no room")
@@ -304,7 +305,7 @@ class TestFailures:
         assert await answer is ErrorCode.not_coordinator
         node.log.commits_at_once = True
         assert await node.fetch() == 1
-        assert node.opened.count(partition_of_group("g", 3)) == 2
+        assert node.opened.count(partition_of_key("g", 3)) == 2
 
     async def test_whoever_waits_in_a_group_is_told_when_the_log_stops(self, node: Node) -> None:
         join = node.start_join()
@@ -318,7 +319,7 @@ class TestFailures:
 
     async def test_lost_leadership_stops_the_shard(self, node: Node) -> None:
         await node.commit(1)
-        partition = partition_of_group("g", 3)
+        partition = partition_of_key("g", 3)
         node.log.refuse_with = ApiError(ErrorCode.not_leader_or_follower, "another node leads")
         node.refuse_open[partition] = ApiError(ErrorCode.not_coordinator, "another node leads")
         assert await node.commit(2) is ErrorCode.not_coordinator
@@ -427,7 +428,7 @@ class TestCancellation:
         assert node.coordinator._loading
         first.cancel()
         assert await second is NONE
-        assert node.opened == [partition_of_group("g", 3)]
+        assert node.opened == [partition_of_key("g", 3)]
 
     async def test_closing_answers_whoever_waits(self, node: Node) -> None:
         join = node.start_join()
@@ -550,15 +551,15 @@ class TestPartitions:
         [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31)), ("\U0001f600", 1772899)],
     )
     def test_the_partition_follows_java_s_hash(self, group_id: str, java_hash: int) -> None:
-        assert partition_of_group(group_id, 50) == (java_hash & 0x7FFFFFFF) % 50
+        assert partition_of_key(group_id, 50) == (java_hash & 0x7FFFFFFF) % 50
 
     async def test_shards_load_when_first_asked_for(self, node: Node) -> None:
         await node.commit(1)
-        assert node.opened == [partition_of_group("g", 3)]
+        assert node.opened == [partition_of_key("g", 3)]
         await node.coordinator.start()
         assert sorted(node.opened) == [0, 1, 2]
 
 
 def other_group_in_the_same_shard() -> str:
-    target = partition_of_group("g", 3)
-    return next(name for name in (f"other-{n}" for n in range(100)) if partition_of_group(name, 3) == target)
+    target = partition_of_key("g", 3)
+    return next(name for name in (f"other-{n}" for n in range(100)) if partition_of_key(name, 3) == target)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.groups.binary import MalformedBytes, pack_bytes, pack_string
+from tidemill.coordination.binary import MalformedBytes, pack_bytes, pack_string
 from tidemill.groups.subscription import parse_subscription
 
 

@@ -15,7 +15,7 @@ from tidemill.config.values import MIB, Address
 from tidemill.control.commands import RegisterNode, SetClusterId
 from tidemill.control.controller import Controller
 from tidemill.control.memory import MemoryStore
-from tidemill.groups.clock import LoopClock
+from tidemill.coordination.clock import LoopClock
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.log.storage import LocalStorage

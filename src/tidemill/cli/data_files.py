@@ -1,0 +1,85 @@
+"""Finding the partitions in a data directory, without its metadata.
+
+A damaged node may have no readable metadata, so names and numbers are taken from the paths:
+``logs/<topic>/<topic id>-<partition>``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.cli.lock import owner_of
+from tidemill.errors import ApiError, DataDirectoryInUse, ErrorCode, StorageError
+from tidemill.replication.replicas import LOGS
+
+__all__ = ("PartitionFiles", "data_directory", "find_partitions", "refuse_if_running")
+
+_DIRECTORY = re.compile(r"([0-9a-f]{32})-([0-9]{1,9})")
+_WANTED = re.compile(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionFiles:
+    """A partition's directory, relative to the data directory."""
+
+    topic: str
+    index: int
+    directory: str
+    log_bytes: int
+
+
+def data_directory(given: Path | None) -> Path:
+    """The directory to work on: the given one, else the one in the settings. Raises ``StorageError``."""
+    from tidemill.config.loading import find_config_file, load_settings
+
+    path = given
+    if path is None:
+        path = load_settings({}, os.environ, find_config_file(None, os.environ, Path.cwd())).data_dir
+    if not path.is_dir():
+        raise StorageError(f"there is no data directory {path}; name it with --data")
+    return path
+
+
+def find_partitions(data: Path, wanted: Sequence[str]) -> list[PartitionFiles]:
+    """The partitions that ``TOPIC`` or ``TOPIC:0,2`` name, or all; raises ``ApiError`` for a missing one."""
+    every = sorted(_partitions(data))
+    if not wanted:
+        return every
+    chosen: list[PartitionFiles] = []
+    for text in wanted:
+        match = _WANTED.fullmatch(text)
+        topic, numbers = (match[1], match[2]) if match else (text, None)
+        indexes = None if numbers is None else {int(number) for number in numbers.split(",")}
+        found = [each for each in every if each.topic == topic and (indexes is None or each.index in indexes)]
+        missing = (indexes or set()) - {each.index for each in found}
+        if not found or missing:
+            what = f"{topic}-{min(missing)}" if missing else f"topic {topic!r}"
+            raise ApiError(
+                ErrorCode.unknown_topic_or_partition,
+                f"there are no files of {what} in {data}; a partition has files from its first record on",
+            )
+        chosen += found
+    return chosen
+
+
+def _partitions(data: Path) -> list[PartitionFiles]:
+    found: list[PartitionFiles] = []
+    for directory in (data / LOGS).glob("*/*"):
+        match = _DIRECTORY.fullmatch(directory.name)
+        if match is None or not directory.is_dir():
+            continue
+        log_bytes = sum(file.stat().st_size for file in directory.glob("*.log"))
+        relative = directory.relative_to(data).as_posix()
+        found.append(PartitionFiles(directory.parent.name, int(match[2]), relative, log_bytes))
+    return found
+
+
+def refuse_if_running(data: Path) -> None:
+    """Raise ``DataDirectoryInUse`` if a node works on the directory."""
+    owner = owner_of(data)
+    if owner is not None:
+        raise DataDirectoryInUse(f"the data directory {data} is in use by {owner}; stop that process first")

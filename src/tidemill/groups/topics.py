@@ -1,0 +1,85 @@
+"""Which topics exist, as far as groups need to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
+
+    from tidemill.control.image import MetadataImage
+
+__all__ = ("ImageTopics", "NoTopics", "SubscribedTopic", "Topics")
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribedTopic:
+    """A topic that a group consumes. A change of any field calls for a new assignment."""
+
+    id: UUID
+    name: str
+    partitions: int
+
+
+class Topics(Protocol):
+    """The topics of now. Groups look again whenever ``revision`` has changed."""
+
+    @property
+    def revision(self) -> int:
+        """Differs whenever anything else here may differ."""
+
+    def find(self, name: str) -> SubscribedTopic | None:
+        """The topic, if it exists."""
+
+    def name_of(self, topic_id: UUID) -> str | None:
+        """The name of the topic with that id, if it exists."""
+
+    def names(self) -> Iterable[str]:
+        """The topics that a pattern can match: all but internal ones."""
+
+
+class NoTopics:
+    """No topic exists. For a coordinator that serves classic groups only."""
+
+    revision = 0
+
+    def find(self, name: str) -> SubscribedTopic | None:
+        """Nothing."""
+        del name
+        return None
+
+    def name_of(self, topic_id: UUID) -> str | None:
+        """Nothing."""
+        del topic_id
+        return None
+
+    def names(self) -> Iterable[str]:
+        """Nothing."""
+        return ()
+
+
+class ImageTopics:
+    """The topics of the newest metadata image."""
+
+    def __init__(self, image: Callable[[], MetadataImage]) -> None:
+        self._image = image
+
+    @property
+    def revision(self) -> int:
+        """The image's."""
+        return self._image().revision
+
+    def find(self, name: str) -> SubscribedTopic | None:
+        """The topic, if it exists."""
+        topic = self._image().topics.get(name)
+        return None if topic is None else SubscribedTopic(topic.id, topic.name, len(topic.partitions))
+
+    def name_of(self, topic_id: UUID) -> str | None:
+        """The name of the topic with that id, if it exists."""
+        return self._image().topic_names_by_id.get(topic_id)
+
+    def names(self) -> Iterable[str]:
+        """All but internal topics."""
+        return (topic.name for topic in self._image().topics.values() if not topic.internal)

@@ -1,0 +1,111 @@
+"""What a topic's configuration makes of a producer's batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.incoming import prepare_batch
+from tidemill.records.batch import check_crc, parse_header
+from tidemill.records.compression import CODEC_NUMBERS, GZIP
+from tidemill.records.record import Record, build_batch, read_records
+
+NOW = 1_700_000_000_000
+HOUR_MS = 3_600_000
+BATCH = build_batch([Record(b"k", b"v" * 100, NOW), Record(b"k2", b"v" * 100, NOW + 5)])
+
+
+def refused(data: bytes, config: TopicConfig, now_ms: int = NOW) -> ErrorCode:
+    with pytest.raises(ApiError) as caught:
+        prepare_batch(data, config, now_ms)
+    return caught.value.code
+
+
+def test_a_plain_topic_takes_the_bytes_as_they_are() -> None:
+    data, header = prepare_batch(BATCH, TopicConfig(), NOW)
+    assert data is BATCH
+    assert header == parse_header(BATCH)
+
+
+def test_the_size_limit_includes_the_limit_itself() -> None:
+    assert prepare_batch(BATCH, TopicConfig(max_message_bytes=len(BATCH)), NOW)
+    assert refused(BATCH, TopicConfig(max_message_bytes=len(BATCH) - 1)) == ErrorCode.message_too_large
+
+
+def test_a_batch_must_fit_in_a_segment() -> None:
+    config = TopicConfig(segment_bytes=len(BATCH) - 1)
+    assert refused(BATCH, config) == ErrorCode.record_list_too_large
+
+
+def test_a_timestamp_too_far_ahead_is_refused() -> None:
+    config = TopicConfig(timestamp_after_max_ms=HOUR_MS)
+    assert prepare_batch(BATCH, config, NOW + 5 - HOUR_MS)
+    assert refused(BATCH, config, NOW + 4 - HOUR_MS) == ErrorCode.invalid_timestamp
+
+
+def test_a_timestamp_too_far_back_is_refused_wherever_in_the_batch_it_is() -> None:
+    config = TopicConfig(timestamp_before_max_ms=HOUR_MS)
+    assert prepare_batch(BATCH, config, NOW + HOUR_MS)
+    assert refused(BATCH, config, NOW + HOUR_MS + 1) == ErrorCode.invalid_timestamp
+
+
+def test_a_record_without_a_timestamp_is_not_too_old() -> None:
+    data = build_batch([Record(b"k", b"v", -1)])
+    assert prepare_batch(data, TopicConfig(timestamp_before_max_ms=1), NOW)
+
+
+def test_append_time_replaces_timestamps_and_does_not_judge_them() -> None:
+    config = TopicConfig(
+        timestamp_type="LogAppendTime", timestamp_after_max_ms=1, timestamp_before_max_ms=1
+    )
+    data, header = prepare_batch(BATCH, config, NOW + 10 * HOUR_MS)
+    assert header.is_append_time
+    assert check_crc(data, header)
+    assert {record.timestamp_ms for record in read_records(data)} == {NOW + 10 * HOUR_MS}
+
+
+def test_a_producer_may_not_claim_append_time() -> None:
+    data = build_batch([Record(b"k", b"v", NOW)], attributes=0x08)
+    for timestamp_type in ("CreateTime", "LogAppendTime"):
+        config = TopicConfig(timestamp_type=timestamp_type)  # type: ignore[arg-type]
+        assert refused(data, config) == ErrorCode.invalid_timestamp
+
+
+@pytest.mark.parametrize("name", sorted(CODEC_NUMBERS))
+def test_the_topics_codec_replaces_the_producers(name: str) -> None:
+    data, header = prepare_batch(BATCH, TopicConfig(compression_type=name), NOW)
+    assert header.codec == CODEC_NUMBERS[name]
+    assert check_crc(data, header)
+    assert list(read_records(data)) == list(read_records(BATCH))
+
+
+def test_a_batch_in_the_topics_codec_is_not_touched() -> None:
+    packed = build_batch(list(read_records(BATCH)), codec=GZIP)
+    data, _ = prepare_batch(packed, TopicConfig(compression_type="gzip"), NOW)
+    assert data is packed
+
+
+def test_what_grows_beyond_the_limit_by_recompression_is_refused() -> None:
+    packed = build_batch([Record(b"k", b"v" * 10_000, NOW)], codec=GZIP)
+    config = TopicConfig(compression_type="uncompressed", max_message_bytes=1000)
+    assert refused(packed, config) == ErrorCode.message_too_large
+
+
+def test_an_unknown_codec_is_refused_even_if_nobody_decodes() -> None:
+    data = build_batch([Record(b"k", b"v", NOW)], attributes=0x05)
+    assert refused(data, TopicConfig()) == ErrorCode.unsupported_compression_type
+
+
+@pytest.mark.parametrize("policy", [{"compact"}, {"compact", "delete"}])
+def test_a_compacted_topic_needs_keys(policy: set[str]) -> None:
+    config = TopicConfig(cleanup_policy=frozenset(policy))
+    assert prepare_batch(BATCH, config, NOW)
+    assert refused(build_batch([Record(b"k", b"v", NOW), Record(None, b"v", NOW)]), config) == ErrorCode.invalid_record
+
+
+def test_a_bomb_is_refused_where_the_topic_needs_its_records() -> None:
+    bomb = build_batch([Record(b"k", bytes(5_000_000), NOW)], codec=GZIP)
+    with pytest.raises(ApiError) as caught:
+        prepare_batch(bomb, TopicConfig(cleanup_policy=frozenset({"compact"})), NOW, 1_000_000)
+    assert caught.value.code == ErrorCode.corrupt_message
