@@ -32,8 +32,8 @@ def fetch(bench: Bench) -> Section:
             "ratio to the shortest",
             "node CPU µs per random fetch",
         ),
-        note=f"One fetch of at most {_FETCH_BYTES // 1024} KB at a time over one connection, from logs that are "
-        f"in the page cache, in segments of {plan.segment_bytes // 1_000_000} MB. Flat means ratios near 1.",
+        note=f"One fetch of at most {_FETCH_BYTES // 1024} KB at a time over one connection, logs in the "
+        f"page cache, in segments of {plan.segment_bytes // 1_000_000} MB. Flat means ratios near 1.",
     )
     with bench.node() as node:
         client = RawClient.of(node)

@@ -16,9 +16,9 @@ __all__ = ("latency",)
 _RECORD_BYTES = 1_000
 _PERCENTS = (50, 99)
 _NOTE = (
-    "{rate:,} records of 1 KB per second to one partition, `linger.ms=0`; from the moment a record was due to its "
-    "delivery report in Python. Beside it the same client against the mock cluster, which has no disk: what the "
-    "client and the way to it cost. And one process that writes a record of the same size and calls "
+    "{rate:,} records of 1 KB per second to one partition, `linger.ms=0`; from when a record was due to "
+    "its delivery report in Python. Beside it the same client against the mock cluster, which has no disk: "
+    "what the client and the way to it cost. And one process that writes a record of the same size and calls "
     "fdatasync, at the same rate on the same disk, timed from the start of each write."
 )
 

@@ -20,8 +20,9 @@ MODULES_VARIABLE = "BENCH_MODULES_FILE"
 
 if __name__ == "__main__":
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
-    if target := os.environ.get(MODULES_VARIABLE):
-        atexit.register(lambda: Path(target).write_text("\n".join(sys.modules)))
+    if MODULES_VARIABLE in os.environ:
+        modules_file = Path(os.environ[MODULES_VARIABLE])
+        atexit.register(lambda: modules_file.write_text("\n".join(sys.modules)))
     from tidemill.cli import main
 
     main()

@@ -117,7 +117,7 @@ def touch_memory(directory: Path, size: int) -> None:
     """Fill ``size`` bytes of page cache and give them back.
 
     In a virtual machine the host hands out memory at its first touch, which may take several times as long as
-    writing to it. Pages that were in use a moment ago are there, as they are in a machine that has run for a while.
+    writing to it. Pages that were in use a moment ago are there, as in a machine that has run for a while.
     """
     path = directory / "touched"
     chunk = bytes(_SOCKET_BUFFER_BYTES)

@@ -38,8 +38,8 @@ def start(bench: Bench) -> Section:
         "Start",
         ("from the start of the process to …", "ms", "ratio to the bare import"),
         note="Limit: an interpreter that imports the same third-party libraries, module by module, and ends. "
-        "The first record is sent with acks=all by a client that waits for the port, to a topic that it makes "
-        "the node create.",
+        "The first record is sent with acks=all by a client that waits for the port, to a topic that is "
+        "created for it.",
     )
     section.add("bare import done", Spread(bare), 1)
     section.add("node takes connections", Spread(listening), Spread(listening).over(Spread(bare)))
@@ -86,8 +86,8 @@ def partitions(bench: Bench) -> Section:
             "PSS MB",
         ),
         note=f"Topics of {bench.plan.partitions_per_topic} partitions; every {_WRITTEN_ONE_IN}th topic was "
-        "written to, in all its partitions, before the stop. A partition's files are opened at its first use; "
-        "after an unclean stop, every partition that was ever used is checked first.",
+        "written to, in all its partitions, before the stop. A partition's files are opened at its first "
+        "use; after an unclean stop, every partition that was ever used is checked first.",
     )
     bench.progress("partitions: empty node")
     with bench.data_dir() as path, NodeProcess(bench.work, path) as node:

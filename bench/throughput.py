@@ -24,15 +24,15 @@ _DISK_CHUNK_BYTES = 1_000_000
 _PRODUCE_NOTE = (
     "Peer: the same client with the same configuration against librdkafka's mock cluster, which keeps a few "
     "megabytes in memory, checks no checksum and has no disk. 16 partitions are four topics of four, because "
-    "four is how many the mock cluster makes; records go to the partitions in turn. The last row is one process that "
-    "writes 1 MB and calls fdatasync, again and again: what the disk can take for longer than its cache lasts."
+    "four is how many the mock cluster makes; records go to the partitions in turn. The last row is one "
+    "process that writes 1 MB and calls fdatasync, again and again."
 )
 _CONSUME_NOTE = (
-    "Limit: one process sends the bytes of the same log files with sendfile through a loopback socket, another "
-    "receives them and throws them away. The consumer makes a Python object of every record, so with small "
-    "records its own CPU is the limit: 1,000 divided by the last column is about what it can take in, in MB/s. "
-    "The log is in the page cache. How its records were acknowledged makes no difference to a reader: what it "
-    "can see is on disk either way."
+    "Limit: one process sends the bytes of the same log files with sendfile through a loopback socket, "
+    "another receives them and throws them away. The consumer makes a Python object of every record, so with "
+    "small records its own CPU is the limit: 1,000 divided by the last column is about what it can take in, "
+    "in MB/s. The log is in the page cache. How its records were acknowledged makes no difference to a "
+    "reader: what it can see is on disk either way."
 )
 
 

@@ -84,7 +84,15 @@ class Story:
         self.log = self.open()
 
     def run(self) -> list[Violation]:
-        steps = (self.append, self.append, self.append, self.retry, self.flush_step, self.flush_step, self.read)
+        steps = (
+            self.append,
+            self.append,
+            self.append,
+            self.retry,
+            self.flush_step,
+            self.flush_step,
+            self.read,
+        )
         rare = (
             self.crash,
             self.arm_crash,

@@ -98,14 +98,18 @@ def check(history: History, drain: str) -> list[Violation]:
 
 def lost_writes(history: History, drain: str) -> Iterator[Violation]:
     """Invariant 1."""
-    drained = {(event.partition, event.value): event.offset for event in history.of("read") if event.reader == drain}
+    drained = {
+        (event.partition, event.value): event.offset for event in history.of("read") if event.reader == drain
+    }
     starts: dict[str, int] = defaultdict(int)
     for event in history.of("deleted"):
         starts[event.partition] = max(starts[event.partition], event.offset)
     for event in history.of("acked"):
         found = drained.get((event.partition, event.value))
         if found is None and event.offset >= starts[event.partition]:
-            yield Violation(1, f"{event.value} was acknowledged at {event.partition}@{event.offset} and is gone")
+            yield Violation(
+                1, f"{event.value} was acknowledged at {event.partition}@{event.offset} and is gone"
+            )
         elif found is not None and found != event.offset:
             yield Violation(
                 1, f"{event.value} was acknowledged at {event.partition}@{event.offset} and is at {found}"
@@ -162,11 +166,14 @@ def skips_and_rewinds(history: History) -> Iterator[Violation]:
             if expected is None:
                 continue
             if event.offset < expected:
-                yield Violation(5, f"{event.reader} went back from {expected} to {event.partition}@{event.offset}")
+                yield Violation(
+                    5, f"{event.reader} went back from {expected} to {event.partition}@{event.offset}"
+                )
                 continue
             first = max(expected, starts[event.partition])
             passed = [offset for offset in range(first, event.offset) if offset in known[event.partition]]
             if passed:
                 yield Violation(
-                    5, f"{event.reader} jumped from {expected} to {event.offset} over {event.partition}@{passed}"
+                    5,
+                    f"{event.reader} jumped from {expected} to {event.offset} over {event.partition}@{passed}",
                 )

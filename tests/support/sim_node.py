@@ -32,6 +32,7 @@ from tidemill.server.broker import OFFSETS_TOPIC, Broker
 from tidemill.server.budget import ByteBudget
 from tidemill.server.connection import Connection
 from tidemill.server.dispatch import BrokerDispatcher
+from tidemill.server.frame_buffers import FrameBuffers
 from tidemill.server.metrics import RequestMetrics
 from tidemill.wire.encode import encode_request
 from tidemill.wire.frames import split_frames
@@ -204,7 +205,8 @@ class SimNode:
 
     def connect(self) -> SimClient:
         transport = _Transport()
-        connection = Connection(asyncio.get_running_loop(), self._dispatcher, self.budget, self.settings)
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop, self._dispatcher, self.budget, self.settings, FrameBuffers())
         connection.connection_made(transport)  # type: ignore[arg-type]
         return SimClient(connection, transport)
 

@@ -192,6 +192,25 @@ class Settings:
         _count("How long offsets of a group without members are kept, in minutes."),
     ] = 10_080
 
+    # Transactions.
+    transactions_topic_partitions: Annotated[
+        int,
+        _count(
+            "Partitions of the internal topic for transactional ids, fixed when it is created. Kafka has 50, "
+            "to spread coordinators over many brokers; each one costs files and start-up time.",
+            1,
+            10_000,
+        ),
+    ] = 8
+    transaction_max_timeout_ms: Annotated[
+        int,
+        _ms("The longest transaction timeout that a producer may ask for.", 1, _INT_MAX),
+    ] = 900_000
+    transactional_id_expiration_ms: Annotated[
+        int,
+        _ms("How long a transactional id that nobody uses is remembered."),
+    ] = 604_800_000
+
     #: Defaults of topic configs on this node, under Kafka's names; the table ``[topic]`` of the file.
     topic_defaults: dict[str, str] = field(default_factory=dict)
 

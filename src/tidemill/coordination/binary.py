@@ -109,11 +109,20 @@ class Reader:
             raise MalformedBytes(f"null before byte {self._position} where bytes are required")
         return raw
 
-    def count(self, smallest_element: int) -> int:
-        """The length of an array whose elements take at least ``smallest_element`` bytes each."""
+    def nullable_count(self, smallest_element: int) -> int | None:
+        """The length of an array whose elements take at least ``smallest_element`` bytes each, or null."""
         count = self.uvarint() - 1 if self.flexible else self.int32()
+        if count == -1:
+            return None
         if count < 0 or count * smallest_element > self.left:
             raise MalformedBytes(f"an array of {count} elements before byte {self._position} cannot fit")
+        return count
+
+    def count(self, smallest_element: int) -> int:
+        """The same of an array that must be there."""
+        count = self.nullable_count(smallest_element)
+        if count is None:
+            raise MalformedBytes(f"null before byte {self._position} where an array is required")
         return count
 
     def skip_tagged_fields(self) -> None:

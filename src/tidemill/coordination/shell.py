@@ -130,7 +130,10 @@ class ShardShell(ABC):
     def barrier(self) -> asyncio.Future[None]:
         """Done once everything appended so far is committed; fails if the shard stops before."""
         held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._hold(held, None)
+        if self.stopped is not None:
+            held.set_exception(self.stopped)
+        else:
+            self._hold(held, None)
         return held
 
     def _hold(self, future: asyncio.Future[Any], result: object) -> None:

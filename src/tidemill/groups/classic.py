@@ -33,6 +33,7 @@ from tidemill.groups.messages import (
     SyncReply,
 )
 from tidemill.groups.rebalance import RebalanceMachine
+from tidemill.groups.records import GroupMetadataRecord
 from tidemill.groups.roster import Member
 from tidemill.groups.subscription import CONSUMER_PROTOCOL, parse_subscription
 
@@ -318,6 +319,16 @@ class ClassicGroup(RebalanceMachine):
         return topic in self.subscribed_topics
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        """All members, oldest first."""
+        return self._roster.members
+
+    @property
+    def is_empty(self) -> bool:
+        """No members."""
+        return self.state is GroupState.EMPTY
+
+    @property
     def is_idle(self) -> bool:
         """No members, and none announced."""
         return self.state is GroupState.EMPTY and not self._pending_join
@@ -331,6 +342,10 @@ class ClassicGroup(RebalanceMachine):
         if self.state is GroupState.STABLE and self.subscribed_topics is not None:
             return committed_at_ms
         return None
+
+    def tombstones(self) -> list[GroupMetadataRecord]:
+        """The records that delete the group."""
+        return [GroupMetadataRecord(self.group_id, None)]
 
     # -- views -----------------------------------------------------------------------------------------
 

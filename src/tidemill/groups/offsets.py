@@ -17,7 +17,7 @@ from tidemill.groups.records import OffsetCommit, OffsetCommitRecord
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from tidemill.groups.classic import ClassicGroup
+    from tidemill.groups.consumers import Group
     from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TopicPartition
     from tidemill.groups.settings import GroupSettings
 
@@ -79,7 +79,7 @@ class OffsetStore:
         return records, results
 
     def delete(
-        self, group: ClassicGroup, partitions: Iterable[TopicPartition]
+        self, group: Group, partitions: Iterable[TopicPartition]
     ) -> tuple[list[OffsetCommitRecord], dict[TopicPartition, ErrorCode]]:
         """The tombstones for these partitions; topics that members consume are refused."""
         records = []
@@ -112,7 +112,7 @@ class OffsetStore:
         places |= dict.fromkeys(self.pending.of_topics(topics))
         return [OffsetCommitRecord(group_id, *place, None) for group_id, place in places]
 
-    def expired(self, group: ClassicGroup, settings: GroupSettings, now_ms: int) -> list[OffsetCommitRecord]:
+    def expired(self, group: Group, settings: GroupSettings, now_ms: int) -> list[OffsetCommitRecord]:
         """Tombstones for what the group has committed and nobody has needed for the retention time."""
         return [
             OffsetCommitRecord(group.group_id, topic, partition, None)
@@ -129,6 +129,11 @@ class OffsetStore:
         for topic, partitions in self._by_group.get(group_id, {}).items():
             for partition, commit in partitions.items():
                 yield topic, partition, commit
+
+    def topics(self) -> set[str]:
+        """All topics for which any group has committed, also in open transactions."""
+        committed = {topic for by_topic in self._by_group.values() for topic in by_topic}
+        return committed | self.pending.topics()
 
     def count(self, group_id: str) -> int:
         """For how many partitions the group has committed."""
@@ -162,7 +167,7 @@ def _check(entry: OffsetToCommit, settings: GroupSettings) -> ErrorCode:
     return ErrorCode.offset_metadata_too_large if too_large else ErrorCode.none
 
 
-def _is_expired(group: ClassicGroup, commit: OffsetCommit, settings: GroupSettings, now_ms: int) -> bool:
+def _is_expired(group: Group, commit: OffsetCommit, settings: GroupSettings, now_ms: int) -> bool:
     base_ms = group.expiry_base_ms(commit.committed_at_ms)
     if base_ms is None:
         return False

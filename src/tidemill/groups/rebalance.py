@@ -20,7 +20,7 @@ from tidemill.groups.roster import Member, Roster
 from tidemill.groups.subscription import CONSUMER_PROTOCOL, parse_subscription
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tidemill.groups.settings import GroupSettings
 
@@ -135,6 +135,29 @@ class RebalanceMachine:
             self._restart_session(turn, member)
         if len(self._roster) > self.settings.max_size:
             self._prepare_rebalance(turn)
+
+    def adopt(
+        self,
+        members: Iterable[Member],
+        generation: int,
+        assignments: Mapping[str, bytes],
+        now_ms: int,
+        *,
+        rebalance: bool,
+    ) -> GroupMetadata:
+        """Begin to serve members that come from a consumer group; returns the record that stands for that.
+
+        ``rebalance``: they must join again, because their assignments do not cover everything any more.
+        """
+        self._roster = Roster(members)
+        self.generation, self.protocol_type = generation, CONSUMER_PROTOCOL
+        self.protocol_name = self._roster.select_protocol()
+        stored = self.persisted_view(now_ms, assignments)
+        self.apply(stored)
+        self.start(now_ms)
+        if rebalance and self.state is GroupState.STABLE:
+            self._prepare_rebalance(Turn(now_ms))
+        return stored
 
     def die(self, error: ErrorCode) -> Effects:
         """Stop for good; whoever waits is told ``error``."""

@@ -4,6 +4,7 @@
 | --- | --- | --- | --- |
 | 0, 1 (written: 1) | group, topic, partition | offset commit v3, v1 if it has its own expiry | v0-v4 |
 | 2 | group | classic group metadata v3 | v0-v4 |
+| 3-8, 16 | see ``consumer_records`` | | |
 
 A value of null is a tombstone. An unknown key version comes from a newer writer and decodes to None, so that
 the loader can skip it; every other defect is ``CorruptGroupRecord``.
@@ -15,6 +16,12 @@ import struct
 from dataclasses import dataclass
 
 from tidemill.errors import StorageError
+from tidemill.groups.consumer_records import (
+    CONSUMER_KEY_VERSIONS,
+    ConsumerRecord,
+    decode_consumer_record,
+    encode_consumer_record,
+)
 from tidemill.coordination.binary import MalformedBytes, Reader, pack_bytes, pack_string
 
 __all__ = (
@@ -98,7 +105,7 @@ class GroupMetadataRecord:
     value: GroupMetadata | None
 
 
-GroupRecord = OffsetCommitRecord | GroupMetadataRecord
+GroupRecord = OffsetCommitRecord | GroupMetadataRecord | ConsumerRecord
 
 
 def encode_record(record: GroupRecord) -> tuple[bytes, bytes | None]:
@@ -107,6 +114,8 @@ def encode_record(record: GroupRecord) -> tuple[bytes, bytes | None]:
         names = pack_string(record.group_id) + pack_string(record.topic)
         key = struct.pack(">h", 1) + names + struct.pack(">i", record.partition)
         return key, None if record.value is None else _encode_offset(record.value)
+    if not isinstance(record, GroupMetadataRecord):
+        return encode_consumer_record(record)
     key = struct.pack(">h", _GROUP_KEY_VERSION) + pack_string(record.group_id)
     return key, None if record.value is None else _encode_group(record.value)
 
@@ -131,6 +140,8 @@ def _decode(key: Reader, value: bytes | None) -> GroupRecord | None:
     elif version == _GROUP_KEY_VERSION:
         group_id = key.string()
         record = GroupMetadataRecord(group_id, None if value is None else _decode_group(*_open_value(value)))
+    elif version in CONSUMER_KEY_VERSIONS:
+        return decode_consumer_record(version, key, value)
     else:
         return None
     key.end()

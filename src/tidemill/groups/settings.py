@@ -21,6 +21,10 @@ class GroupSettings:
         new_member_join_timeout_ms: how long a member that has never been in a generation may wait in a
             rebalance before it is dropped; its client may be gone without anybody noticing.
         max_offset_metadata_size: ``offset.metadata.max.bytes``: characters of text beside a committed offset.
+        consumer_session_timeout_ms: ``group.consumer.session.timeout.ms``: how long a member of the new protocol
+            may be silent.
+        consumer_heartbeat_interval_ms: ``group.consumer.heartbeat.interval.ms``: how often it shall speak.
+        consumer_max_size: ``group.consumer.max.size``: members per group of the new protocol.
         offsets_retention_ms: how long offsets of a group without members are kept.
     """
 
@@ -31,4 +35,7 @@ class GroupSettings:
     max_size: int = 0x7FFFFFFF
     new_member_join_timeout_ms: int = 300_000
     max_offset_metadata_size: int = 4_096
+    consumer_session_timeout_ms: int = 45_000
+    consumer_heartbeat_interval_ms: int = 5_000
+    consumer_max_size: int = 0x7FFFFFFF
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000

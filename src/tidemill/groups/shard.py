@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidemill.groups.messages import Reply
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
+    from tidemill.groups.topics import Topics
 
 __all__ = ("GROUPS_TOPIC", "Shard")
 
@@ -40,9 +41,10 @@ class Shard(ShardShell):
         settings: GroupSettings,
         clock: Clock,
         on_stop: Callable[[Shard], None],
+        topics: Topics | None = None,
     ) -> None:
         super().__init__(GROUPS_TOPIC, partition, log, clock, on_stop)
-        self.state = ShardState(settings, self._append)
+        self.state = ShardState(settings, self._append, topics)
 
     async def request(
         self, group_id: str, handler: Callable[[asyncio.Future[_T], int], Iterable[Reply]]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import ErrorCode
 from tidemill.groups.classic import ClassicGroup
+from tidemill.groups.consumer_group import ConsumerGroup
+from tidemill.groups.consumers import ConsumerGroups
 from tidemill.groups.effects import Effects, GroupState
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
@@ -24,12 +26,14 @@ from tidemill.groups.messages import (
     SyncReply,
 )
 from tidemill.groups.offsets import NO_PRODUCER_ID, OffsetStore
-from tidemill.groups.records import GroupMetadata, GroupMetadataRecord
+from tidemill.groups.records import GroupMetadata, GroupMetadataRecord, OffsetCommitRecord
 from tidemill.groups.subscription import CONSUMER_PROTOCOL
+from tidemill.groups.topics import NoTopics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from tidemill.groups.consumers import Group
     from tidemill.groups.messages import (
         GroupListing,
         HeartbeatRequest,
@@ -42,14 +46,18 @@ if TYPE_CHECKING:
     )
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
+    from tidemill.groups.topics import Topics
 
-__all__ = ("ShardState",)
+__all__ = ("NO_MEMBER", "ShardState")
 
 _RECORDS_PER_APPEND = 1_000
 _FIRST_COMMIT_VERSION_WITH_GROUP_ID_NOT_FOUND = 9
 _FIRST_TRANSACTIONAL_COMMIT_WITH_GROUP_ID_NOT_FOUND = 6
 
 Replies = tuple[Reply, ...]
+
+NO_MEMBER: tuple[str | None, int] = (None, -1)
+"""Id and epoch of a client that reads offsets without saying that it is a member."""
 
 
 class Append(Protocol):
@@ -60,38 +68,43 @@ class Append(Protocol):
 
 
 class ShardState:
-    """Groups and offsets of one shard."""
+    """Groups and offsets of one shard. Groups of both protocols share one space of names."""
 
-    def __init__(self, settings: GroupSettings, append: Append) -> None:
+    def __init__(self, settings: GroupSettings, append: Append, topics: Topics | None = None) -> None:
         self.settings = settings
-        self.groups: dict[str, ClassicGroup] = {}
+        self.groups: dict[str, Group] = {}
         self.offsets = OffsetStore()
         self._append = append
+        self.consumers = ConsumerGroups(
+            settings, self.groups, append, self._append_and_replay, topics or NoTopics()
+        )
 
     # -- replay ----------------------------------------------------------------------------------------
 
     def replay(self, record: GroupRecord, now_ms: int, producer_id: int = NO_PRODUCER_ID) -> None:
         """Make one record that is in the log part of the state; offsets may be part of a transaction."""
         if isinstance(record, GroupMetadataRecord):
-            if record.value is None:
-                self.groups.pop(record.group_id, None)
-            else:
-                self._group_or_new(record.group_id, now_ms).apply(record.value)
-            return
-        self.offsets.replay(record, producer_id)
+            self._replay_classic(record, now_ms)
+        elif isinstance(record, OffsetCommitRecord):
+            self.offsets.replay(record, producer_id)
+            if record.value is not None and record.group_id not in self.groups:
+                # A client may keep offsets here without ever joining: a group without a protocol type.
+                self.groups[record.group_id] = ClassicGroup(record.group_id, self.settings, now_ms)
+        else:
+            self.consumers.replay(record)
+
+    def _replay_classic(self, record: GroupMetadataRecord, now_ms: int) -> None:
+        group = self.groups.get(record.group_id)
         if record.value is not None:
-            # A client may keep offsets here without ever joining: a group without a protocol type.
-            self._group_or_new(record.group_id, now_ms)
+            if not isinstance(group, ClassicGroup):
+                group = self.groups[record.group_id] = ClassicGroup(record.group_id, self.settings, now_ms)
+            group.apply(record.value)
+        elif isinstance(group, ClassicGroup):
+            del self.groups[record.group_id]
 
     def replay_marker(self, producer_id: int, *, commit: bool) -> None:
         """Take account of the end of a producer's transaction."""
         self.offsets.replay_marker(producer_id, commit=commit)
-
-    def _group_or_new(self, group_id: str, now_ms: int) -> ClassicGroup:
-        group = self.groups.get(group_id)
-        if group is None:
-            group = self.groups[group_id] = ClassicGroup(group_id, self.settings, now_ms)
-        return group
 
     def _append_and_replay(self, records: Sequence[GroupRecord], now_ms: int) -> None:
         if records:
@@ -116,8 +129,10 @@ class ShardState:
     def join(self, request: JoinRequest, token: object, fresh_member_id: str, now_ms: int) -> Replies:
         """JoinGroup. The reply to ``token`` comes in this or in a later call's result."""
         group = self.groups.get(request.group_id)
-        if group is not None:
+        if isinstance(group, ClassicGroup):
             return self._settle(group, lambda: group.join(request, token, fresh_member_id, now_ms))
+        if group is not None and not group.is_empty:
+            return self.consumers.join(group, request, token, fresh_member_id, now_ms)
         if request.member_id:
             return (Reply(token, JoinReply(ErrorCode.unknown_member_id, request.member_id)),)
         return self._join_new_group(request, token, fresh_member_id, now_ms)
@@ -131,7 +146,10 @@ class ShardState:
         )
         if not refused:
             created = GroupMetadata("", 0, None, None, now_ms, ())
-            self._append([GroupMetadataRecord(request.group_id, created)])
+            # A consumer group without members makes room.
+            former = self.groups.get(request.group_id)
+            tombstones = [] if former is None else former.tombstones()
+            self._append([*tombstones, GroupMetadataRecord(request.group_id, created)])
             self.groups[request.group_id] = group
         return effects.replies
 
@@ -140,11 +158,15 @@ class ShardState:
         group = self.groups.get(request.group_id)
         if group is None:
             return (Reply(token, SyncReply(ErrorCode.unknown_member_id)),)
+        if isinstance(group, ConsumerGroup):
+            return self.consumers.sync(group, request, token, now_ms)
         return self._settle(group, lambda: group.sync(request, token, now_ms))
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
         """Heartbeat. Appends nothing."""
         group = self.groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            return self.consumers.classic_heartbeat(group, request, now_ms)
         return ErrorCode.unknown_member_id if group is None else group.heartbeat(request, now_ms)
 
     def leave(
@@ -155,6 +177,8 @@ class ShardState:
         if group is None:
             strangers = (LeftMember(m.member_id, m.instance_id, ErrorCode.unknown_member_id) for m in members)
             return LeaveReply(members=tuple(strangers)), ()
+        if isinstance(group, ConsumerGroup):
+            return self.consumers.leave(group, members, now_ms), ()
         answer = LeaveReply()
 
         def event() -> Effects:
@@ -168,6 +192,9 @@ class ShardState:
     def tick(self, group_id: str, now_ms: int) -> Replies:
         """Do what is due in a group."""
         group = self.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            self.consumers.tick(group, now_ms)
+            return ()
         return () if group is None else self._settle(group, lambda: group.tick(now_ms))
 
     def start(self, now_ms: int) -> None:
@@ -189,7 +216,7 @@ class ShardState:
         records, results = self.offsets.commit(request, self.settings, now_ms)
         self._append_and_replay(records, now_ms)
         group = self.groups.get(request.group_id)
-        if group is not None and group.state is not GroupState.EMPTY:
+        if isinstance(group, ClassicGroup) and not group.is_empty:
             group.touch(request.member_id, now_ms)
         return results
 
@@ -222,6 +249,10 @@ class ShardState:
 
     def _check_commit(self, request: OffsetCommitRequest) -> ErrorCode:
         group = self.groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            return group.check_commit(
+                request.member_id, request.instance_id, request.generation, request.version
+            )
         if group is not None:
             return group.check_commit(request.member_id, request.instance_id, request.generation)
         if request.generation < 0:
@@ -231,9 +262,17 @@ class ShardState:
         return ErrorCode.illegal_generation
 
     def fetch_offsets(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        require_stable: bool = False,
+        member: tuple[str | None, int] = NO_MEMBER,
     ) -> FetchOffsetsResult:
-        """OffsetFetch for one group."""
+        """OffsetFetch for one group. ``member``: id and epoch of the member that asks, if it says so."""
+        group = self.groups.get(group_id)
+        if isinstance(group, ConsumerGroup) and (error := group.check_fetch(*member)) is not ErrorCode.none:
+            return FetchOffsetsResult(error)
         return FetchOffsetsResult(
             offsets=self.offsets.fetch(group_id, partitions, require_stable=require_stable)
         )
@@ -245,12 +284,17 @@ class ShardState:
         group = self.groups.get(group_id)
         if group is None:
             return DeleteOffsetsResult(ErrorCode.group_id_not_found)
-        if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL:
+        is_classic = isinstance(group, ClassicGroup)
+        if is_classic and not group.is_empty and group.protocol_type != CONSUMER_PROTOCOL:
             # What members of another kind of group consume is unknown here.
             return DeleteOffsetsResult(ErrorCode.non_empty_group)
         records, results = self.offsets.delete(group, partitions)
         self._append_and_replay(records, now_ms)
         return DeleteOffsetsResult(partitions=results)
+
+    def forget_missing_topics(self, exists: Callable[[str], bool], now_ms: int) -> None:
+        """Drop offsets of topics that do not exist: a crash may have come before ``forget_topics``."""
+        self.forget_topics([topic for topic in self.offsets.topics() if not exists(topic)], now_ms)
 
     def forget_topics(self, topics: Collection[str], now_ms: int) -> None:
         """Topics were deleted: so are the offsets committed for them."""
@@ -262,7 +306,7 @@ class ShardState:
             records: list[GroupRecord] = [*self.offsets.expired(group, self.settings, now_ms)]
             is_used = not group.is_idle or self.offsets.pending.has_any(group.group_id)
             if not is_used and len(records) == self.offsets.count(group.group_id):
-                records.append(GroupMetadataRecord(group.group_id, None))
+                records += group.tombstones()
             self._append_in_parts(records, now_ms)
 
     def _append_in_parts(self, records: Sequence[GroupRecord], now_ms: int) -> None:
@@ -277,11 +321,11 @@ class ShardState:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found
-        if group.state is not GroupState.EMPTY:
+        if not group.is_empty:
             return ErrorCode.non_empty_group
         tombstones: list[GroupRecord] = [
             *self.offsets.tombstones_of_group(group_id),
-            GroupMetadataRecord(group_id, None),
+            *group.tombstones(),
         ]
         self._append_in_parts(tombstones, now_ms)
         return ErrorCode.none

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from enum import Enum
+from functools import partial
 
 from tidemill.errors import ApiError, CorruptData, StorageError
 from tidemill.log.checked_file import read_checked

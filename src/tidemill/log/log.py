@@ -84,6 +84,7 @@ class PartitionLog:
         segments: list[Segment],
         producers: ProducerStates,
         epochs: EpochHistory,
+        due: list[SideFile],
     ) -> None:
         self._storage = storage
         self._cache = cache
@@ -92,7 +93,7 @@ class PartitionLog:
         self._directory_changed = False
         self._side_files: list[SideFile] = []
         #: Those that a flush had no room for; they alone are no reason for another flush.
-        self._deferred_side_files: list[SideFile] = []
+        self._deferred_side_files = due
         self.directory = directory
         self.config = config
         self.producers = producers

@@ -19,6 +19,7 @@ from tidemill.errors import CorruptData, DiskFull, StorageError
 from tidemill.log.checked_file import pack_checked, read_checked
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.epochs import EpochHistory
+from tidemill.log.flush import SideFile
 from tidemill.log.index import IndexCache
 from tidemill.log.log import (
     EPOCHS_KIND,
@@ -106,6 +107,8 @@ class _Opening:
         self.report = RecoveryReport(directory)
         #: Left-overs of a deletion that a crash brought back.
         self.stale: list[Segment] = []
+        #: What should be on disk and found no room there.
+        self.due: list[SideFile] = []
         self.seen_epochs: list[tuple[int, int]] = []
 
     def run(self) -> tuple[PartitionLog, RecoveryReport]:
@@ -124,10 +127,9 @@ class _Opening:
             if segments:
                 segments[-1].reopen_for_append()
             log = self._log(checkpoint, segments)
-            if not self.report.clean:
-                # Retention may take any segment from now on, so what they said of producers is kept first.
-                snapshot = pack_checked(SNAPSHOT_KIND, log.producers.to_bytes())
-                self._write_side_file(f"{self.directory}/{snapshot_name(log.end_offset)}", snapshot)
+            if not self.report.clean and not self.due:
+                # Last: while what it was derived from is not on disk, the next start must read as much again.
+                checkpoint.save(Checkpoint(log.log_start_offset, log.end_offset))
             for segment in self.stale:
                 segment.remove()
             return log, self.report
@@ -202,8 +204,7 @@ class _Opening:
         for segment in scanned:
             if segment is not segments[-1]:
                 # Without its index file a sealed segment would be read in full at every start from now on.
-                self._write_side_file(segment.index_path, segment.seal())
-        checkpoint.save(Checkpoint(checkpoint.current.log_start_offset, end_offset))
+                self._write_side_file(SideFile(segment.index_path, segment.seal(), segment.next_offset))
 
     def _write_back(self, segment: Segment, recovery_point: int) -> None:
         """Write what is above the recovery point once more, as it is.
@@ -218,11 +219,12 @@ class _Opening:
             segment.file.write(position, [data])
             position += len(data)
 
-    def _write_side_file(self, path: str, data: bytes) -> None:
+    def _write_side_file(self, side_file: SideFile) -> None:
         try:
-            write_atomic(self.storage, path, data)
+            write_atomic(self.storage, side_file.path, side_file.data)
         except DiskFull as error:
-            self.report.warnings.append(f"it is built again at the next start: {error}")
+            self.report.warnings.append(f"it is written when there is room: {error}")
+            self.due.append(side_file)
 
     def _check_first(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
         """The oldest segment holds the log start; if it never became durable, nothing behind it did."""
@@ -308,6 +310,12 @@ class _Opening:
     def _log(self, checkpoint: CheckpointFile | None, segments: list[Segment]) -> PartitionLog:
         start = checkpoint.current.log_start_offset if checkpoint else 0
         end_offset = segments[-1].next_offset if segments else start
+        producers = self._producers(segments, start, end_offset)
+        epochs = self._epochs(segments, start, end_offset)
+        if not self.report.clean:
+            # Retention may take any segment from now on, so what they said of producers is kept first.
+            path, data = f"{self.directory}/{snapshot_name(end_offset)}", producers.to_bytes()
+            self._write_side_file(SideFile(path, pack_checked(SNAPSHOT_KIND, data), end_offset))
         return PartitionLog(
             self.storage,
             self.directory,
@@ -315,8 +323,9 @@ class _Opening:
             cache=self.cache,
             checkpoint=checkpoint,
             segments=segments,
-            producers=self._producers(segments, start, end_offset),
-            epochs=self._epochs(segments, start, end_offset),
+            producers=producers,
+            epochs=epochs,
+            due=self.due,
         )
 
     def _epochs(self, segments: list[Segment], start_offset: int, end_offset: int) -> EpochHistory:
@@ -326,21 +335,21 @@ class _Opening:
         path = f"{self.directory}/{EPOCHS_NAME}"
         try:
             history = EpochHistory.from_bytes(read_checked(self.storage, path, EPOCHS_KIND))
-            rebuilt = False
+            news = False
         except StorageError as error:
             if self.storage.exists(path):
                 self.report.warnings.append(f"leader epochs are rebuilt from the log: {error}")
-            rebuilt = True
+            news = True
             self.seen_epochs = []
             for segment in segments:
                 for _, header in self._batches(segment):
                     self._note_epoch(header)
         history.truncate_end(end_offset)
         for epoch, offset in self.seen_epochs:
-            history.assign(epoch, offset)
+            news = history.assign(epoch, offset) or news
         history.truncate_start(start_offset)
-        if rebuilt:
-            self._write_side_file(path, pack_checked(EPOCHS_KIND, history.to_bytes()))
+        if news:
+            self._write_side_file(SideFile(path, pack_checked(EPOCHS_KIND, history.to_bytes()), end_offset))
         return history
 
     def _batches(self, segment: Segment) -> Iterator[tuple[int, BatchHeader]]:

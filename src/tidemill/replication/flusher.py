@@ -14,6 +14,7 @@ __all__ = ("Flusher", "wall_clock_ms")
 
 
 def wall_clock_ms() -> int:
+    """The time of day."""
     return time.time_ns() // 1_000_000
 
 
@@ -63,17 +64,17 @@ class Flusher:
         self.flush_count += 1
         self.flush_seconds += time.perf_counter() - started
         partition.flush_scheduled = False
+        if not self._running:
+            self._idle.set()
         error = future.exception()
         if error is None:
             partition.flushed(job)
             if partition.is_dirty:
                 self.request(partition)
+        elif isinstance(error, StorageError):
+            partition.flush_failed(error)
         else:
-            partition.flush_failed(
-                error if isinstance(error, StorageError) else SyncFailed(f"flush of {partition!r} failed: {error!r}")
-            )
-        if not self._running:
-            self._idle.set()
+            partition.flush_failed(SyncFailed(f"flush of {partition!r} failed: {error!r}"))
 
     async def drain(self, partitions: list[Partition]) -> None:
         """Wait until no flush is under way and nothing of ``partitions`` is left to flush."""

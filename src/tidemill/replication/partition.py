@@ -1,4 +1,4 @@
-"""One partition as its leader sees it: the log, the high watermark, and who waits for it. No I/O loop of its own.
+"""One partition as its leader sees it: the log, the high watermark, and who waits for it.
 
 The rules of durability.md live here:
 
@@ -74,6 +74,7 @@ class Partition:
         self._waiter_numbers = count()
         self._readers: dict[object, Callable[[], None]] = {}
         self._unflushed_since_ms = _NEVER
+        self._stopped = False
         #: Producer id → epoch of transactions that may write here, as far as this process was told.
         self._allowed: dict[int, int] = {}
 
@@ -104,7 +105,10 @@ class Partition:
     # --- writing
 
     def append(self, data: Buffer, now_ms: int) -> Appended:
-        """Check and write one producer batch. Raises ``ApiError`` or ``StorageError``; then nothing changed."""
+        """Check and write one producer batch.
+
+        Raises ``ApiError`` or ``StorageError``; then nothing changed.
+        """
         if self.log.failure is not None:
             raise self.log.failure
         data, header = prepare_batch(data, self.log.config, now_ms, self._max_decompressed_bytes)
@@ -121,7 +125,10 @@ class Partition:
     # --- transactions
 
     def begin_transaction(self, producer_id: int, producer_epoch: int) -> None:
-        """Let a producer write transactional batches until a marker ends them; the coordinator knows of it."""
+        """Let a producer write transactional batches until a marker ends them.
+
+        Called once the coordinator knows that the partition takes part.
+        """
         self._allowed[producer_id] = producer_epoch
 
     def may_write(self, producer_id: int, producer_epoch: int) -> bool:
@@ -138,8 +145,8 @@ class Partition:
             if not self.may_write(header.producer_id, header.producer_epoch):
                 raise ApiError(
                     ErrorCode.invalid_txn_state,
-                    f"{self.topic}-{self.index} is not part of a transaction of producer {header.producer_id} "
-                    f"epoch {header.producer_epoch}",
+                    f"{self.topic}-{self.index} is not part of a transaction of producer "
+                    f"{header.producer_id} epoch {header.producer_epoch}",
                 )
         elif header.producer_id in self.log.producers.transactions.open:
             raise ApiError(
@@ -201,10 +208,15 @@ class Partition:
         return min(_NEVER, self._unflushed_since_ms + config.flush_ms)
 
     def begin_flush(self) -> FlushJob | None:
+        """What there is to flush; the flusher says how it went by ``flushed`` or ``flush_failed``."""
         self._unflushed_since_ms = _NEVER
-        return self.log.begin_flush()
+        job = self.log.begin_flush()
+        if job is None:
+            self._let_go_if_stopped()
+        return job
 
     def flushed(self, job: FlushJob) -> None:
+        self._let_go_if_stopped()
         self.log.finish_flush(job)
         reached = self.log.durable_offset
         while self._waiters and self._waiters[0][0] <= reached:
@@ -213,6 +225,7 @@ class Partition:
 
     def flush_failed(self, error: StorageError) -> None:
         """Stop for good: after a failed sync nobody knows what is on disk."""
+        self._let_go_if_stopped()
         self.log.fail(error)
         waiters, self._waiters = self._waiters, []
         for _, _, waiter in waiters:
@@ -233,7 +246,7 @@ class Partition:
             wake()
 
     def upper_offset(self, *, committed: bool) -> int:
-        """Where a reader stops: the last stable offset, or the high watermark if it takes uncommitted data."""
+        """Where a reader stops: the last stable offset if it wants committed data, else the high watermark."""
         return self.last_stable_offset if committed else self.high_watermark
 
     def read(self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False) -> memoryview:
@@ -255,7 +268,8 @@ class Partition:
         if target < 0 or target > self.high_watermark:
             raise ApiError(
                 ErrorCode.offset_out_of_range,
-                f"cannot delete up to offset {target}: {self.topic}-{self.index} ends at {self.high_watermark}",
+                f"cannot delete up to offset {target}: {self.topic}-{self.index} ends at "
+                f"{self.high_watermark}",
             )
         return self.log.move_start(target)
 
@@ -289,5 +303,13 @@ class Partition:
             self.log.abandon()
 
     def stop(self, error: StorageError) -> None:
-        """End everything that waits, because the partition goes away."""
+        """End everything that waits, because the partition goes away, and let go of its files."""
         self.flush_failed(error)
+        self._stopped = True
+        if not self.flush_scheduled:
+            self._let_go_if_stopped()
+
+    def _let_go_if_stopped(self) -> None:
+        # Not while a flush is planned or under way: it needs the files.
+        if self._stopped:
+            self.log.abandon()

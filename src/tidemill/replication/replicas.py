@@ -41,6 +41,7 @@ class Placement:
 
 
 def partition_directory(topic: str, topic_id: UUID, index: int) -> str:
+    """Where a partition is, below the storage's root."""
     return f"{LOGS}/{topic}/{topic_id.hex}-{index}"
 
 
@@ -119,19 +120,24 @@ class Replicas:
             self.reports.append(report)
 
     def exists_on_disk(self, placement: Placement) -> bool:
-        return self._storage.exists(
-            partition_directory(placement.topic, placement.topic_id, placement.index)
-        )
+        return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))
 
     def close_partition(self, partition: Partition) -> None:
         """Close one partition that nobody uses; it is opened again when asked for."""
         del self._partitions[partition.topic_id, partition.index]
         partition.close()
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Close all in an orderly way. False if some could not be: the next start has to look at them."""
+        orderly = True
         for partition in self:
-            partition.close()
+            try:
+                partition.close()
+            except StorageError as error:
+                orderly = False
+                logger.error("%s-%d did not stop cleanly: %s", partition.topic, partition.index, error)
         self._partitions.clear()
+        return orderly
 
     # --- deletion
 
@@ -149,7 +155,9 @@ class Replicas:
         """Answer everybody who waits for a partition of a deleted topic, and let go of its files."""
         for key in [key for key in self._partitions if key[0] == topic_id]:
             partition = self._partitions.pop(key)
-            partition.stop(StorageError(f"topic {topic} was deleted", code=ErrorCode.unknown_topic_or_partition))
+            partition.stop(
+                StorageError(f"topic {topic} was deleted", code=ErrorCode.unknown_topic_or_partition)
+            )
         for key in [key for key in self.offline if key[0] == topic_id]:
             del self.offline[key]
 
@@ -159,6 +167,9 @@ class Replicas:
         for name in self._storage.list_dir(folder):
             if name.startswith(topic_id.hex) and not name.endswith(_MARKER_ENDING):
                 self._storage.remove_tree(f"{folder}/{name}")
+        if self._storage.exists(folder):
+            # The marker outlives what it speaks of, also in a crash.
+            self._storage.sync_dir(folder)
         self.unmark_deleting(topic, topic_id)
 
     def leftovers(self, known: Iterable[UUID]) -> tuple[list[tuple[str, UUID]], list[str]]:
@@ -167,8 +178,13 @@ class Replicas:
         interrupted: list[tuple[str, UUID]] = []
         unknown: list[str] = []
         for topic in self._storage.list_dir(LOGS):
-            names = self._storage.list_dir(f"{LOGS}/{topic}")
-            marked = {name.removesuffix(_MARKER_ENDING) for name in names if name.endswith(_MARKER_ENDING)}
+            try:
+                names = self._storage.list_dir(f"{LOGS}/{topic}")
+            except StorageError:
+                # Something that is no directory, and so none of ours.
+                unknown.append(f"{LOGS}/{topic}")
+                continue
+            marked = {found.hex for found in map(_marked_id, names) if found is not None}
             for hex_id in sorted(marked):
                 if hex_id in known_ids:
                     self.unmark_deleting(topic, UUID(hex_id))
@@ -177,10 +193,20 @@ class Replicas:
             unknown += [
                 f"{LOGS}/{topic}/{name}"
                 for name in names
-                if name.partition("-")[0] not in known_ids | marked and not name.endswith(_MARKER_ENDING)
+                if name.partition("-")[0] not in known_ids | marked and _marked_id(name) is None
             ]
         return interrupted, unknown
 
     def _marker(self, topic: str, topic_id: UUID) -> str:
         return f"{LOGS}/{topic}/{topic_id.hex}{_MARKER_ENDING}"
+
+
+def _marked_id(name: str) -> UUID | None:
+    """The topic that a deletion marker speaks of; None if the file is no marker."""
+    if not name.endswith(_MARKER_ENDING):
+        return None
+    try:
+        return UUID(hex=name.removesuffix(_MARKER_ENDING))
+    except ValueError:
+        return None
 

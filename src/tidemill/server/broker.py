@@ -15,6 +15,7 @@ from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.groups.shard import GROUPS_TOPIC
 from tidemill.log.segment import Segment
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
 from tidemill.replication.flusher import Flusher, wall_clock_ms
@@ -22,11 +23,13 @@ from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Placement, Replicas
 from tidemill.server.budget import ByteBudget
 from tidemill.server.fetch_sessions import FetchSessions
+from tidemill.transactions.coordinator import TransactionCoordinator
+from tidemill.transactions.shard import TRANSACTIONS_TOPIC
 
-__all__ = ("OFFSETS_TOPIC", "Broker")
+__all__ = ("OFFSETS_TOPIC", "TRANSACTIONS_TOPIC", "Broker")
 
-OFFSETS_TOPIC = "__consumer_offsets"
-_OFFSETS_TOPIC_CONFIGS = {
+OFFSETS_TOPIC = GROUPS_TOPIC
+_INTERNAL_TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "compression.type": "producer",
     "segment.bytes": str(100 * 1024 * 1024),
@@ -59,12 +62,13 @@ class Broker:
         self.clock_ms = clock_ms
         self.fetch_sessions = FetchSessions(settings.max_fetch_sessions)
         self.groups: GroupCoordinator
+        self.transactions: TransactionCoordinator
         #: Where clients find this node; known once it listens.
         self.advertised = settings.listen
         self._configs: dict[UUID, TopicConfig] = {}
         self._producer_ids = range(0)
         self._producer_id_lock = asyncio.Lock()
-        self._offsets_topic_lock = asyncio.Lock()
+        self._internal_topic_lock = asyncio.Lock()
         self._deleter = ThreadPoolExecutor(1, thread_name_prefix="tidemill-delete")
         controller.subscribe(self._metadata_changed)
 
@@ -150,7 +154,9 @@ class Broker:
         self.replicas.mark_deleting(topic.name, topic.id)
         try:
             await self.controller.submit(DeleteTopic(name=topic.name, topic_id=topic.id))
-        except BaseException:
+        except TidemillError:
+            # Refused. After anything else the topic may yet go, and a marker too many does no harm: the next
+            # start takes it off a topic that is still there.
             self.replicas.unmark_deleting(topic.name, topic.id)
             raise
         self.remove_files(topic.name, topic.id)
@@ -158,12 +164,15 @@ class Broker:
 
     def remove_files(self, topic: str, topic_id: UUID) -> None:
         """Remove a deleted topic's files behind the scenes: large files take long."""
-        self._deleter.submit(self.replicas.remove_files, topic, topic_id)
+        self._delete_behind(self.replicas.remove_files, topic, topic_id)
 
     def discard(self, partition: Partition, segments: list[Segment]) -> None:
         """Remove old segments behind the scenes."""
         if segments:
-            self._deleter.submit(partition.log.discard, segments)
+            self._delete_behind(partition.log.discard, segments)
+
+    def _delete_behind(self, remove: Callable[..., None], *what: object) -> None:
+        self._deleter.submit(remove, *what).add_done_callback(_report_failed_deletion)
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         for topic in delta.deleted:
@@ -198,20 +207,35 @@ class Broker:
 
     async def ensure_offsets_topic(self) -> None:
         """Create the internal topic of groups and offsets at its first use."""
-        if OFFSETS_TOPIC in self.image.topics:
+        await self._ensure_internal_topic(OFFSETS_TOPIC, self.settings.offsets_topic_partitions)
+
+    async def ensure_transactions_topic(self) -> None:
+        """Create the internal topic of transactional ids at its first use."""
+        await self._ensure_internal_topic(TRANSACTIONS_TOPIC, self.settings.transactions_topic_partitions)
+
+    async def _ensure_internal_topic(self, name: str, partitions: int) -> None:
+        if name in self.image.topics:
             return
-        async with self._offsets_topic_lock:
-            if OFFSETS_TOPIC in self.image.topics:
+        async with self._internal_topic_lock:
+            if name in self.image.topics:
                 return
             await self.controller.submit(
                 CreateTopic(
-                    name=OFFSETS_TOPIC,
+                    name=name,
                     topic_id=uuid4(),
-                    partitions=self.settings.offsets_topic_partitions,
+                    partitions=partitions,
                     replication=self.settings.default_replication,
-                    configs=dict(_OFFSETS_TOPIC_CONFIGS),
+                    configs=dict(_INTERNAL_TOPIC_CONFIGS),
                 )
             )
+
+    def place_of_group(self, group_id: str) -> tuple[str, int]:
+        """Topic and partition where a group's offsets are kept."""
+        return OFFSETS_TOPIC, self.groups.partition_of(group_id)
+
+    def coordinates_groups(self, topic: TopicImage) -> bool:
+        """Whether the group coordinator must be told of what is written to the topic."""
+        return topic.name == OFFSETS_TOPIC
 
     def open_log(self, partition: int) -> PartitionCoordinatorLog:
         """The log behind one shard of the group coordinator."""

@@ -14,9 +14,12 @@ ReplyBuffers = Sequence[bytes | bytearray | memoryview]
 
 
 class Call:
-    """A decoded request. Exactly one of ``reply``, ``reply_buffers``, ``no_reply`` and ``abort`` is called, once."""
+    """A decoded request.
 
-    __slots__ = ("_close", "_send", "client_host", "header", "request")
+    Exactly one of ``reply``, ``reply_buffers``, ``no_reply`` and ``abort`` is called, once.
+    """
+
+    __slots__ = ("_close", "_send", "client_host", "header", "on_hurry", "request")
 
     def __init__(
         self,
@@ -31,6 +34,9 @@ class Call:
         self.client_host = client_host
         self._send = send
         self._close = close
+        #: Set by a handler that waits for something: called when the answer should come now, because the
+        #: client is gone or the node stops.
+        self.on_hurry: Callable[[], None] | None = None
 
     @property
     def version(self) -> int:
@@ -43,6 +49,10 @@ class Call:
     def field(self, name: str, default: Any = None) -> Any:
         """A field of the request that not every version has."""
         return getattr(self.request, name, default)
+
+    def hurry(self) -> None:
+        if self.on_hurry is not None:
+            self.on_hurry()
 
     def reply(self, body: Body) -> None:
         header = self.header

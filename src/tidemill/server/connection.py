@@ -2,12 +2,12 @@
 
 Rules:
 
-- Bytes are read straight into the frame they belong to. A frame's memory is taken from the node's budget,
-  and grows with what arrives: a length that is only claimed costs at most ``_FIRST_BUFFER_BYTES``.
+- Bytes are read straight into the frame they belong to. A frame's memory is taken from the node's budget
+  before it is allocated, and grows with what arrives: a length that is only claimed costs one frame buffer.
 - Produce and Fetch may overlap with each other; any other request starts when everything before it is
   answered, and holds up everything behind it. Answers leave in the order of the requests.
-- A frame must be complete within a deadline, a silent connection is closed after the idle timeout, and a client
-  that does not read its answers is not read from.
+- A frame must be complete within a deadline, the first one within its own; a silent connection is closed after
+  the idle timeout, and a client that does not read its answers is not read from.
 - Bytes that are not the protocol close the connection, and nothing else.
 """
 
@@ -31,17 +31,9 @@ __all__ = ("Connection", "Dispatcher")
 logger = logging.getLogger(__name__)
 
 _LENGTH_BYTES = 4
-_SCRATCH_BYTES = 256 * 1024
-_FIRST_BUFFER_BYTES = 1024 * 1024 + 64 * 1024
 _BUFFERED_MIN_BYTES = 128 * 1024
-_BUFFERS_KEPT = 8
 #: API keys whose requests may run beside each other: Produce and Fetch.
 _OVERLAPPING = frozenset({0, 1})
-
-# The event loop reads one socket at a time, and hands the bytes over before it reads the next: so one scratch
-# buffer serves every connection, and an idle connection has no buffer of its own.
-_scratch = memoryview(bytearray(_SCRATCH_BYTES))
-_buffers = FrameBuffers(_FIRST_BUFFER_BYTES, _BUFFERS_KEPT)
 
 
 class Dispatcher(Protocol):
@@ -55,18 +47,25 @@ class Dispatcher(Protocol):
         """A connection came in; False if there are too many."""
         ...
 
-    def closed(self, connection: Connection) -> None: ...
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone, also one that was not let in."""
+        ...
 
 
 class _Slot:
     """The place of an answer in the order of answers."""
 
-    __slots__ = ("barrier", "buffers", "frame_bytes")
+    __slots__ = ("barrier", "buffers", "call", "frame_bytes")
 
     def __init__(self, frame_bytes: int, barrier: bool) -> None:
         self.frame_bytes = frame_bytes
         self.barrier = barrier
         self.buffers: ReplyBuffers | None = None
+        self.call: Call | None = None
+
+    def hurry(self) -> None:
+        if self.buffers is None and self.call is not None:
+            self.call.hurry()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -78,11 +77,13 @@ class Connection(asyncio.BufferedProtocol):
         dispatcher: Dispatcher,
         budget: ByteBudget,
         limits: Settings,
+        buffers: FrameBuffers,
     ) -> None:
         self._loop = loop
         self._dispatcher = dispatcher
         self._budget = budget
         self._limits = limits
+        self._buffers = buffers
         self._transport: asyncio.Transport | None = None
         self._prefix = b""
         self._frame: bytearray | None = None
@@ -100,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pumping = False
         self._closing_after_replies = False
         self._was_answered = False
+        self._had_request = False
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_kind = ""
         self._last_active = 0.0
@@ -126,9 +128,12 @@ class Connection(asyncio.BufferedProtocol):
         self._budget.give_back(self._taken + self._queued_bytes + self._unsent)
         self._budget.give_back(sum(slot.frame_bytes for slot in self._slots))
         self._taken = self._queued_bytes = self._unsent = 0
+        unanswered = list(self._slots)
         self._slots.clear()
         self._queue.clear()
         self._frame = self._frame_view = None
+        for slot in unanswered:
+            slot.hurry()
         self._dispatcher.closed(self)
 
     def pause_writing(self) -> None:
@@ -151,6 +156,8 @@ class Connection(asyncio.BufferedProtocol):
         """Take no more requests; close when those that run are answered."""
         self._closing_after_replies = True
         self._update_reading()
+        for slot in list(self._slots):
+            slot.hurry()
         if self._transport is not None and not self._slots:
             self._transport.close()
 
@@ -159,16 +166,16 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame_view is not None:
             return self._frame_view[self._filled :]
-        return _scratch
+        return self._buffers.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
             if self._frame is not None:
                 self._filled += nbytes
                 if self._filled == self._frame_length:
-                    self._frame_complete()
-                elif self._filled == len(self._frame):
-                    self._grow_frame(self._frame)
+                    self._frame_complete(self._frame)
+                elif self._filled == len(self._frame) and not self._grow_frame(self._frame):
+                    self._wait_for_budget()
             else:
                 self._take_scratch(nbytes)
         except ProtocolError as error:
@@ -182,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         self.close()
 
     def _take_scratch(self, nbytes: int) -> None:
-        data: memoryview = _scratch[:nbytes]
+        data: memoryview = self._buffers.scratch[:nbytes]
         if self._prefix:
             data = memoryview(self._prefix + bytes(data))
             self._prefix = b""
@@ -199,6 +206,9 @@ class Connection(asyncio.BufferedProtocol):
             position = start + length
         self._prefix = bytes(data[position:])
         self._set_deadline_for_input()
+        if self._budget.used_bytes > self._budget.limit_bytes:
+            # These frames are here in any case; no more are read until there is room.
+            self._wait_for_budget()
 
     def _check_length(self, length: int) -> None:
         limits = self._limits
@@ -207,49 +217,52 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"a frame of {length} bytes; 8 to {limit} are allowed")
 
     def _begin_frame(self, length: int, start: memoryview) -> None:
-        assert len(start) <= _buffers.size_bytes, "the scratch buffer is smaller than a frame buffer"
-        small = length < _BUFFERED_MIN_BYTES
         self._frame_length = length
-        self._frame = bytearray(length) if small else _buffers.take()
-        self._frame[: len(start)] = start
         self._filled = len(start)
-        size = min(length, len(self._frame))
+        small = length < _BUFFERED_MIN_BYTES
+        size = min(length, self._buffers.size_bytes)
+        if self._budget.try_take(size):
+            self._frame = bytearray(length) if small else self._buffers.take()
+            self._frame[: len(start)] = start
+        else:
+            # What arrived is here in any case; room for more is waited for.
+            size = len(start)
+            self._budget.take(size)
+            self._frame = bytearray(start)
+            self._wait_for_budget()
+        self._taken = size
         self._frame_view = memoryview(self._frame)[:size]
-        # What arrived is here in any case; room for more is waited for in _update_reading.
-        self._reserve(size)
         self._set_deadline_for_input()
 
-    def _grow_frame(self, full: bytearray) -> None:
-        size = min(self._frame_length, 2 * len(full))
+    def _grow_frame(self, full: bytearray) -> bool:
+        """Make room for more of the frame; False if the budget has none."""
+        size = min(self._frame_length, max(2 * len(full), self._buffers.size_bytes))
+        if not self._budget.try_take(size - self._taken):
+            return False
+        self._taken = size
         # The loop still holds the old buffer, so it cannot be resized in place.
         self._frame = bytearray(size)
         self._frame[: self._filled] = full
         self._frame_view = memoryview(self._frame)
-        self._reserve(size - self._taken)
-        _buffers.give_back(full)
-
-    def _reserve(self, count: int) -> None:
-        self._taken += count
-        if not self._budget.try_take(count):
-            self._budget.take(count)
-            self._wait_for_budget()
+        self._buffers.give_back(full)
+        return True
 
     def _wait_for_budget(self) -> None:
         if not self._waiting_for_budget:
             self._waiting_for_budget = True
             self._budget.wait(self._budget_freed)
 
-    def _budget_freed(self) -> None:
-        self._waiting_for_budget = False
-        if self._transport is None:
-            return
-        if self._budget.used_bytes > self._budget.limit_bytes:
-            self._wait_for_budget()
-        self._update_reading()
+    def _budget_freed(self) -> bool:
+        """Go on reading if there is room now; False if there is not."""
+        if self._transport is not None:
+            frame = self._frame
+            if frame is not None and self._filled == len(frame) and not self._grow_frame(frame):
+                return False
+            self._waiting_for_budget = False
+            self._update_reading()
+        return True
 
-    def _frame_complete(self) -> None:
-        frame = self._frame
-        assert frame is not None
+    def _frame_complete(self, frame: bytearray) -> None:
         self._frame = self._frame_view = None
         self._taken = 0
         self._enqueue(memoryview(frame)[: self._frame_length].toreadonly())
@@ -272,6 +285,9 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _set_deadline_for_input(self) -> None:
+        if not self._had_request:
+            # Until there is a whole request, the deadline of the first one runs on.
+            return
         if self._frame is not None or self._prefix:
             if self._deadline_kind != "frame":
                 self._set_deadline(self._limits.frame_deadline_ms, "frame")
@@ -299,12 +315,21 @@ class Connection(asyncio.BufferedProtocol):
             if self._slots or left > 0:
                 self._deadline = self._loop.call_later(max(left, 1.0), self._deadline_passed)
                 return
-        elif self._deadline_kind == "frame" and self._waiting_for_budget:
-            # The node itself holds the client up.
-            self._deadline = self._loop.call_later(1.0, self._deadline_passed)
+        elif self._deadline_kind == "frame" and self._holds_client_up():
+            delay_seconds = self._limits.frame_deadline_ms / 1000
+            self._deadline = self._loop.call_later(delay_seconds, self._deadline_passed)
             return
         logger.info("closing the connection of %s: %s timeout", self.host, self._deadline_kind)
         self.close()
+
+    def _holds_client_up(self) -> bool:
+        """Whether a frame is late because it is not read, for want of room or because the client takes no answers.
+
+        That is waited for, too, but not for ever: connections that wait for each other's bytes come to an end.
+        """
+        silent_seconds = self._loop.time() - self._last_active
+        paused = self._transport is not None and not self._transport.is_reading()
+        return paused and silent_seconds < self._limits.idle_timeout_ms / 1000
 
     # --- requests
 
@@ -312,7 +337,11 @@ class Connection(asyncio.BufferedProtocol):
         """Queue a frame, whose bytes are taken from the budget already."""
         self._queued_bytes += len(frame)
         header = parse_header(frame)
+        self._had_request = True
         self._queue.append((header, frame))
+        if self._deadline_kind != "idle":
+            # The deadline was this frame's; the next one gets its own.
+            self._set_deadline(self._limits.idle_timeout_ms, "idle")
 
     def _pump(self) -> None:
         """Start what may start now."""
@@ -320,7 +349,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._pumping = True
         try:
-            while self._queue and self._transport is not None and self._writable:
+            while self._queue and self._may_start():
                 header, frame = self._queue[0]
                 barrier = header.api_key not in _OVERLAPPING
                 if self._running_barrier or (barrier and self._slots):
@@ -332,6 +361,9 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._pumping = False
 
+    def _may_start(self) -> bool:
+        return self._transport is not None and self._writable and not self._closing_after_replies
+
     def _start(self, header: RequestHeader, frame: bytes | memoryview, barrier: bool) -> None:
         known = is_served(header.api_key, header.api_version)
         request = decode_request(header, frame) if known else None
@@ -341,10 +373,11 @@ class Connection(asyncio.BufferedProtocol):
         self._running_barrier = barrier
         self.client_id = header.client_id or self.client_id
         call = Call(header, request, self.host, lambda buffers: self._answered(slot, buffers), self.close)
+        slot.call = call
         self._dispatcher.dispatch(call)
         # Records are in the log now, and everything else was copied when it was decoded.
         if isinstance(frame, memoryview) and isinstance(frame.obj, bytearray):
-            _buffers.give_back(frame.obj)
+            self._buffers.give_back(frame.obj)
 
     def _answered(self, slot: _Slot, buffers: ReplyBuffers) -> None:
         slot.buffers = buffers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -11,7 +12,7 @@ from tidemill.errors import ErrorCode
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.server.connection import Connection
-from tidemill.server.handlers import configs, groups, log_dirs, metadata, offsets, producers, topics
+from tidemill.server.handlers import configs, groups, log_dirs, metadata, offsets, producers, topics, transactions
 from tidemill.server.handlers.api_versions import api_versions_body
 from tidemill.server.handlers.fetch import fetch
 from tidemill.server.handlers.produce import produce
@@ -22,6 +23,9 @@ from tidemill.wire.encode import encode_response
 __all__ = ("BrokerDispatcher",)
 
 logger = logging.getLogger(__name__)
+
+#: How long a stop waits for the answers to requests that run.
+_CLOSE_TIMEOUT_SECONDS = 1.0
 
 Handler = Callable[[Broker, Call], Awaitable[dict[str, Any]]]
 
@@ -42,6 +46,11 @@ _HANDLERS: Final[dict[int, Handler]] = {
     21: offsets.delete_records,
     22: producers.init_producer_id,
     23: offsets.offset_for_leader_epoch,
+    24: transactions.add_partitions_to_txn,
+    25: transactions.add_offsets_to_txn,
+    26: transactions.end_txn,
+    27: transactions.write_txn_markers,
+    28: transactions.txn_offset_commit,
     32: configs.describe_configs,
     33: configs.alter_configs,
     35: log_dirs.describe_log_dirs,
@@ -51,6 +60,9 @@ _HANDLERS: Final[dict[int, Handler]] = {
     44: configs.incremental_alter_configs,
     47: groups.offset_delete,
     60: metadata.describe_cluster,
+    61: transactions.describe_producers,
+    65: transactions.describe_transactions,
+    66: transactions.list_transactions,
     75: metadata.describe_topic_partitions,
 }
 
@@ -66,6 +78,8 @@ class BrokerDispatcher:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
         self._per_host: dict[str, int] = {}
 
     # --- connections
@@ -79,6 +93,7 @@ class BrokerDispatcher:
             logger.warning("refused a connection of %s: too many are open", connection.host)
             return False
         self.connections.add(connection)
+        self._all_closed.clear()
         self._per_host[connection.host] = here + 1
         return True
 
@@ -90,6 +105,8 @@ class BrokerDispatcher:
                 self._per_host[connection.host] = left
             else:
                 del self._per_host[connection.host]
+            if not self.connections:
+                self._all_closed.set()
 
     # --- requests
 
@@ -98,7 +115,10 @@ class BrokerDispatcher:
         self._metrics.count(key)
         hot = _HOT_HANDLERS.get(key)
         if hot is not None:
-            hot(self._broker, call)
+            try:
+                hot(self._broker, call)
+            except Exception:
+                self._failed(call)
         elif key == API_VERSIONS_KEY:
             _answer_api_versions(call)
         else:
@@ -108,25 +128,28 @@ class BrokerDispatcher:
 
     async def _run(self, handler: Handler, call: Call) -> None:
         try:
-            body = await handler(self._broker, call)
+            call.reply(await handler(self._broker, call))
         except Exception:
-            # A bug here must not leave the client waiting: it is told to reconnect.
-            logger.exception("API %d version %d failed", call.header.api_key, call.version)
-            self._metrics.failures += 1
-            call.abort()
-            return
-        call.reply(body)
+            self._failed(call)
+
+    def _failed(self, call: Call) -> None:
+        # A bug must not leave the client waiting, nor reach whoever's progress started the request.
+        logger.exception("API %d version %d failed", call.header.api_key, call.version)
+        self._metrics.failures += 1
+        call.abort()
 
     async def close(self) -> None:
         """Let the requests that run come to their end for a moment, then close every connection."""
         for connection in list(self.connections):
             connection.close_when_answered()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1.0)
-        for task in self._tasks:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_closed.wait(), _CLOSE_TIMEOUT_SECONDS)
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
         for connection in list(self.connections):
             connection.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _answer_api_versions(call: Call) -> None:

@@ -61,10 +61,13 @@ class FetchSession:
 
     def served(self, name: PartitionName) -> None:
         """Move a partition that gave records to the end, so that the others have their turn."""
-        self.partitions.move_to_end(name)
+        # A later request of the session may have forgotten it while this one waited.
+        if name in self.partitions:
+            self.partitions.move_to_end(name)
 
 
 def next_epoch(epoch: int) -> int:
+    """The epoch that the request behind this one has; 0 and -1 have meanings of their own."""
     return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
@@ -79,7 +82,10 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, wanted: list[SessionPartition], *, by_id: bool) -> FetchSession:
+    def open(self, wanted: list[SessionPartition], *, by_id: bool) -> FetchSession | None:
+        """A new session; None if there are to be none."""
+        if self._limit == 0:
+            return None
         while len(self._sessions) >= self._limit:
             self._sessions.popitem(last=False)
         session_id = self._random.randint(1, 2**31 - 1)

@@ -1,15 +1,31 @@
-"""Memory for large frames, used again: fresh memory of a megabyte costs more than reading into it."""
+"""Memory for reading, used again: fresh memory of a megabyte costs more than reading into it.
+
+One ``FrameBuffers`` belongs to one event loop. The loop reads one socket at a time and hands the bytes over
+before it reads the next, so one scratch buffer serves all of its connections, and an idle connection has no
+buffer of its own. Two loops in one process must not share it.
+"""
 
 from __future__ import annotations
 
 __all__ = ("FrameBuffers",)
 
+_SCRATCH_BYTES = 256 * 1024
+_FRAME_BYTES = 1024 * 1024 + 64 * 1024
+_KEEP = 8
+
 
 class FrameBuffers:
-    """A few buffers of one size. A buffer is given back only when nothing refers to it any more."""
+    """A scratch buffer, and a few buffers of one size for large frames.
 
-    def __init__(self, size_bytes: int, keep: int) -> None:
+    A frame buffer is given back only when nothing refers to what is in it any more.
+    """
+
+    def __init__(
+        self, size_bytes: int = _FRAME_BYTES, keep: int = _KEEP, scratch_bytes: int = _SCRATCH_BYTES
+    ) -> None:
+        assert scratch_bytes <= size_bytes, "a frame buffer must hold what was read into the scratch buffer"
         self.size_bytes = size_bytes
+        self.scratch = memoryview(bytearray(scratch_bytes))
         self._keep = keep
         self._free: list[bytearray] = []
 

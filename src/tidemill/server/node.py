@@ -23,12 +23,16 @@ from tidemill.groups.settings import GroupSettings
 from tidemill.log.storage import LocalStorage
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.replicas import Replicas
-from tidemill.server.broker import OFFSETS_TOPIC, Broker
+from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.budget import ByteBudget
 from tidemill.server.connection import Connection
 from tidemill.server.data_directory import DataDirectory
 from tidemill.server.dispatch import BrokerDispatcher
+from tidemill.server.frame_buffers import FrameBuffers
 from tidemill.server.metrics import Metric, RequestMetrics
+from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
+from tidemill.transactions.coordinator import TransactionCoordinator
+from tidemill.transactions.settings import TransactionSettings
 
 __all__ = ("Node",)
 
@@ -36,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _MINUTE_MS = 60_000
 _OFFSET_EXPIRY_INTERVAL_MS = 10 * _MINUTE_MS
+_TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS = 60 * _MINUTE_MS
 _LISTEN_BACKLOG = 1024
 
 
@@ -111,21 +116,24 @@ class Node:
         if not self.directory.stopped_cleanly:
             await self._recover()
         await self._start_groups()
+        await self._start_transactions()
         assert self._server is not None
         await self._server.start_serving()
         self.directory.note_owner(str(self.address))
         self._tasks = [
             loop.create_task(self._every(settings.log_retention_check_interval_ms, broker.apply_retention)),
             loop.create_task(self._every(_OFFSET_EXPIRY_INTERVAL_MS, broker.groups.expire)),
+            loop.create_task(self._every(_TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS, broker.transactions.expire)),
         ]
 
     async def _open_listener(self, loop: asyncio.AbstractEventLoop, budget: ByteBudget) -> None:
         """Take the port now, so that a port in use is found before anything is changed; serve later."""
         self._dispatcher = dispatcher = BrokerDispatcher(self.broker, self.metrics)
         listen = self.settings.listen
+        buffers = FrameBuffers()
         try:
             self._server = await loop.create_server(
-                lambda: Connection(loop, dispatcher, budget, self.settings),
+                lambda: Connection(loop, dispatcher, budget, self.settings, buffers),
                 listen.host,
                 listen.port,
                 backlog=_LISTEN_BACKLOG,
@@ -187,6 +195,23 @@ class Node:
         if topic:
             await broker.groups.start()
 
+    async def _start_transactions(self) -> None:
+        settings, broker = self.settings, self.broker
+        topic = broker.image.topics.get(TRANSACTIONS_TOPIC)
+        broker.transactions = TransactionCoordinator(
+            TransactionLogs(broker),
+            BrokerTransactionPartitions(broker),
+            TransactionSettings(
+                partitions=len(topic.partitions) if topic else settings.transactions_topic_partitions,
+                max_timeout_ms=settings.transaction_max_timeout_ms,
+                expiration_ms=settings.transactional_id_expiration_ms,
+            ),
+            LoopClock(),
+            broker.next_producer_id,
+        )
+        if topic:
+            await broker.transactions.start()
+
     async def _every(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(interval_ms / 1000)
@@ -198,18 +223,25 @@ class Node:
     # --- stopping
 
     async def stop(self) -> None:
-        """Answer what runs, flush everything, and note that the stop was orderly."""
+        """Answer what runs, flush everything, and note that the stop was orderly.
+
+        It is not noted while a partition is stopped: the next start then looks at every log, and says so again.
+        """
         self.ready = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         assert self._server is not None and self._dispatcher is not None
         self._server.close()
+        # First those who write markers through the groups.
+        await self.broker.transactions.close()
         await self.broker.groups.close()
         await self._dispatcher.close()
+        all_well = not any(self._stopped_partitions())
         await self.broker.close()
         await self._close_metadata()
-        self.directory.note_clean_stop()
+        if all_well:
+            self.directory.note_clean_stop()
         self.directory.release()
 
     async def _close_metadata(self) -> None:
@@ -232,18 +264,18 @@ class Node:
         """What keeps the node from being wholly well, in words."""
         if not self.ready:
             return ["the node is starting or stopping"]
-        found = [
-            f"{placement.topic}-{placement.index} is stopped: {error}"
-            for placement, error in self.broker.replicas.offline.values()
-        ]
-        found += [
-            f"{partition.topic}-{partition.index} is stopped: {partition.log.failure}"
-            for partition in self.broker.replicas
-            if partition.log.failure is not None
-        ]
+        found = list(self._stopped_partitions())
         if self.broker.controller.failure is not None:
             found.append(f"metadata: {self.broker.controller.failure}")
         return found
+
+    def _stopped_partitions(self) -> Iterator[str]:
+        """The partitions that are out of service, and why."""
+        for placement, error in self.broker.replicas.offline.values():
+            yield f"{placement.topic}-{placement.index} is stopped: {error}"
+        for partition in self.broker.replicas:
+            if partition.log.failure is not None:
+                yield f"{partition.topic}-{partition.index} is stopped: {partition.log.failure}"
 
     def collect_metrics(self) -> Iterator[Metric]:
         yield from self.metrics.collect()
@@ -263,6 +295,9 @@ class Node:
         yield Metric("tidemill_flushes_total", "counter", "Flushes to disk.", broker.flusher.flush_count)
         yield Metric(
             "tidemill_flush_seconds_total", "counter", "Time spent in flushes.", broker.flusher.flush_seconds
+        )
+        yield Metric(
+            "tidemill_transactions_open", "gauge", "Transactions under way.", broker.transactions.open_count()
         )
         yield Metric("tidemill_fetch_sessions", "gauge", "Open fetch sessions.", len(broker.fetch_sessions))
         for partition in broker.replicas:

@@ -71,6 +71,11 @@ _ROWS: Final = (
     Api(21, "DeleteRecords", "delete_records", 0, 2),
     Api(22, "InitProducerId", "init_producer_id", 0, 6),
     Api(23, "OffsetForLeaderEpoch", "offset_for_leader_epoch", 2, 4),
+    Api(24, "AddPartitionsToTxn", "add_partitions_to_txn", 0, 5),
+    Api(25, "AddOffsetsToTxn", "add_offsets_to_txn", 0, 4),
+    Api(26, "EndTxn", "end_txn", 0, 5),
+    Api(27, "WriteTxnMarkers", "write_txn_markers", 1, 2),
+    Api(28, "TxnOffsetCommit", "txn_offset_commit", 0, 6),
     Api(32, "DescribeConfigs", "describe_configs", 1, 4),
     Api(33, "AlterConfigs", "alter_configs", 0, 2),
     Api(35, "DescribeLogDirs", "describe_log_dirs", 1, 5),
@@ -80,6 +85,9 @@ _ROWS: Final = (
     Api(44, "IncrementalAlterConfigs", "incremental_alter_configs", 0, 1),
     Api(47, "OffsetDelete", "offset_delete", 0, 0),
     Api(60, "DescribeCluster", "describe_cluster", 0, 2),
+    Api(61, "DescribeProducers", "describe_producers", 0, 0),
+    Api(65, "DescribeTransactions", "describe_transactions", 0, 0),
+    Api(66, "ListTransactions", "list_transactions", 0, 2),
     Api(75, "DescribeTopicPartitions", "describe_topic_partitions", 0, 0),
 )
 
@@ -87,7 +95,7 @@ APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
 """The served APIs by key, in the order of their keys."""
 
 _EXTRA_MODULE: Final = "tidemill.wire.extra"
-_IN_EXTRA_MODULE: Final = frozenset({("ApiVersions", 5)})
+_IN_EXTRA_MODULE: Final = frozenset({("ApiVersions", 5), ("TxnOffsetCommit", 6)})
 
 
 def find_api(api_key: int) -> Api | None:

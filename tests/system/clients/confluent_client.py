@@ -39,7 +39,7 @@ from confluent_kafka.admin import (
 from worker import BOOTSTRAP, MemberState, scenario, serve, until
 
 DEADLINE_SECONDS = 30.0
-BASE = {"bootstrap.servers": BOOTSTRAP, "log_level": 3}
+BASE = {"bootstrap.servers": BOOTSTRAP, "log_level": 3, "reconnect.backoff.max.ms": 200}
 
 # --- tools
 
@@ -596,8 +596,7 @@ open_producers: dict[str, tuple[Producer, list[Any]]] = {}
 @scenario
 def producer_open(name: str) -> None:
     """An idempotent producer that stays, with its sequence numbers, until the process ends."""
-    config = {"enable.idempotence": True, "linger.ms": 5, "reconnect.backoff.max.ms": 100}
-    open_producers[name] = Producer(BASE | config), []
+    open_producers[name] = Producer(BASE | {"enable.idempotence": True, "linger.ms": 5}), []
 
 
 @scenario

@@ -425,7 +425,7 @@ class TestCancellation:
         await asyncio.sleep(0)
         second = asyncio.create_task(node.commit(2))
         await asyncio.sleep(0)
-        assert node.coordinator._loading
+        assert node.coordinator._shards._loading
         first.cancel()
         assert await second is NONE
         assert node.opened == [partition_of_key("g", 3)]

@@ -37,7 +37,9 @@ def test_questions_are_answered_as_the_list_would(batches: list[tuple[int, int]]
 
 
 @given(BATCHES, st.integers(0, 60))
-def test_truncating_the_end_forgets_what_was_written_behind_it(batches: list[tuple[int, int]], end: int) -> None:
+def test_truncating_the_end_forgets_what_was_written_behind_it(
+    batches: list[tuple[int, int]], end: int
+) -> None:
     history, epochs = built(batches)
     history.truncate_end(end)
     assert [history.epoch_at(offset) for offset in range(min(end, len(epochs)))] == epochs[:end]
@@ -45,7 +47,9 @@ def test_truncating_the_end_forgets_what_was_written_behind_it(batches: list[tup
 
 
 @given(BATCHES, st.integers(0, 60))
-def test_truncating_the_start_keeps_the_epoch_that_covers_it(batches: list[tuple[int, int]], start: int) -> None:
+def test_truncating_the_start_keeps_the_epoch_that_covers_it(
+    batches: list[tuple[int, int]], start: int
+) -> None:
     history, epochs = built(batches)
     start = min(start, len(epochs))
     history.truncate_start(start)

@@ -56,9 +56,7 @@ def test_a_record_without_a_timestamp_is_not_too_old() -> None:
 
 
 def test_append_time_replaces_timestamps_and_does_not_judge_them() -> None:
-    config = TopicConfig(
-        timestamp_type="LogAppendTime", timestamp_after_max_ms=1, timestamp_before_max_ms=1
-    )
+    config = TopicConfig(timestamp_type="LogAppendTime", timestamp_after_max_ms=1, timestamp_before_max_ms=1)
     data, header = prepare_batch(BATCH, config, NOW + 10 * HOUR_MS)
     assert header.is_append_time
     assert check_crc(data, header)
@@ -101,7 +99,10 @@ def test_an_unknown_codec_is_refused_even_if_nobody_decodes() -> None:
 def test_a_compacted_topic_needs_keys(policy: set[str]) -> None:
     config = TopicConfig(cleanup_policy=frozenset(policy))
     assert prepare_batch(BATCH, config, NOW)
-    assert refused(build_batch([Record(b"k", b"v", NOW), Record(None, b"v", NOW)]), config) == ErrorCode.invalid_record
+    assert (
+        refused(build_batch([Record(b"k", b"v", NOW), Record(None, b"v", NOW)]), config)
+        == ErrorCode.invalid_record
+    )
 
 
 def test_a_bomb_is_refused_where_the_topic_needs_its_records() -> None:

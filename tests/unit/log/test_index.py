@@ -11,7 +11,9 @@ from tidemill.log.index import IndexCache, SegmentSummary, SparseIndex
 BATCHES = st.lists(st.tuples(st.integers(1, 5), st.integers(61, 300), st.integers(-1, 50)), max_size=30)
 
 
-def built(batches: list[tuple[int, int, int]], interval: int) -> tuple[SparseIndex, list[tuple[int, int, int]]]:
+def built(
+    batches: list[tuple[int, int, int]], interval: int
+) -> tuple[SparseIndex, list[tuple[int, int, int]]]:
     """An index, and (first offset, position, timestamp) of every batch."""
     index, placed, offset, position, newest = SparseIndex(), [], 0, 0, -1
     for count, size, timestamp in batches:

@@ -28,13 +28,14 @@ DIRECTORY = "t-0"
 class LogModel(RuleBasedStateMachine):
     """``batches`` is the truth: (base offset, records); ``start`` and ``durable`` are offsets into it."""
 
-    @initialize(segment_bytes=st.sampled_from((250, 600, 2000)), interval=st.sampled_from((1, 150, 4096)))
+    @initialize(segment_bytes=st.sampled_from((400, 800, 2000)), interval=st.sampled_from((1, 150, 4096)))
     def begin(self, segment_bytes: int, interval: int) -> None:
         self.storage = FaultyStorage(random.Random(0))
         self.config = TopicConfig(segment_bytes=segment_bytes, index_interval_bytes=interval, segment_ms=50)
         self.batches: list[tuple[int, list[Record]]] = []
         self.start = self.durable = self.end = 0
         self.now_ms = 1000
+        self.damaged: set[str] = set()
         self.epoch = 0
         self.open()
 
@@ -45,7 +46,11 @@ class LogModel(RuleBasedStateMachine):
 
     # --- changes
 
-    @rule(times=st.lists(st.integers(-1, 100), min_size=1, max_size=4), size=st.integers(0, 60), codec=st.integers(0, 4))
+    @rule(
+        times=st.lists(st.integers(-1, 100), min_size=1, max_size=4),
+        size=st.integers(0, 60),
+        codec=st.integers(0, 4),
+    )
     def append(self, times: list[int], size: int, codec: int) -> None:
         records = [Record(None, b"v" * size, timestamp) for timestamp in times]
         data = build_batch(records, codec=codec)
@@ -99,7 +104,11 @@ class LogModel(RuleBasedStateMachine):
         self.open()
         assert not self.report.cuts
 
-    @rule(choice=st.integers(0, 1000), way=st.sampled_from(("remove", "truncate", "flip")), in_order=st.booleans())
+    @rule(
+        choice=st.integers(0, 1000),
+        way=st.sampled_from(("remove", "truncate", "flip")),
+        in_order=st.booleans(),
+    )
     def restart_with_a_bad_index(self, choice: int, way: str, in_order: bool) -> None:
         if in_order:
             self.log.close()
@@ -108,8 +117,9 @@ class LogModel(RuleBasedStateMachine):
         names = [name for name in self.storage.list_dir(DIRECTORY) if name.endswith((".index", ".producers"))]
         if names:
             path = f"{DIRECTORY}/{names[choice % len(names)]}"
+            self.damaged.add(path)
             size = len(self.storage.read_file(path))
-            if way == "remove":
+            if way == "remove" or not size:
                 self.storage.remove(path)
             elif way == "truncate":
                 self.storage.open(path).truncate(choice % size)
@@ -173,7 +183,11 @@ class LogModel(RuleBasedStateMachine):
     @invariant()
     def offsets_agree(self) -> None:
         log = self.log
-        assert (log.log_start_offset, log.durable_offset, log.end_offset) == (self.start, self.durable, self.end)
+        assert (log.log_start_offset, log.durable_offset, log.end_offset) == (
+            self.start,
+            self.durable,
+            self.end,
+        )
         for before, after in zip(log.segments, log.segments[1:], strict=False):
             assert before.next_offset == after.base_offset
             assert before.size_bytes <= self.config.segment_bytes
@@ -181,7 +195,9 @@ class LogModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "log"):
             self.log.close()
-            assert not verify(self.storage, DIRECTORY).problems
+            problems = verify(self.storage, DIRECTORY).problems
+            # An old snapshot that nobody needed stays as damaged as it was made.
+            assert not [problem for problem in problems if problem.path not in self.damaged]
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:

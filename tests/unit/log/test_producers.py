@@ -73,7 +73,12 @@ class ProducerModel(RuleBasedStateMachine):
             self.model[batch.producer_id] = (batch.producer_epoch, batches)
             self.next_offset += batch.record_count
 
-    @rule(producer=st.integers(0, 2), epoch=st.integers(0, 2), sequence=st.integers(0, 12), count=st.integers(1, 4))
+    @rule(
+        producer=st.integers(0, 2),
+        epoch=st.integers(0, 2),
+        sequence=st.integers(0, 12),
+        count=st.integers(1, 4),
+    )
     def send_anything(self, producer: int, epoch: int, sequence: int, count: int) -> None:
         self.send(header(producer, epoch, sequence, count))
 

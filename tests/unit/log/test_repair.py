@@ -245,9 +245,7 @@ def test_without_a_checkpoint_a_torn_tail_is_put_aside() -> None:
 @pytest.mark.parametrize("ending", [".index", ".producers", "leader-epochs"])
 def test_damaged_derived_files_are_named_and_rebuilt(ending: str) -> None:
     storage = filled()
-    path = next(
-        f"{DIRECTORY}/{name}" for name in storage.list_dir(DIRECTORY) if name.endswith(ending)
-    )
+    path = next(f"{DIRECTORY}/{name}" for name in storage.list_dir(DIRECTORY) if name.endswith(ending))
     storage.flip_bit(path, 14)
     (problem,) = verify(storage, DIRECTORY).problems
     assert (problem.kind, problem.path) == (ProblemKind.DERIVED, path)
@@ -285,7 +283,9 @@ def test_bytes_above_the_recovery_point_are_torn_and_left_to_recovery() -> None:
     assert (problem.kind, problem.path, problem.position) == (ProblemKind.TORN, segment_path(base), size)
     assert plan_repair(storage, DIRECTORY).is_empty
     log, report = open_log(storage, DIRECTORY, CONFIG)
-    assert [(cut.path, cut.position, cut.size_bytes) for cut in report.cuts] == [(segment_path(base), size, 100)]
+    assert [(cut.path, cut.position, cut.size_bytes) for cut in report.cuts] == [
+        (segment_path(base), size, 100)
+    ]
     assert values(log) == everything()
     assert verify(storage, DIRECTORY).kept_aside == [report.cuts[0].kept_in]
 

@@ -22,7 +22,9 @@ class Facts:
 SEGMENTS = [Facts(0, 10, 100, 1000), Facts(10, 20, 100, 2000), Facts(20, 30, 100, 3000)]
 
 
-def start(now_ms: int = 3000, durable: int = 30, segments: list[Facts] = SEGMENTS, **config: object) -> int | None:
+def start(
+    now_ms: int = 3000, durable: int = 30, segments: list[Facts] = SEGMENTS, **config: object
+) -> int | None:
     values: dict[str, object] = {"retention_ms": -1, "retention_bytes": -1, **config}
     topic = TopicConfig(**values)  # type: ignore[arg-type]
     return retained_start(segments, topic, durable_offset=durable, now_ms=now_ms)
@@ -31,11 +33,15 @@ def start(now_ms: int = 3000, durable: int = 30, segments: list[Facts] = SEGMENT
 @pytest.mark.parametrize(
     ("now_ms", "expected"), [(1500, None), (1501, 10), (2500, 10), (2501, 20), (3501, 30)]
 )
-def test_segments_go_when_their_newest_record_is_older_than_the_limit(now_ms: int, expected: int | None) -> None:
+def test_segments_go_when_their_newest_record_is_older_than_the_limit(
+    now_ms: int, expected: int | None
+) -> None:
     assert start(now_ms, retention_ms=500) == expected
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(300, None), (299, None), (201, None), (200, 10), (99, 20), (0, 30)])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(300, None), (299, None), (201, None), (200, 10), (99, 20), (0, 30)]
+)
 def test_segments_go_while_the_rest_is_still_as_large_as_the_limit(limit: int, expected: int | None) -> None:
     assert start(retention_bytes=limit) == expected
 

@@ -11,6 +11,9 @@ __all__ = ("api_versions_body",)
 
 _PRODUCE_KEY = 0
 
+#: What clients may rely on beyond the versions of APIs. A producer uses transactions V2 if it finds this.
+_FEATURES = {"transaction.version": 2}
+
 
 def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
     return {
@@ -19,7 +22,14 @@ def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
             {"api_key": api.key, "min_version": _advertised_min(api), "max_version": api.max_version}
             for api in APIS.values()
         ],
+        "supported_features": [
+            {"name": name, "min_version": 0, "max_version": level} for name, level in _FEATURES.items()
+        ],
         "finalized_features_epoch": 0,
+        "finalized_features": [
+            {"name": name, "min_version_level": level, "max_version_level": level}
+            for name, level in _FEATURES.items()
+        ],
     }
 
 

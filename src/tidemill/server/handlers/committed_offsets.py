@@ -6,7 +6,7 @@ group is unknown, which is what the other calls answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from tidemill.control.image import TopicImage
@@ -23,7 +23,7 @@ from tidemill.server.broker import OFFSETS_TOPIC, Broker
 from tidemill.server.call import Call
 from tidemill.wire.requests import ms
 
-__all__ = ("has_groups", "offset_commit", "offset_delete", "offset_fetch", "prepare_groups")
+__all__ = ("commit_existing", "has_groups", "offset_commit", "offset_delete", "offset_fetch", "prepare_groups")
 
 _FIRST_FETCH_WITH_GROUP_ERROR: Final = 2
 _FIRST_FETCH_OF_SEVERAL: Final = 8
@@ -57,7 +57,15 @@ def _resolve(broker: Broker, topic: Any) -> TopicImage:
     return broker.topic(topic.name)
 
 
+Commit = Callable[[Broker, Call, list[OffsetToCommit]], Awaitable[Mapping[TopicPartition, ErrorCode]]]
+
+
 async def offset_commit(broker: Broker, call: Call) -> dict[str, Any]:
+    """Commit offsets of a group."""
+    return await commit_existing(broker, call, _commit)
+
+
+async def commit_existing(broker: Broker, call: Call, commit: Commit) -> dict[str, Any]:
     """Commit what exists; a topic or partition that does not is refused for itself."""
     offsets: list[OffsetToCommit] = []
     checked: list[tuple[Any, list[tuple[int, ErrorCode, str]]]] = []
@@ -73,7 +81,7 @@ async def offset_commit(broker: Broker, call: Call) -> dict[str, Any]:
             partitions.append((index, ErrorCode.none, name))
             offsets.append(_offset_to_commit(name, entry))
         checked.append((topic, partitions))
-    committed = await _commit(broker, call, offsets) if offsets else {}
+    committed = await commit(broker, call, offsets) if offsets else {}
     topics = [
         {
             **_label(topic),
@@ -126,7 +134,10 @@ async def _commit(
 
 
 async def offset_fetch(broker: Broker, call: Call) -> dict[str, Any]:
-    """Committed offsets of one group, or from v8 on of several. Nothing here is ever unstable."""
+    """Committed offsets of one group, or from v8 on of several.
+
+    From v7 on a client can insist on offsets that no open transaction may change.
+    """
     request = call.request
     if call.version >= _FIRST_FETCH_OF_SEVERAL:
         bodies = [await _fetch_group(broker, call, each.group_id, each.topics) for each in request.groups]
@@ -147,7 +158,7 @@ async def _fetch_group(
             if isinstance(name, str)
             for index in topic.partition_indexes
         ]
-    result = await _fetch(broker, group_id, asked)
+    result = await _fetch(broker, call, group_id, asked)
     bodies: list[dict[str, Any]]
     if result.error is not ErrorCode.none and call.version >= _FIRST_FETCH_WITH_GROUP_ERROR:
         bodies = []
@@ -168,9 +179,13 @@ def _name_or_error(broker: Broker, topic: Any) -> str | ErrorCode:
         return error.code
 
 
-async def _fetch(broker: Broker, group_id: str, asked: list[TopicPartition] | None) -> FetchOffsetsResult:
+async def _fetch(
+    broker: Broker, call: Call, group_id: str, asked: list[TopicPartition] | None
+) -> FetchOffsetsResult:
     if has_groups(broker):
-        return await broker.groups.fetch_offsets(group_id, asked)
+        return await broker.groups.fetch_offsets(
+            group_id, asked, require_stable=call.field("require_stable", False)
+        )
     return FetchOffsetsResult(offsets=dict.fromkeys(asked or (), CommittedOffset()))
 
 
@@ -181,7 +196,8 @@ def _fetched_topic(topic: Any, name: str | ErrorCode, result: FetchOffsetsResult
             partitions.append(_fetched_partition(index, CommittedOffset(), name))
         else:
             offset = result.offsets.get((name, index), CommittedOffset())
-            partitions.append(_fetched_partition(index, offset, result.error))
+            error = offset.error if result.error is ErrorCode.none else result.error
+            partitions.append(_fetched_partition(index, offset, error))
     return {**_label(topic), "partitions": partitions}
 
 
@@ -198,7 +214,7 @@ def _fetched_partition(index: int, offset: CommittedOffset, error: ErrorCode) ->
 def _all_offsets(broker: Broker, call: Call, result: FetchOffsetsResult) -> list[dict[str, Any]]:
     by_topic: dict[str, list[dict[str, Any]]] = {}
     for (name, index), offset in result.offsets.items():
-        by_topic.setdefault(name, []).append(_fetched_partition(index, offset, ErrorCode.none))
+        by_topic.setdefault(name, []).append(_fetched_partition(index, offset, offset.error))
     if call.version < _FIRST_FETCH_BY_ID:
         return [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
     # A topic that is gone has no id to be named by.

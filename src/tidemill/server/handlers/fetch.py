@@ -7,6 +7,7 @@ partitions between requests; see ``fetch_sessions``.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
@@ -27,6 +28,7 @@ __all__ = ("fetch",)
 _TOPIC_ID_MIN_VERSION = 13
 _SESSION_MIN_VERSION = 7
 _READ_COMMITTED = 1
+_NO_TOPIC_ID = UUID(int=0)
 
 
 def fetch(broker: Broker, call: Call) -> None:
@@ -37,7 +39,9 @@ def fetch(broker: Broker, call: Call) -> None:
         session, partitions, incremental = _session(broker, call, wanted, by_id)
     except ApiError as error:
         header = call.header
-        call.reply_buffers(encode_fetch_response(header.api_version, header.correlation_id, error.code, 0, []))
+        call.reply_buffers(
+            encode_fetch_response(header.api_version, header.correlation_id, error.code, 0, [])
+        )
         return
     _Fetch(broker, call, session, partitions, incremental).start()
 
@@ -45,7 +49,7 @@ def fetch(broker: Broker, call: Call) -> None:
 def _wanted(call: Call, by_id: bool) -> list[SessionPartition]:
     return [
         SessionPartition(
-            topic.topic_id if by_id else topic.topic,
+            _topic_name(topic, by_id),
             partition.partition,
             partition.fetch_offset,
             partition.partition_max_bytes,
@@ -55,6 +59,13 @@ def _wanted(call: Call, by_id: bool) -> list[SessionPartition]:
         for topic in call.request.topics
         for partition in topic.partitions
     ]
+
+
+def _topic_name(topic: Any, by_id: bool) -> str | UUID:
+    if not by_id:
+        return str(topic.topic)
+    # The id of all zeros, which is decoded as None, is answered like any other that nobody has.
+    return topic.topic_id or _NO_TOPIC_ID
 
 
 def _session(
@@ -71,11 +82,11 @@ def _session(
         broker.fetch_sessions.close(session_id)
         if not wanted:
             return None, wanted, False
-        session = broker.fetch_sessions.open(wanted, by_id=by_id)
-        return session, list(session.partitions.values()), False
+        opened = broker.fetch_sessions.open(wanted, by_id=by_id)
+        return opened, wanted if opened is None else list(opened.partitions.values()), False
     session = broker.fetch_sessions.resume(session_id, epoch, by_id=by_id)
     forgotten: list[tuple[str | UUID, int]] = [
-        (topic.topic_id if by_id else topic.topic, index)
+        (_topic_name(topic, by_id), index)
         for topic in call.field("forgotten_topics_data", ())
         for index in topic.partitions
     ]
@@ -128,6 +139,7 @@ class _Fetch:
             self._subscribed.append(partition)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max_wait_ms / 1000, self._answer)
+        self._call.on_hurry = self._answer
 
     def _wake(self) -> None:
         # Many partitions may move in one turn of the loop: look once, at its end.
@@ -190,7 +202,12 @@ class _Fetch:
         epoch, end_offset = partition.log.epochs.end_offset_for(
             wanted.last_fetched_epoch, partition.log.end_offset
         )
-        if epoch < 0 or epoch < wanted.last_fetched_epoch or end_offset < wanted.fetch_offset:
+        if epoch < 0:
+            raise ApiError(
+                ErrorCode.offset_out_of_range,
+                f"{partition.topic}-{partition.index} knows no leader epoch {wanted.last_fetched_epoch}",
+            )
+        if epoch < wanted.last_fetched_epoch or end_offset < wanted.fetch_offset:
             return epoch, end_offset
         return None
 

@@ -14,7 +14,7 @@ from tidemill.config.values import Address
 from tidemill.control.image import INTERNAL_TOPICS, PartitionImage, TopicImage
 from tidemill.control.placement import check_topic_name
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.server.broker import OFFSETS_TOPIC, Broker
+from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.call import Call
 from tidemill.server.handlers.outcome import outcome, refused
 
@@ -61,6 +61,8 @@ async def _create_missing(broker: Broker, asked: Iterable[Any]) -> dict[str, Tid
     try:
         if OFFSETS_TOPIC in missing:
             await broker.ensure_offsets_topic()
+        if TRANSACTIONS_TOPIC in missing:
+            await broker.ensure_transactions_topic()
         if creatable:
             errors.update(await broker.auto_create(creatable))
     except TidemillError as error:
@@ -257,7 +259,7 @@ def _undescribed(name: str, error: TidemillError) -> dict[str, Any]:
 
 
 async def find_coordinator(broker: Broker, call: Call) -> dict[str, Any]:
-    """The node that coordinates a group. From v4 on, of several groups at a time."""
+    """The node that coordinates a group or a transactional id. From v4 on, of several at a time."""
     key_type = call.field("key_type", _KEY_GROUP)
     if call.version < 4:
         return await _coordinator(broker, key_type, call.request.key)
@@ -275,24 +277,24 @@ async def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any
 
 
 async def _coordinator_id(broker: Broker, key_type: int, key: str) -> int:
-    if key_type == _KEY_TRANSACTION:
-        raise ApiError(
-            ErrorCode.coordinator_not_available,
-            "transactions are not supported yet; leave transactional.id unset",
+    if key_type not in (_KEY_GROUP, _KEY_TRANSACTION):
+        raise refused(
+            f"there is no coordinator for keys of type {key_type}; 0 is for groups, 1 for transactional ids"
         )
-    if key_type != _KEY_GROUP:
-        raise refused(f"there is no coordinator for keys of type {key_type}; 0 is for groups")
     try:
-        await broker.ensure_offsets_topic()
+        if key_type == _KEY_GROUP:
+            await broker.ensure_offsets_topic()
+            topic, index = broker.topic(OFFSETS_TOPIC), broker.groups.partition_of(key)
+        else:
+            await broker.ensure_transactions_topic()
+            topic, index = broker.topic(TRANSACTIONS_TOPIC), broker.transactions.partition_of(key)
     except TidemillError as error:
         raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
-    topic = broker.topic(OFFSETS_TOPIC)
-    index = broker.groups.partition_of(key)
     exists = index < len(topic.partitions)
     leader = int(_partition_body(broker, topic, index)["leader_id"]) if exists else _NO_NODE
     if leader == _NO_NODE:
         raise ApiError(
             ErrorCode.coordinator_not_available,
-            f"{OFFSETS_TOPIC}-{index}, where the group lives, has no leader",
+            f"{topic.name}-{index}, where {key[:200]!r} lives, has no leader",
         )
     return leader

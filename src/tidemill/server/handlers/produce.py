@@ -15,6 +15,7 @@ from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.log.storage import Buffer
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.compression import ZSTD
+from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.wire.hot import PartitionResult, encode_produce_response
@@ -25,6 +26,9 @@ __all__ = ("produce",)
 _ACKS_ALL = -1
 _ZSTD_MIN_VERSION = 7
 _TOPIC_ID_MIN_VERSION = 13
+_NO_TOPIC_ID = UUID(int=0)
+#: Names in messages come from clients, and the old string format ends at 32767 bytes.
+_MESSAGE_CHARACTERS_MAX = 1_000
 
 TopicResults = list[tuple[str | UUID, list[PartitionResult]]]
 
@@ -34,12 +38,13 @@ def produce(broker: Broker, call: Call) -> None:
     request = call.request
     pending = _Pending(call)
     for topic in request.topic_data:
-        name = topic.topic_id if call.version >= _TOPIC_ID_MIN_VERSION else topic.name
+        # The id of all zeros, which is decoded as None, is answered like any other that nobody has.
+        name = (topic.topic_id or _NO_TOPIC_ID) if call.version >= _TOPIC_ID_MIN_VERSION else topic.name
         results: list[PartitionResult] = []
         pending.topics.append((name, results))
         for entry in topic.partition_data:
             _append_one(broker, call, pending, results, name, entry)
-    pending.started(broker, request)
+    pending.started(request)
 
 
 def _append_one(
@@ -68,10 +73,7 @@ def _append_one(
         )
     )
     if request.acks == _ACKS_ALL:
-        pending.waiting += 1
-        partition.when_committed(
-            appended.last_offset + 1, lambda error: pending.committed(results, place, error)
-        )
+        pending.wait_for(partition, appended.last_offset + 1, results, place)
 
 
 def _find_topic(broker: Broker, name: str | UUID | None) -> TopicImage:
@@ -92,7 +94,8 @@ def _checked_records(records: bytes | None, version: int) -> Buffer:
         header = parse_header(records)
         if header.codec == ZSTD and version < _ZSTD_MIN_VERSION:
             raise ApiError(
-                ErrorCode.unsupported_compression_type, "zstd needs Produce version 7 or newer: update the client"
+                ErrorCode.unsupported_compression_type,
+                "zstd needs Produce version 7 or newer: update the client",
             )
         if header.is_transactional:
             raise ApiError(ErrorCode.invalid_txn_state, "transactions are not supported by this version")
@@ -100,55 +103,74 @@ def _checked_records(records: bytes | None, version: int) -> Buffer:
 
 
 def _refusal(index: int, error: TidemillError) -> PartitionResult:
-    return PartitionResult(index, error.code, -1, -1, -1, error_message=error.message)
+    message = error.message[:_MESSAGE_CHARACTERS_MAX]
+    return PartitionResult(index, error.code, -1, -1, -1, error_message=message)
 
 
 class _Pending:
     """An answer that waits for its partitions."""
 
-    __slots__ = ("_call", "_timer", "topics", "waiting")
+    __slots__ = ("_call", "_sent", "_started", "_timer", "_waiting", "topics")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._timer: asyncio.TimerHandle | None = None
+        self._started = False
+        self._sent = False
+        #: The places in ``topics`` whose batches are not durable yet: (number of the topic, place in it).
+        self._waiting: dict[tuple[int, int], list[PartitionResult]] = {}
         self.topics: TopicResults = []
-        self.waiting = 1  # released by ``started``, so that nothing is sent while partitions are still added
 
-    def started(self, broker: Broker, request: Any) -> None:
-        self.waiting -= 1
-        if self.waiting == 0:
+    def wait_for(self, partition: Partition, offset: int, results: list[PartitionResult], place: int) -> None:
+        """Send nothing before ``partition`` is durable up to ``offset``."""
+        key = len(self.topics), place
+        self._waiting[key] = results
+        partition.when_committed(offset, lambda error: self._committed(key, error))
+
+    def started(self, request: Any) -> None:
+        """All partitions are there; nothing is sent before."""
+        self._started = True
+        if not self._waiting:
             self._send()
-        elif request.acks == _ACKS_ALL:
+        else:
             timeout_ms = max(0, ms(request.timeout))
             self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._timed_out)
 
-    def committed(self, results: list[PartitionResult], place: int, error: StorageError | None) -> None:
-        if self.waiting == 0:
+    def _committed(self, key: tuple[int, int], error: StorageError | None) -> None:
+        if self._sent:
             return
+        results, place = self._waiting.pop(key), key[1]
         if error is not None:
             results[place] = _refusal(results[place].partition_index, error)
-        self.waiting -= 1
-        if self.waiting == 0:
+        if self._started and not self._waiting:
             self._send()
 
     def _timed_out(self) -> None:
         # The batches are in the log and may yet become durable: the client retries, and is answered with
         # their offsets then.
-        error = ApiError(ErrorCode.request_timed_out, "the batch was not durable within the request's timeout")
-        for _, results in self.topics:
-            for place, result in enumerate(results):
-                if result.error_code == ErrorCode.none:
-                    results[place] = _refusal(result.partition_index, error)
-        self.waiting = 0
+        error = ApiError(
+            ErrorCode.request_timed_out, "the batch was not durable within the request's timeout"
+        )
+        for (_, place), results in self._waiting.items():
+            results[place] = _refusal(results[place].partition_index, error)
         self._send()
 
     def _send(self) -> None:
+        self._sent = True
         if self._timer is not None:
             self._timer.cancel()
         header = self._call.header
         if self._call.request.acks == 0:
-            self._call.no_reply()
+            self._finish_without_answer()
             return
         self._call.reply_buffers(
             [encode_produce_response(header.api_version, header.correlation_id, self.topics)]
         )
+
+    def _finish_without_answer(self) -> None:
+        failed = any(result.error_code != ErrorCode.none for _, results in self.topics for result in results)
+        if failed:
+            # The only way to tell the producer: it connects again, and asks for the metadata anew.
+            self._call.abort()
+        else:
+            self._call.no_reply()

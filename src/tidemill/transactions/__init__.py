@@ -1,0 +1,41 @@
+"""Transactions: a fold over ``__transaction_state``, and the markers that carry a decision to the partitions.
+
+| module | what |
+| --- | --- |
+| transaction | one transactional id as a value, and every step that it can take |
+| state | one shard's transactional ids: handlers check, append records, replay them |
+| shard | the shell around a shard's state: carries decisions to the partitions |
+| coordinator | which shard an id lives in, producer ids, Kafka's error codes |
+| records | what is in the log |
+| messages, settings | values that go in and out |
+"""
+
+from __future__ import annotations
+
+from tidemill.transactions.coordinator import TransactionCoordinator
+from tidemill.transactions.messages import (
+    EndResult,
+    InitResult,
+    ListResult,
+    Marker,
+    Producer,
+    TransactionDescription,
+    TransactionListing,
+    TransactionPartitions,
+)
+from tidemill.transactions.settings import TransactionSettings
+from tidemill.transactions.shard import TRANSACTIONS_TOPIC
+
+__all__ = (
+    "TRANSACTIONS_TOPIC",
+    "EndResult",
+    "InitResult",
+    "ListResult",
+    "Marker",
+    "Producer",
+    "TransactionCoordinator",
+    "TransactionDescription",
+    "TransactionListing",
+    "TransactionPartitions",
+    "TransactionSettings",
+)

@@ -1,0 +1,108 @@
+"""What goes into and comes out of the transaction coordinator: plain values, no wire format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tidemill.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = (
+    "NO_PRODUCER",
+    "EndResult",
+    "InitResult",
+    "ListResult",
+    "Marker",
+    "Producer",
+    "TopicPartition",
+    "TransactionDescription",
+    "TransactionListing",
+    "TransactionPartitions",
+)
+
+TopicPartition = tuple[str, int]
+
+
+class Producer(NamedTuple):
+    """A producer as it names itself in every request; a later epoch of the same id fences this one."""
+
+    id: int
+    epoch: int
+
+
+NO_PRODUCER = Producer(-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class InitResult:
+    """Answer to InitProducerId."""
+
+    error: ErrorCode = ErrorCode.none
+    producer: Producer = NO_PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class EndResult:
+    """Answer to EndTxn: who the producer is from now on, if it ends transactions the new way."""
+
+    error: ErrorCode = ErrorCode.none
+    producer: Producer = NO_PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The end of a producer's transaction, for one partition."""
+
+    producer: Producer
+    commit: bool
+    coordinator_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """One line of ListTransactions."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListResult:
+    """Answer to ListTransactions. With an error, ``transactions`` holds those of the shards that did load."""
+
+    error: ErrorCode = ErrorCode.none
+    unknown_states: tuple[str, ...] = ()
+    transactions: tuple[TransactionListing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """One transactional id in DescribeTransactions."""
+
+    transactional_id: str
+    error: ErrorCode = ErrorCode.none
+    state: str = ""
+    timeout_ms: int = -1
+    started_ms: int = -1
+    producer: Producer = NO_PRODUCER
+    topics: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+class TransactionPartitions(Protocol):
+    """The partitions that transactions write to, wherever they are."""
+
+    def allow_writes(self, place: TopicPartition, producer: Producer) -> None:
+        """The partition is part of the producer's transaction: let it write there, until a marker.
+
+        Does nothing for a partition that is not led here: its leader asks the coordinator.
+        """
+
+    async def write_marker(self, place: TopicPartition, marker: Marker) -> None:
+        """End the transaction there; returns once the marker is durable.
+
+        Raises TidemillError; UNKNOWN_TOPIC_OR_PARTITION if there is no such partition any more.
+        """

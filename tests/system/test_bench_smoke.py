@@ -1,0 +1,76 @@
+"""The benchmarks run, and every row of their tables is there. No time is asserted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SIZES = ("100 B", "1 KB", "10 KB")
+ROWS = {
+    "Aims": 4,
+    "Produce": [
+        f"{size}, acks={acks}, {count}" for size in SIZES for acks in ("1", "all") for count in (1, 16)
+    ]
+    + ["the disk alone, 1 MB writes"],
+    "Consume": [f"{size}, {count}" for size in SIZES for count in (1, 16)],
+    "Latency": ["acks=1, p50", "acks=1, p99", "acks=all, p50", "acks=all, p99"],
+    "Start": ["bare import done", "node takes connections", "first record acknowledged"],
+    "Idle memory": ["no topics", "10 topics"],
+    "Start with many partitions": [
+        "0, never started",
+        "20, orderly",
+        "20, kill -9",
+        "200, orderly",
+        "200, kill -9",
+    ],
+    "Idle connections": ["0", "50"],
+    "Fetch cost by log size": ["1 MB, 1 times", "10 MB, 10 times", "20 MB, 20 times"],
+}
+
+
+@pytest.mark.timeout(300)
+def test_a_quick_run_of_the_benchmarks_fills_every_row(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "--quick", "--directory", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    tables = _tables(done.stdout)
+    assert list(tables) == list(ROWS)
+    for title, wanted in ROWS.items():
+        names = [row[0] for row in tables[title]]
+        assert len(names) == wanted if isinstance(wanted, int) else names == wanted
+    assert list(tmp_path.iterdir()) == [], "a run leaves nothing behind"
+
+
+def test_a_partial_run_does_not_replace_the_published_tables() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "--quick", "--write"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 2
+    assert "--write takes a whole run" in done.stderr
+
+
+def _tables(markdown: str) -> dict[str, list[list[str]]]:
+    """The cells of every table below its heading, without the two lines that head it."""
+    found: dict[str, list[list[str]]] = {}
+    for part in markdown.split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+        found[title] = rows[2:]
+    return found
