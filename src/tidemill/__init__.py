@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidemill.client.embedded import EmbeddedNode as EmbeddedNode
-    from tidemill.client.embedded import open_node as open
+    from tidemill.client.embedded import open_node as open  # noqa: A004 - used as tidemill.open
 
 __all__ = ("EmbeddedNode", "__version__", "open")
 

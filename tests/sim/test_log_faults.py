@@ -1,8 +1,8 @@
 """A partition's log under random crashes, over a disk that loses, tears and reorders what was not synced.
 
-One seed is one story: idempotent producers append, flushes begin and end at random moments, the power goes or the
-process is killed inside any storage call, the log is opened again, producers retry. The recorded history must
-keep invariants 1–5. Each safeguard is switched off once, and then some story must break them.
+One seed is one story: idempotent producers append, flushes begin and end at random moments, the power goes or
+the process is killed inside any storage call, the log is opened again, producers retry. The recorded history
+must keep invariants 1 to 5. Each safeguard is switched off once, and then some story must break them.
 
 Replay a seed with ``Story(seed).run()``.
 """
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+
 from support.batches import make_batch
 from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
-
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, CorruptData, StorageError, SyncFailed
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
@@ -360,8 +360,7 @@ def damaged_story(seed: int) -> Story:
 
 
 def force_recovery_point_to_zero(storage: FaultyStorage) -> None:
-    for name in (CHECKPOINT_NAME,):
-        storage.remove(f"{PARTITION}/{name}")
+    storage.remove(f"{PARTITION}/{CHECKPOINT_NAME}")
     CheckpointFile.create(storage, PARTITION, Checkpoint(0, 0))
 
 

@@ -1,16 +1,17 @@
 """A disk in memory that loses, tears and reorders whatever was not synced.
 
-Every file has two contents: what reads show, and what is on the platter. A write changes the first at once and
-waits in a list for the second; ``sync`` of the file empties the list. Names work the same way, per directory,
-with ``sync_dir``.
+Every file has two contents: what reads show, and what is on the platter. A write changes the first at once
+and waits in a list for the second; ``sync`` of the file empties the list. Names work the same way, per
+directory, with ``sync_dir``.
 
-    crash(power_loss=True)   every waiting change is kept, lost or torn on its own, so a later one may survive an
-                             earlier one; bytes between survivors read as zeros
+    crash(power_loss=True)   every waiting change is kept, lost or torn on its own, so a later one may
+                             survive an earlier one; bytes between survivors read as zeros
     crash(power_loss=False)  kill -9: everything visible survives, and is as unsynced as before
 
-Both return the storage as the next process finds it; the old object and its open files are dead. Faults by plan:
-``fail_next``, ``before_next`` (run something in the middle of another call), ``cut_power_after`` (the process dies
-inside some later call), ``capacity_bytes``, ``flip_bit``. All chance comes from the one ``random.Random``.
+Both return the storage as the next process finds it; the old object and its open files are dead. Faults by
+plan: ``fail_next``, ``before_next`` (run something in the middle of another call), ``cut_power_after`` (the
+process dies inside some later call), ``capacity_bytes``, ``flip_bit``. All chance comes from the one
+``random.Random``.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class FaultyStorage:
         self._plans.append(_Plan(call, path_part, error=error))
 
     def before_next(self, call: str, path_part: str, action: Callable[[], None]) -> None:
-        """Run ``action`` at the start of the next ``call`` on such a path: a delay, or a race made certain."""
+        """Run ``action`` at the start of the next ``call`` on such a path: a delay, or a certain race."""
         self._plans.append(_Plan(call, path_part, action=action))
 
     def cut_power_after(self, calls: int) -> None:

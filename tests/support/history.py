@@ -1,7 +1,7 @@
-"""Recorded histories, and the checks of invariants 1–5 over them.
+"""Recorded histories, and the checks of invariants 1 to 5 over them.
 
-A test, in one process or over many, records what its clients saw; the checks run afterwards and know nothing of
-how the log works. Every record that is ever sent has a value of its own, so a value names a record.
+A test, in one process or over many, records what its clients saw; the checks run afterwards and know nothing
+of how the log works. Every record that is ever sent has a value of its own, so a value names a record.
 
 1. after the last fault a full drain returns every acknowledged record, at the offset that was acknowledged;
 2. one value per (partition, offset), over all readers and all time;
@@ -175,5 +175,5 @@ def skips_and_rewinds(history: History) -> Iterator[Violation]:
             if passed:
                 yield Violation(
                     5,
-                    f"{event.reader} jumped from {expected} to {event.offset} over {event.partition}@{passed}",
+                    f"{event.reader} went from {expected} to {event.offset} over {event.partition}@{passed}",
                 )

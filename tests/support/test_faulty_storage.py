@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.faulty_storage import FaultyFile, FaultyStorage, PowerCut
 
+from support.faulty_storage import FaultyFile, FaultyStorage, PowerCut
 from tidemill.errors import DiskFull, StorageError, SyncFailed
 
 SEEDS = range(200)

@@ -127,14 +127,25 @@ def cli(up: UpProcess) -> Cli:
     return call
 
 
-@pytest.fixture
-def filled(cli: Cli, topic: str) -> str:
-    """A topic of two partitions with ten records, five in each."""
-    cli("topic", "create", topic, "--partitions", "2")
-    for partition in ("0", "1"):
-        lines = b"".join(b"k%d=v%d\n" % (number, number) for number in range(5))
-        cli("topic", "produce", topic, "-K", "=", "--partition", partition, send=lines)
+def fill(server: str, topic: str) -> str:
+    """Make a topic of two partitions with five records in each."""
+    run("topic", "create", topic, "--partitions", "2", "--server", server)
+    lines = [{"value": f"v{n}", "partition": partition} for partition in (0, 1) for n in range(5)]
+    sent = "\n".join(map(json.dumps, lines)).encode()
+    run("topic", "produce", topic, "--json", "--server", server, send=sent)
     return topic
+
+
+@pytest.fixture
+def filled(up: UpProcess, topic: str) -> str:
+    """A topic of the test's own."""
+    return fill(up.server, topic)
+
+
+@pytest.fixture(scope="module")
+def kept(up: UpProcess) -> str:
+    """A topic that no test changes."""
+    return fill(up.server, "kept")
 
 
 # --- help and version
@@ -277,8 +288,8 @@ def test_trim_deletes_the_oldest_records(cli: Cli, filled: str) -> None:
     assert cli("topic", "consume", filled, "-e", "-p", "0", "-t", "%o ", raw=True) == b"3 4 "
 
 
-def test_tables_are_plain_text_in_a_pipe(cli: Cli, filled: str) -> None:
-    lines = cli("topic", "describe", filled, raw=True).decode().splitlines()
+def test_tables_are_plain_text_in_a_pipe(cli: Cli, kept: str) -> None:
+    lines = cli("topic", "describe", kept, raw=True).decode().splitlines()
     assert lines[1].split() == ["PARTITION", "LEADER", "REPLICAS", "IN", "SYNC", "START", "END", "SIZE"]
     assert "\x1b" not in "".join(lines)
 
@@ -350,13 +361,14 @@ def test_file_is_produced_in_order_and_at_a_rate(cli: Cli, topic: str, tmp_path:
 
 
 def test_bad_line_is_named_by_its_number(cli: Cli, up: UpProcess, topic: str) -> None:
-    done = run("topic", "produce", topic, "--json", "--server", up.server, send=b"{}\n{", exit_code=1)
-    assert b"line 2" in done.stderr
+    arguments = ("topic", "produce", topic, "--json", "--server", up.server)
+    assert b"line 2" in run(*arguments, send=b'{"value": "sound"}\n{', exit_code=1).stderr
+    assert cli("topic", "consume", topic, "--exit", raw=True) == b"sound\n"
 
 
-def test_missing_partition_is_refused(cli: Cli, filled: str) -> None:
-    cli("topic", "produce", filled, "--partition", "9", send=b"a\n", exit_code=3)
-    cli("topic", "consume", filled, "--partition", "9", "--exit", exit_code=3)
+def test_missing_partition_is_refused(cli: Cli, kept: str) -> None:
+    cli("topic", "produce", kept, "--partition", "9", send=b"a\n", exit_code=3)
+    cli("topic", "consume", kept, "--partition", "9", "--exit", exit_code=3)
 
 
 def test_record_that_is_too_large_is_reported(cli: Cli, up: UpProcess, topic: str) -> None:
@@ -377,8 +389,8 @@ def test_record_that_is_too_large_is_reported(cli: Cli, up: UpProcess, topic: st
         ("999", b""),
     ],
 )
-def test_consuming_starts_where_it_is_told(cli: Cli, filled: str, start: str, offsets: bytes) -> None:
-    arguments = ("topic", "consume", filled, "-p", "0", "--exit", "--from", start, "-t", "%o")
+def test_consuming_starts_where_it_is_told(cli: Cli, kept: str, start: str, offsets: bytes) -> None:
+    arguments = ("topic", "consume", kept, "-p", "0", "--exit", "--from", start, "-t", "%o")
     assert cli(*arguments, raw=True) == offsets
 
 
@@ -398,11 +410,11 @@ def test_following_waits_for_records_that_come_later(cli: Cli, up: UpProcess, fi
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_consumer_that_is_stopped_commits_what_it_wrote(
-    cli: Cli, up: UpProcess, filled: str, number: signal.Signals, exit_code: int
+    cli: Cli, up: UpProcess, kept: str, number: signal.Signals, exit_code: int
 ) -> None:
-    group = f"group-of-{filled}"
+    group = f"stopped-by-{number}"
     consumer = subprocess.Popen(
-        [*_COMMAND, *f"topic consume {filled} --from earliest -g {group} --server {up.server}".split()],
+        [*_COMMAND, *f"topic consume {kept} --from earliest -g {group} --server {up.server}".split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
@@ -438,8 +450,8 @@ def test_closed_pipe_ends_the_consumer_quietly(cli: Cli, up: UpProcess, topic: s
 # --- groups
 
 
-def test_group_goes_on_where_it_was(cli: Cli, filled: str) -> None:
-    arguments = ("topic", "consume", filled, "--group", f"g-{filled}", "--from", "earliest", "-t", "%p%o ")
+def test_group_goes_on_where_it_was(cli: Cli, kept: str) -> None:
+    arguments = ("topic", "consume", kept, "--group", "onward", "--from", "earliest", "-t", "%p%o ")
     first = cli(*arguments, "-n", "3", raw=True).split()
     second = cli(*arguments, "--exit", raw=True).split()
     assert len(first) == 3
@@ -447,9 +459,9 @@ def test_group_goes_on_where_it_was(cli: Cli, filled: str) -> None:
     assert not set(first) & set(second)
 
 
-def test_group_is_listed_described_and_deleted(cli: Cli, filled: str) -> None:
-    group = f"g-{filled}"
-    cli("topic", "consume", filled, "--group", group, "--exit", "-n", "1")
+def test_group_is_listed_described_and_deleted(cli: Cli, kept: str) -> None:
+    group = "listed"
+    cli("topic", "consume", kept, "--group", group, "--exit", "-n", "1")
     assert {"group": group, "state": "Empty"}.items() <= next(
         entry for entry in cli("group", "list") if entry["group"] == group
     ).items()
@@ -459,9 +471,9 @@ def test_group_is_listed_described_and_deleted(cli: Cli, filled: str) -> None:
     cli("group", "delete", group, exit_code=3)
 
 
-def test_offsets_are_reset_only_when_told_to(cli: Cli, filled: str) -> None:
-    group = f"g-{filled}"
-    cli("topic", "consume", filled, "--group", group, "--from", "earliest", "--exit", raw=True)
+def test_offsets_are_reset_only_when_told_to(cli: Cli, kept: str) -> None:
+    group = "reset"
+    cli("topic", "consume", kept, "--group", group, "--from", "earliest", "--exit", raw=True)
 
     def committed() -> list[int]:
         return [entry["committed_offset"] for entry in cli("group", "describe", group)["offsets"]]
@@ -470,17 +482,17 @@ def test_offsets_are_reset_only_when_told_to(cli: Cli, filled: str) -> None:
     assert planned["executed"] is False
     assert [(entry["from"], entry["to"]) for entry in planned["offsets"]] == [(5, 0), (5, 0)]
     assert committed() == [5, 5]
-    cli("group", "reset-offsets", group, "--to", "-2", "--topic", f"{filled}:1", "--execute")
+    cli("group", "reset-offsets", group, "--to", "-2", "--topic", f"{kept}:1", "--execute")
     assert committed() == [5, 3]
-    cli("group", "reset-offsets", group, "--to", "1", "--topic", filled, "--execute")
+    cli("group", "reset-offsets", group, "--to", "1", "--topic", kept, "--execute")
     assert committed() == [1, 1]
-    cli("group", "delete", group, "--topic", f"{filled}:0")
+    cli("group", "delete", group, "--topic", f"{kept}:0")
     assert [entry["partition"] for entry in cli("group", "describe", group)["offsets"]] == [1]
 
 
-def test_offsets_of_a_group_with_members_are_not_reset(cli: Cli, up: UpProcess, filled: str) -> None:
-    group = f"g-{filled}"
-    arguments = ["topic", "consume", filled, "--from", "earliest", "--group", group, "--server", up.server]
+def test_offsets_of_a_group_with_members_are_not_reset(cli: Cli, up: UpProcess, kept: str) -> None:
+    group = "busy"
+    arguments = ["topic", "consume", kept, "--from", "earliest", "--group", group, "--server", up.server]
     consumer = subprocess.Popen([*_COMMAND, *arguments], stdout=subprocess.PIPE, env=environment())
     assert consumer.stdout is not None
     consumer.stdout.readline()

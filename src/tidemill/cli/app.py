@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tidemill import __version__
-from tidemill.cli import consume, doctor, groups, logs, produce, settings, topics, up
+from tidemill.cli import bench, consume, doctor, groups, logs, produce, settings, topics, up
 from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Session, command
 
 __all__ = ("app",)
@@ -81,5 +81,6 @@ produce.register(_topic)
 consume.register(_topic)
 groups.register(_group("group", "Show consumer groups, move their offsets, delete them."))
 logs.register(_group("log", "Look into the files of a data directory, check and repair them."))
+bench.register(_group("bench", "Measure how fast a node is, and check that nothing is lost."))
 doctor.register(app)
 settings.register(app)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,11 +12,7 @@ import typer
 from tidemill.cli.session import Session, command
 
 if TYPE_CHECKING:
-    from tidemill.cli.lines import LineParser
-    from tidemill.cli.output import Progress
-    from tidemill.client.cluster import Cluster
-    from tidemill.client.producer import Delivered, Producer
-    from tidemill.errors import TidemillError
+    from tidemill.cli.sending import Tally
 
 __all__ = ("register",)
 
@@ -47,28 +38,6 @@ class Acks(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
     command(app, "produce")(produce)
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What became of the records."""
-
-    sent: int = 0
-    bytes: int = 0
-    partitions: dict[int, int] = field(default_factory=dict)
-    failed: int = 0
-    failure: TidemillError | None = None
-
-    def note(self, delivery: asyncio.Future[Delivered]) -> None:
-        if delivery.cancelled():
-            self.failed += 1
-        elif (error := delivery.exception()) is not None:
-            self.failed += 1
-            self.failure = self.failure or error  # type: ignore[assignment]
-        else:
-            partition = delivery.result().partition
-            self.sent += 1
-            self.partitions[partition] = self.partitions.get(partition, 0) + 1
 
 
 def produce(
@@ -106,7 +75,10 @@ def produce(
     With --acks all the producer is idempotent: a retry never makes a duplicate.
     """
     from tidemill.cli.lines import json_line, plain_line
+    from tidemill.cli.sending import Sending
     from tidemill.cli.topics import parse_assignments
+    from tidemill.client.producer import ACKS_ALL
+    from tidemill.records.compression import CODEC_NUMBERS, NONE
 
     if json_lines and key_separator is not None:
         raise typer.BadParameter("--json lines name their key themselves", param_hint="--key-separator")
@@ -115,78 +87,23 @@ def produce(
     headers = [(name, value.encode()) for name, value in parse_assignments(header, "--header").items()]
     separator = None if key_separator is None else key_separator.encode()
     parser = json_line(headers) if json_lines else plain_line(separator, headers)
-    job = _Job(topic, parser, json_lines, partition, compression, acks, rate)
+    sending = Sending(
+        topic,
+        parser,
+        skip_empty=json_lines,
+        partition=partition,
+        codec=NONE if compression is Compression.NONE else CODEC_NUMBERS[compression.value],
+        acks=ACKS_ALL if acks is Acks.ALL else int(acks.value),
+        rate=rate,
+    )
     started = time.monotonic()
-    tally = session.run(lambda cluster: job.run(cluster, file))
+    tally = session.run(lambda cluster: sending.run(cluster, file))
     _summarize(session, topic, tally, time.monotonic() - started)
     if tally.failure is not None:
         raise tally.failure
 
 
-@dataclass(slots=True)
-class _Job:
-    topic: str
-    parser: LineParser
-    skip_empty: bool
-    partition: int | None
-    compression: Compression
-    acks: Acks
-    rate: float | None
-    tally: _Tally = field(default_factory=_Tally)
-
-    async def run(self, cluster: Cluster, file: Path | None) -> _Tally:
-        from tidemill.client.producer import ACKS_ALL, Producer
-        from tidemill.records.compression import CODEC_NUMBERS, NONE
-
-        codec = NONE if self.compression is Compression.NONE else CODEC_NUMBERS[self.compression.value]
-        acks = ACKS_ALL if self.acks is Acks.ALL else int(self.acks.value)
-        await cluster.topic(self.topic, create=True)
-        async with Producer(cluster, acks=acks, codec=codec) as producer:
-            await self._pump(producer, file)
-        return self.tally
-
-    async def _pump(self, producer: Producer, file: Path | None) -> None:
-        from tidemill.cli.output import progress
-
-        descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
-        size = 0 if file is None else os.fstat(descriptor).st_size
-        bar_context = nullcontext(None) if file is None else progress("sending", size, in_bytes=True)
-        try:
-            with bar_context as bar:
-                await self._send_all(producer, descriptor, bar)
-        finally:
-            if file is not None:
-                os.close(descriptor)
-
-    async def _send_all(self, producer: Producer, descriptor: int, bar: Progress | None) -> None:
-        from tidemill.cli.source import read_lines
-        from tidemill.errors import ApiError
-
-        loop = asyncio.get_running_loop()
-        started, number, count = loop.time(), 0, 0
-        async for lines in read_lines(descriptor):
-            for line in lines:
-                number += 1
-                if self.skip_empty and not line.strip():
-                    continue
-                try:
-                    record, asked = self.parser(line, time.time_ns() // 1_000_000)
-                except ApiError as error:
-                    raise ApiError(error.code, f"line {number}: {error.message}") from None
-                if self.rate is not None:
-                    await asyncio.sleep(max(0.0, started + count / self.rate - loop.time()))
-                partition = asked if self.partition is None else self.partition
-                delivery = await producer.send(self.topic, record, partition)
-                delivery.add_done_callback(self.tally.note)
-                count += 1
-                self.tally.bytes += len(record.key or b"") + len(record.value or b"")
-                if self.tally.failure is not None:
-                    return
-                if bar is not None:
-                    bar.advance(len(line) + 1)
-
-
-def _summarize(session: Session, topic: str, tally: _Tally, seconds: float) -> None:
+def _summarize(session: Session, topic: str, tally: Tally, seconds: float) -> None:
     from tidemill.cli.output import human_bytes, write_json, write_line
 
     if session.as_json:

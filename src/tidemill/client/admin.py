@@ -13,7 +13,7 @@ from uuid import UUID
 from tidemill.client.cluster import Cluster, TopicPartition, check
 from tidemill.config.topic import AlterOp
 from tidemill.config.values import Address
-from tidemill.errors import ErrorCode
+from tidemill.errors import ErrorCode, NodeUnavailable
 
 __all__ = (
     "EARLIEST",
@@ -136,10 +136,18 @@ async def create_topic(
 async def delete_topic(cluster: Cluster, name: str) -> None:
     """Delete a topic and all of its records."""
     body = {"topics": [{"name": name}], "topic_names": [name], "timeout": cluster.timeout_ms}
+    answer_was_lost = False
 
     async def attempt() -> None:
-        (result,) = (await cluster.to_controller("DeleteTopics", body)).responses
-        check(result.error_code, getattr(result, "error_message", None), f"deleting topic {name!r}")
+        nonlocal answer_was_lost
+        try:
+            (result,) = (await cluster.to_controller("DeleteTopics", body)).responses
+        except NodeUnavailable:
+            answer_was_lost = True
+            raise
+        # A topic that is gone after a lost answer was deleted by the request that the answer was for.
+        if not (answer_was_lost and result.error_code == ErrorCode.unknown_topic_or_partition):
+            check(result.error_code, getattr(result, "error_message", None), f"deleting topic {name!r}")
 
     await cluster.retrying(attempt)
     cluster.forget()

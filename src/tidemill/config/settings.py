@@ -174,6 +174,18 @@ class Settings:
             _INT_MAX,
         ),
     ] = 0
+    group_consumer_session_timeout_ms: Annotated[
+        int,
+        _ms("How long a group member of the new consumer protocol may be silent.", 1, _INT_MAX),
+    ] = 45_000
+    group_consumer_heartbeat_interval_ms: Annotated[
+        int,
+        _ms("How often a group member of the new consumer protocol is asked to speak.", 1, _INT_MAX),
+    ] = 5_000
+    group_consumer_max_size: Annotated[
+        int,
+        _count("The most members of one group of the new consumer protocol."),
+    ] = 10_000
     offsets_topic_partitions: Annotated[
         int,
         _count(
@@ -236,6 +248,11 @@ class Settings:
                 "group_min_session_timeout_ms",
                 "group_max_session_timeout_ms",
                 "no session timeout would be allowed",
+            ),
+            (
+                "group_consumer_heartbeat_interval_ms",
+                "group_consumer_session_timeout_ms",
+                "members could not speak in time",
             ),
             ("default_partitions", "max_partitions_per_topic", "no topic could be created with the default"),
         ):

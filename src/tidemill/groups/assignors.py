@@ -5,8 +5,8 @@
 | uniform (the default) | equally many partitions for everybody, by as few moves as that takes |
 | range | of each topic, a contiguous range for each subscriber |
 
-With range, topics that have equally many partitions and the same subscribers are divided alike, so that records
-that belong together meet at one member.
+With range, topics that have equally many partitions and the same subscribers are divided alike, so that
+records that belong together meet at one member.
 
 An assignor gets all members and the topics that exist. It gives every partition of a subscribed topic to
 exactly one of the topic's subscribers.
@@ -53,9 +53,7 @@ def assign_uniform(
 class _Balance:
     """The work of the uniform assignor: ``_owned[topic][member]`` are the partitions given so far."""
 
-    def __init__(
-        self, members: Mapping[str, AssignedMember], partition_counts: Mapping[UUID, int]
-    ) -> None:
+    def __init__(self, members: Mapping[str, AssignedMember], partition_counts: Mapping[UUID, int]) -> None:
         self._members = members
         self._counts = partition_counts
         self._load = dict.fromkeys(sorted(members), 0)

@@ -8,9 +8,9 @@
 - ``target_epoch`` is the epoch that the target assignment was computed for; behind ``epoch`` it is ASSIGNING.
 - Members move to the target one by one (``reconcile``); until all are there it is RECONCILING.
 
-``replay`` is the only door for changes of what is in the log: live operation and loading both come through it.
-Deadlines are soft: they begin anew after a restart. What a request does is worked out in ``heartbeats`` and
-``mixed``.
+``replay`` is the only door for changes of what is in the log: live operation and loading both come through
+it. Deadlines are soft: they begin anew after a restart. What a request does is worked out in ``heartbeats``
+and ``mixed``.
 
 Invariants, checked by ``validate_state``: a partition is held by one member; an instance id belongs to one
 member; no member is ahead of the target's epoch, and that is not ahead of the group's.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidemill.errors import ErrorCode
 from tidemill.groups.assignors import DEFAULT_ASSIGNOR
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ("ConsumerGroup", "ConsumerGroupState", "Wait", "preferred_assignor")
 
+T = TypeVar("T")
+
 _FIRST_COMMIT_VERSION_WITH_MEMBER_EPOCH: Final = 9
 _GONE: Final = CurrentAssignment(LEAVE_EPOCH, LEAVE_EPOCH, MemberState.STABLE, NO_PARTITIONS, NO_PARTITIONS)
 
@@ -83,6 +85,8 @@ class Wait(StrEnum):
 
 class ConsumerGroup:
     """See the module's docstring."""
+
+    protocol_type: Final = CONSUMER_PROTOCOL
 
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         self.group_id = group_id
@@ -121,14 +125,10 @@ class ConsumerGroup:
                     self._put(_GONE.applied_to(member))
             case CurrentAssignmentRecord(value=CurrentAssignment() as current):
                 self._put(current.applied_to(self._member_or_new(record.member_id)))
-            case TargetRecord(value=None):
-                self.targets.pop(record.member_id, None)
-            case TargetRecord(value=frozenset() as target):
-                self.targets[record.member_id] = target
-            case PatternRecord(value=None):
-                self.patterns.pop(record.pattern, None)
-            case PatternRecord(value=ResolvedPattern() as resolved):
-                self.patterns[record.pattern] = resolved
+            case TargetRecord():
+                _put_or_drop(self.targets, record.member_id, record.value)
+            case PatternRecord():
+                _put_or_drop(self.patterns, record.pattern, record.value)
 
     def _member_or_new(self, member_id: str) -> ConsumerMember:
         return self.members.get(member_id) or ConsumerMember(member_id)
@@ -351,7 +351,9 @@ class ConsumerGroup:
             assert (Wait.SESSION, member.member_id) in self.deadlines, member
         assert self.targets.keys() <= self.members.keys(), (self.targets, self.members)
         names = [member.classic.protocol_names for member in self.members.values() if member.classic]
-        assert not names or frozenset.intersection(*names), f"{self.group_id!r}: no protocol in common: {names}"
+        assert not names or frozenset.intersection(*names), (
+            f"{self.group_id!r}: no protocol in common: {names}"
+        )
         used = {member.regex for member in self.members.values() if member.regex}
         assert self.patterns.keys() == used, (self.patterns, used)
 
@@ -360,6 +362,13 @@ def preferred_assignor(members: Iterable[ConsumerMember]) -> str:
     """The assignor that most of the members ask for; the default if none does."""
     votes = Counter(member.assignor for member in members if member.assignor is not None)
     return min(votes, key=lambda name: (-votes[name], name)) if votes else DEFAULT_ASSIGNOR
+
+
+def _put_or_drop(table: dict[str, T], key: str, value: T | None) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
 
 
 def _check_epoch(member: ConsumerMember, epoch: int) -> ErrorCode:

@@ -1,8 +1,9 @@
 """The consumer groups of one shard: what requests and time do to them. Pure.
 
-Every handler works out what it would do, appends that, and only then replays it into the group; if the append
-raises, nothing has happened. Deadlines follow after that. See ``heartbeats`` (the new protocol), ``mixed`` (the
-classic protocol in a consumer group) and ``migration`` (from one kind of group to the other).
+Every handler works out what it would do, appends that, and only then replays it into the group; if the
+append raises, nothing has happened. Deadlines follow after that. See ``heartbeats`` (the new protocol),
+``mixed`` (the classic protocol in a consumer group) and ``migration`` (from one kind of group to the
+other).
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class ConsumerGroups:
         return ConsumerHeartbeatReply(member_id=member.member_id, member_epoch=request.member_epoch), ()
 
     def _remove(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
-        """A member goes, or is thrown out. If only members of the classic protocol remain, so does the group."""
+        """A member goes, or is thrown out. If only classic members remain, the group becomes classic."""
         if can_downgrade(group, member):
             records, classic = downgrade(group, self._topics, now_ms, leaving=member.member_id)
             self._append(records)
@@ -194,7 +195,9 @@ class ConsumerGroups:
         try:
             step = plan_join(group, self._topics, request, fresh_member_id, now_ms)
         except Refused as refusal:
-            asked_to_use = fresh_member_id if refusal.code is ErrorCode.member_id_required else request.member_id
+            asked_to_use = (
+                fresh_member_id if refusal.code is ErrorCode.member_id_required else request.member_id
+            )
             return (Reply(token, JoinReply(refusal.code, asked_to_use)),)
         if predecessor is not None and can_downgrade(group, predecessor, is_replaced=True):
             self._join_and_downgrade(group, step, now_ms)

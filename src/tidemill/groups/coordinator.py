@@ -1,8 +1,8 @@
 """The group coordinator: which shard a group lives in, loading shards, and Kafka's error codes.
 
-A group lives in the partition of ``__consumer_offsets`` that its id hashes to, and is served by the node that
-leads that partition. Every public function that serves a client answers with error codes; none raises for what
-a client sends or a disk does.
+A group lives in the partition of ``__consumer_offsets`` that its id hashes to, and is served by the node
+that leads that partition. Every public function that serves a client answers with error codes; none raises
+for what a client sends or a disk does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tidemill.coordination.binary import LONGEST_STRING
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.groups.consumer_messages import ConsumerGroupDescription, ConsumerHeartbeatReply
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
     FetchOffsetsResult,
@@ -23,12 +24,14 @@ from tidemill.groups.messages import (
     SyncReply,
 )
 from tidemill.groups.shard import GROUPS_TOPIC, Shard
+from tidemill.groups.state import NO_MEMBER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import LogAccess
+    from tidemill.groups.consumer_messages import ConsumerHeartbeatRequest
     from tidemill.groups.messages import (
         GroupListing,
         HeartbeatRequest,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         TransactionalCommitRequest,
     )
     from tidemill.groups.settings import GroupSettings
+    from tidemill.groups.topics import Topics
 
 __all__ = ("GroupCoordinator",)
 
@@ -47,15 +51,22 @@ _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
 
 
 class GroupCoordinator:
-    """Classic groups and committed offsets of the partitions that this node leads."""
+    """Groups and committed offsets of the partitions that this node leads.
 
-    def __init__(self, logs: LogAccess, settings: GroupSettings, clock: Clock) -> None:
+    ``topics`` tells which topics exist, which groups of the new protocol need to know.
+    """
+
+    def __init__(
+        self, logs: LogAccess, settings: GroupSettings, clock: Clock, topics: Topics | None = None
+    ) -> None:
         self._settings = settings
         self._shards: Shards[Shard] = Shards(
             GROUPS_TOPIC,
             settings.partitions,
             clock,
-            lambda partition, on_stop: Shard(partition, logs.open_log(partition), settings, clock, on_stop),
+            lambda partition, on_stop: Shard(
+                partition, logs.open_log(partition), settings, clock, on_stop, topics
+            ),
         )
 
     async def start(self) -> None:
@@ -145,6 +156,21 @@ class GroupCoordinator:
         except TidemillError as failure:
             return LeaveReply(client_error(failure))
 
+    async def consumer_heartbeat(self, request: ConsumerHeartbeatRequest) -> ConsumerHeartbeatReply:
+        """ConsumerGroupHeartbeat: join, stay in or leave a group of the new protocol."""
+        fresh_member_id = str(uuid.uuid4())
+        try:
+            shard = await self._shards.of(request.group_id)
+
+            def handler(now_ms: int) -> ConsumerHeartbeatReply:
+                answer, replies = shard.state.consumers.heartbeat(request, fresh_member_id, now_ms)
+                shard.send(replies)
+                return answer
+
+            return await shard.call(request.group_id, handler)
+        except TidemillError as failure:
+            return ConsumerHeartbeatReply(client_error(failure), failure.message)
+
     # -- offsets ---------------------------------------------------------------------------------------
 
     async def commit_offsets(self, request: OffsetCommitRequest) -> dict[TopicPartition, ErrorCode]:
@@ -191,14 +217,24 @@ class GroupCoordinator:
         )
 
     async def fetch_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool = False
+        self,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None,
+        *,
+        require_stable: bool = False,
+        member: tuple[str | None, int] = NO_MEMBER,
     ) -> FetchOffsetsResult:
-        """OffsetFetch for one group; None asks for all partitions with a committed offset."""
+        """OffsetFetch for one group; None asks for all partitions with a committed offset.
+
+        ``member``: id and epoch of the member that asks, if it says so.
+        """
         try:
             shard = await self._shards.of(group_id)
             return await shard.call(
                 None,
-                lambda _: shard.state.fetch_offsets(group_id, partitions, require_stable=require_stable),
+                lambda _: shard.state.fetch_offsets(
+                    group_id, partitions, require_stable=require_stable, member=member
+                ),
             )
         except TidemillError as failure:
             return FetchOffsetsResult(client_error(failure))
@@ -224,6 +260,17 @@ class GroupCoordinator:
         """
         _raise_first(
             await self._shards.on_all(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
+        )
+
+    async def forget_missing_topics(self, exists: Callable[[str], bool]) -> None:
+        """Delete what any group has committed for topics that do not exist: after a start, before serving.
+
+        Raises the first error that kept a shard from doing so; the call can be repeated.
+        """
+        _raise_first(
+            await self._shards.on_all(
+                lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms)
+            )
         )
 
     async def expire(self) -> None:
@@ -257,6 +304,17 @@ class GroupCoordinator:
             return await shard.call(None, lambda _: shard.state.describe_group(group_id))
         except TidemillError as failure:
             return GroupDescription(group_id, client_error(failure))
+
+    async def describe_consumer_groups(self, group_ids: Sequence[str]) -> list[ConsumerGroupDescription]:
+        """ConsumerGroupDescribe, in the order asked for."""
+        return [await self._describe_consumer_group(group_id) for group_id in group_ids]
+
+    async def _describe_consumer_group(self, group_id: str) -> ConsumerGroupDescription:
+        try:
+            shard = await self._shards.of(group_id)
+            return await shard.call(None, lambda _: shard.state.consumers.describe(group_id))
+        except TidemillError as failure:
+            return ConsumerGroupDescription(group_id, client_error(failure), failure.message)
 
     async def delete_groups(self, group_ids: Sequence[str]) -> dict[str, ErrorCode]:
         """DeleteGroups: the result for each group."""

@@ -42,7 +42,7 @@ class Deadlines(Generic[K]):
         return self._earliest_ms
 
     def due(self, now_ms: int) -> list[K]:
-        """The keys that are due, the longest overdue first. They stay until they are cancelled or set anew."""
+        """The keys that are due, the longest overdue first. They stay until they are cancelled or set."""
         found = sorted((at_ms, index) for index, at_ms in enumerate(self._at.values()) if at_ms <= now_ms)
         keys = list(self._at)
         self._earliest_ms = min(self._at.values(), default=None)

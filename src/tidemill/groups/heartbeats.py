@@ -1,7 +1,7 @@
 """ConsumerGroupHeartbeat: joining, staying in and leaving a consumer group, as Kafka 4 does it. Pure.
 
-Functions here look at a group and tell what a request does to it: records to append, and the answer. They change
-nothing. A request that must be refused raises ``Refused``.
+Functions here look at a group and tell what a request does to it: records to append, and the answer. They
+change nothing. A request that must be refused raises ``Refused``.
 
 | member epoch | what it says |
 | --- | --- |
@@ -79,7 +79,9 @@ def check_heartbeat(request: ConsumerHeartbeatRequest) -> None:
         request.member_epoch == JOIN_EPOCH and request.version < _FIRST_VERSION_WITH_MEMBER_ID_OF_THE_CLIENT
     )
     _refuse_if(not request.member_id.strip() and not generated_here, "the member id is empty")
-    _refuse_if(request.member_epoch < STATIC_LEAVE_EPOCH, f"the member epoch {request.member_epoch} is invalid")
+    _refuse_if(
+        request.member_epoch < STATIC_LEAVE_EPOCH, f"the member epoch {request.member_epoch} is invalid"
+    )
     if request.member_epoch == JOIN_EPOCH:
         _refuse_if(request.rebalance_timeout_ms == -1, "a member that joins must give a rebalance timeout")
         _refuse_if(request.owned != NO_PARTITIONS, "a member that joins must own no partitions, and say so")
@@ -197,15 +199,15 @@ def _unknown_member(group: ConsumerGroup, member_id: str) -> Refused:
 
 
 def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
-    """Accept the current epoch; and the previous one, if the answer with the current one may have been lost."""
+    """Accept the current epoch, or the previous one if the answer with the current one may have been lost."""
     if epoch == member.epoch:
         return
     lost_answer = epoch == member.previous_epoch and owned is not None and owned <= member.assigned
     if epoch > member.epoch or not lost_answer:
         raise Refused(
             ErrorCode.fenced_member_epoch,
-            f"member {member.member_id!r} is in epoch {member.epoch}, not {epoch}; it must give up its partitions "
-            "and join again",
+            f"member {member.member_id!r} is in epoch {member.epoch}, not {epoch}; it must give up its "
+            "partitions and join again",
         )
 
 
@@ -247,7 +249,5 @@ def replace_static_member(
 
 def plan_static_leave(group: ConsumerGroup, member: ConsumerMember) -> tuple[ConsumerRecord, ...]:
     """A static member goes for a while: it keeps its partitions until its session ends."""
-    gone = replace(
-        member, epoch=STATIC_LEAVE_EPOCH, state=MemberState.STABLE, revoking=NO_PARTITIONS
-    )
+    gone = replace(member, epoch=STATIC_LEAVE_EPOCH, state=MemberState.STABLE, revoking=NO_PARTITIONS)
     return (CurrentAssignmentRecord(group.group_id, member.member_id, CurrentAssignment.of(gone)),)

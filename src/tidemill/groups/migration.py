@@ -1,8 +1,8 @@
 """A group changes its protocol while it is in use: classic to consumer and back. Pure.
 
-Upwards: the first member of the new protocol joins a classic ``consumer`` group. Its members stay members, each
-with the partitions of its last assignment, and are told to join again. Downwards: the last member of the new
-protocol goes and members of the classic one remain. Committed offsets are not touched either way.
+Upwards: the first member of the new protocol joins a classic ``consumer`` group. Its members stay members,
+each with the partitions of its last assignment, and are told to join again. Downwards: the last member of
+the new protocol goes and members of the classic one remain. Committed offsets are not touched either way.
 
 In the log both are one batch: the tombstones of the one kind of group, then the records of the other.
 """

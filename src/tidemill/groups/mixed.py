@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from tidemill.groups.subscription import Subscription
     from tidemill.groups.topics import Topics
 
-__all__ = ("assignment_for_sync", "check_classic_heartbeat", "must_join_again", "plan_join", "require_leaving")
+__all__ = (
+    "assignment_for_sync",
+    "check_classic_heartbeat",
+    "must_join_again",
+    "plan_join",
+    "require_leaving",
+)
 
 
 def plan_join(
@@ -39,7 +45,8 @@ def plan_join(
     refuse_if_full(group, member_id)
     if not _is_supported(group, request, member_id):
         raise Refused(
-            ErrorCode.inconsistent_group_protocol, f"group {group.group_id!r} has members with other protocols"
+            ErrorCode.inconsistent_group_protocol,
+            f"group {group.group_id!r} has members with other protocols",
         )
     if not request.member_id and request.instance_id is None and request.must_know_member_id:
         raise Refused(ErrorCode.member_id_required, "join again with the member id of this answer")
@@ -106,7 +113,7 @@ def _asked(member: ConsumerMember, request: JoinRequest, subscription: Subscript
 def assignment_for_sync(
     group: ConsumerGroup, topics: Topics, request: SyncRequest
 ) -> tuple[ConsumerMember, bytes]:
-    """SyncGroup: the member and its assignment. Raises ``Refused`` REBALANCE_IN_PROGRESS if it must join again."""
+    """SyncGroup: the member and its assignment. ``Refused`` REBALANCE_IN_PROGRESS: it must join again."""
     member, classic = _require_classic(group, request.member_id, request.instance_id)
     _check_generation(member, request.generation)
     if request.protocol_type not in (None, CONSUMER_PROTOCOL) or request.protocol_name not in (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.errors import ErrorCode
 from tidemill.coordination.binary import LONGEST_STRING
+from tidemill.errors import ErrorCode
 from tidemill.groups.messages import CommittedOffset
 from tidemill.groups.pending import PendingOffsets
 from tidemill.groups.records import OffsetCommit, OffsetCommitRecord

@@ -40,7 +40,7 @@ def matching_topics(pattern: str, names: Iterable[str]) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> Any:
     # Loaded on first use: most nodes never meet a pattern.
-    import re2
+    import re2  # type: ignore[import-untyped]
 
     options = re2.Options()
     options.log_errors = False

@@ -92,6 +92,10 @@ class PendingOffsets:
         """The partitions that open transactions hold commits of this group for."""
         return list(self._by_group.get(group_id, ()))
 
+    def topics(self) -> set[str]:
+        """All topics that open transactions hold commits for."""
+        return {topic for places in self._by_group.values() for topic, _ in places}
+
     def of_topics(self, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
         """Groups and partitions of these topics that open transactions hold commits for."""
         return [

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidemill.errors import ErrorCode
 from tidemill.coordination.binary import MalformedBytes
+from tidemill.errors import ErrorCode
 from tidemill.groups.effects import Effects, GroupState, Turn
 from tidemill.groups.messages import JoinProtocol, JoinReply, SyncReply
 from tidemill.groups.records import GroupMetadata, StoredMember

@@ -1,8 +1,8 @@
 """One step of a member towards its target assignment. Pure.
 
 The rule that makes it safe: a partition is given to its new owner only after its old owner has stopped
-reporting it, or has left the group. So the step is: first let go, then move to the target's epoch with what is
-free, then collect the rest as others release it.
+reporting it, or has left the group. So the step is: first let go, then move to the target's epoch with what
+is free, then collect the rest as others release it.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from tidemill.coordination.binary import MalformedBytes, Reader, pack_bytes, pack_string
 from tidemill.errors import StorageError
-from tidemill.groups.consumer_records import (
+from tidemill.groups.consumer_codec import (
     CONSUMER_KEY_VERSIONS,
-    ConsumerRecord,
     decode_consumer_record,
     encode_consumer_record,
 )
-from tidemill.coordination.binary import MalformedBytes, Reader, pack_bytes, pack_string
+from tidemill.groups.consumer_records import ConsumerRecord
 
 __all__ = (
     "CorruptGroupRecord",

@@ -21,8 +21,8 @@ class GroupSettings:
         new_member_join_timeout_ms: how long a member that has never been in a generation may wait in a
             rebalance before it is dropped; its client may be gone without anybody noticing.
         max_offset_metadata_size: ``offset.metadata.max.bytes``: characters of text beside a committed offset.
-        consumer_session_timeout_ms: ``group.consumer.session.timeout.ms``: how long a member of the new protocol
-            may be silent.
+        consumer_session_timeout_ms: ``group.consumer.session.timeout.ms``: how long a member of the new
+            protocol may be silent.
         consumer_heartbeat_interval_ms: ``group.consumer.heartbeat.interval.ms``: how often it shall speak.
         consumer_max_size: ``group.consumer.max.size``: members per group of the new protocol.
         offsets_retention_ms: how long offsets of a group without members are kept.

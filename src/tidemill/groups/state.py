@@ -284,8 +284,7 @@ class ShardState:
         group = self.groups.get(group_id)
         if group is None:
             return DeleteOffsetsResult(ErrorCode.group_id_not_found)
-        is_classic = isinstance(group, ClassicGroup)
-        if is_classic and not group.is_empty and group.protocol_type != CONSUMER_PROTOCOL:
+        if not group.is_empty and group.protocol_type != CONSUMER_PROTOCOL:
             # What members of another kind of group consume is unknown here.
             return DeleteOffsetsResult(ErrorCode.non_empty_group)
         records, results = self.offsets.delete(group, partitions)

@@ -1,8 +1,8 @@
 """What members of the classic ``consumer`` protocol tell each other: subscriptions and assignments.
 
-The bytes come from clients and are not checked by anybody else, so anything may be in them. Versions only ever
-add fields at the end: what a version does not have has a default, and what comes after the fields of the newest
-version known here is not looked at.
+The bytes come from clients and are not checked by anybody else, so anything may be in them. Versions only
+ever add fields at the end: what a version does not have has a default, and what comes after the fields of
+the newest version known here is not looked at.
 
 | version | a subscription also has |
 | --- | --- |
@@ -45,7 +45,7 @@ _NEWEST_VERSION: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A whole subscription. A member of an older version owns nothing when it joins: it gave all up before."""
+    """A whole subscription. Members of version 0 own nothing when they join: they gave all up before."""
 
     topics: frozenset[str]
     owned: tuple[TopicPartition, ...] = ()

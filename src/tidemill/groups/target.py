@@ -1,8 +1,8 @@
 """From a group's members and topics to a new epoch and a new target assignment, as records. Pure.
 
 ``advance`` is what every request that may change a group ends with: it persists what the member asked for,
-raises the group's epoch if subscriptions or topics changed, computes a new target if the epoch is ahead of it,
-and takes the member one step towards its target.
+raises the group's epoch if subscriptions or topics changed, computes a new target if the epoch is ahead of
+it, and takes the member one step towards its target.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def advance(
     owned: Partitions | None,
     now_ms: int,
 ) -> Advance:
-    """Let a member, new or known, ask for ``asked``; see the module's docstring. Changes nothing in ``group``."""
+    """Let a member, new or known, be ``asked``; see the module's docstring. Does not change ``group``."""
     known = group.members.get(asked.member_id)
     records: list[ConsumerRecord] = []
     if known is None or MemberMetadata.of(known) != MemberMetadata.of(asked):

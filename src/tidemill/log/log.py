@@ -10,7 +10,7 @@ owns the log: all methods run on one thread, except ``FlushJob.run``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tidemill.config.topic import TopicConfig
@@ -25,7 +25,7 @@ from tidemill.log.index import IndexCache
 from tidemill.log.producers import ProducerStates
 from tidemill.log.segment import Segment, segment_name
 from tidemill.log.storage import Buffer, Storage, write_atomic
-from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.transactions import AbortedTransaction, with_markers
 from tidemill.records.batch import BatchHeader, parse_header, stamp_prefix
 from tidemill.records.control import Marker
 
@@ -99,6 +99,8 @@ class PartitionLog:
         self.producers = producers
         self.epochs = epochs
         self.log_start_offset = checkpoint.current.log_start_offset if checkpoint else 0
+        #: Below it no key is there twice: compaction has been there. Of no meaning in other logs.
+        self.first_dirty_offset = 0
         self.durable_offset = self.end_offset
         self._durable_segment = segments[-1].base_offset if segments else 0
         self._durable_position = segments[-1].size_bytes if segments else 0
@@ -369,7 +371,10 @@ class PartitionLog:
         segment = next(self._segments_from(first))
         behind = segment.index.offset_behind(first - segment.base_offset, len(data))
         end = segment.next_offset if behind is None else segment.base_offset + behind
-        return transactions.aborted_between(first, end)
+        found = transactions.aborted_between(first, end)
+        if found and (self.config.compacts or self.first_dirty_offset):
+            found = with_markers(found, data)
+        return found
 
     def check_readable(self, offset: int, upper_offset: int) -> None:
         if offset < self.log_start_offset or offset > upper_offset:
@@ -434,6 +439,28 @@ class PartitionLog:
     def find_max_timestamp(self, upper_offset: int) -> TimedOffset | None:
         """The record with the largest timestamp, the first of several, below ``upper_offset``."""
         return by_time.find_max_timestamp(self, upper_offset)
+
+    # --- compaction
+
+    @property
+    def storage(self) -> Storage:
+        return self._storage
+
+    @property
+    def index_cache(self) -> IndexCache:
+        return self._cache
+
+    def exchange(self, old: Sequence[Segment], new: Segment) -> None:
+        """Put a segment in the place of neighbours with the same offsets; the files are the caller's business."""
+        place = self._segments.index(old[0])
+        assert self._segments[place : place + len(old)] == list(old)
+        self._segments[place : place + len(old)] = [new]
+        if old[0].base_offset <= self._durable_segment < new.next_offset:
+            # All of it is durable, so the place where that ends is the beginning of the next.
+            self._durable_segment, self._durable_position = new.next_offset, 0
+        stale = {segment.index_path for segment in old}
+        for side_files in (self._side_files, self._deferred_side_files):
+            side_files[:] = [side_file for side_file in side_files if side_file.path not in stale]
 
     # --- deleting from the start
 

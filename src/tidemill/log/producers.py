@@ -122,7 +122,7 @@ class ProducerStates:
             self.record_marker(header, marker, header.base_offset, now_ms)
 
     def check_marker(self, header: BatchHeader, marker: Marker) -> None:
-        """Raises ``ApiError`` if a zombie coordinator or an older epoch of the producer wants to end something."""
+        """Raises ``ApiError`` if an old coordinator, or an old epoch of the producer, wants to end it."""
         entry = self._entries.get(header.producer_id)
         if entry is None:
             return

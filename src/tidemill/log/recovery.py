@@ -32,6 +32,7 @@ from tidemill.log.log import (
 from tidemill.log.producers import ProducerStates
 from tidemill.log.segment import Segment
 from tidemill.log.storage import Storage, write_atomic
+from tidemill.log.swap import CLEAN_POINT_NAME, finish_swaps, load_clean_point
 from tidemill.log.walk import BrokenBatch, walk
 from tidemill.records.batch import BatchHeader
 
@@ -112,6 +113,7 @@ class _Opening:
         self.seen_epochs: list[tuple[int, int]] = []
 
     def run(self) -> tuple[PartitionLog, RecoveryReport]:
+        names = finish_swaps(self.storage, self.directory)
         bases = list_segments(self.storage, self.directory)
         if not self.storage.exists(f"{self.directory}/{CHECKPOINT_NAME}"):
             if bases:
@@ -127,6 +129,8 @@ class _Opening:
             if segments:
                 segments[-1].reopen_for_append()
             log = self._log(checkpoint, segments)
+            if CLEAN_POINT_NAME in names:
+                log.first_dirty_offset = load_clean_point(self.storage, self.directory, log.end_offset)
             if not self.report.clean and not self.due:
                 # Last: while what it was derived from is not on disk, the next start must read as much again.
                 checkpoint.save(Checkpoint(log.log_start_offset, log.end_offset))

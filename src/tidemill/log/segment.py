@@ -83,12 +83,16 @@ class Segment:
         self._cache.put(self.path, index)
         return True
 
-    def rebuild(self, *, verify: bool) -> Iterator[tuple[int, BatchHeader]]:
-        """Walk the whole file, noting and yielding every batch. Raises ``BrokenBatch`` if it ends early."""
+    def rebuild(self, *, verify: bool, file: StorageFile | None = None) -> Iterator[tuple[int, BatchHeader]]:
+        """Walk the whole file, noting and yielding every batch. Raises ``BrokenBatch`` if it ends early.
+
+        ``file`` is walked instead if the segment still has another name.
+        """
+        file = file or self.file
         self._index = SparseIndex()
         self.next_offset, self.size_bytes = self.base_offset, 0
         self.max_timestamp, self.max_timestamp_batch = NO_TIMESTAMP, self.base_offset
-        for position, header in walk(self.file, 0, self.file.size(), verify=verify):
+        for position, header in walk(file, 0, file.size(), verify=verify):
             if header.base_offset != self.next_offset:
                 # The checksum does not cover the offset, so that it follows on is the only check there is.
                 raise BrokenBatch(position, f"offset {header.base_offset} where {self.next_offset} must be")
@@ -110,10 +114,20 @@ class Segment:
     def seal(self) -> bytes:
         """No more appends. Returns the bytes of the index file; the index is let go when memory is short."""
         data = self.index_bytes()
+        self.unpin()
+        return data
+
+    def unpin(self) -> None:
+        """Let the index go when memory is short; its file is there, or due."""
         if self._index is not None:
             self._cache.put(self.path, self._index)
             self._index = None
-        return data
+
+    def detach(self) -> StorageFile:
+        """The open file, for the caller to close: another segment takes this one's name."""
+        file, self._file = self.file, None
+        self._cache.drop(self.path)
+        return file
 
     def index_bytes(self) -> bytes:
         summary = SegmentSummary(
@@ -166,7 +180,11 @@ class Segment:
 
     def _read_index(self) -> SparseIndex:
         try:
-            return SparseIndex.from_bytes(read_checked(self._storage, self.index_path, INDEX_KIND))[0]
+            data = read_checked(self._storage, self.index_path, INDEX_KIND)
+            index, summary = SparseIndex.from_bytes(data)
+            if summary.size_bytes != self.size_bytes:
+                raise StorageError(f"{self.index_path} belongs to another form of the segment")
+            return index
         except StorageError:
             rebuilt = Segment(
                 self._storage,

@@ -1,8 +1,9 @@
 """What a partition knows of transactions: those that are open, and those that were aborted. Pure.
 
 A transaction opens with its producer's first transactional batch and ends with a marker. Until the marker is
-durable nobody who reads committed data may pass the first batch: that is the last stable offset. What an aborted
-transaction wrote stays in the log; readers are told which producer's batches to leave out, from where to where.
+durable nobody who reads committed data may pass the first batch: that is the last stable offset. What an
+aborted transaction wrote stays in the log; readers are told which producer's batches to leave out, from where
+to where.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from array import array
 from bisect import bisect_left
 from typing import Any, NamedTuple
 
-__all__ = ("AbortedTransaction", "TransactionStates")
+from tidemill.records.batch import HEADER_BYTES, parse_header
+
+__all__ = ("AbortedTransaction", "TransactionStates", "with_markers")
 
 
 class AbortedTransaction(NamedTuple):
@@ -22,6 +25,23 @@ class AbortedTransaction(NamedTuple):
     last_offset: int
 
 
+def with_markers(aborted: list[AbortedTransaction], data: memoryview) -> list[AbortedTransaction]:
+    """Without those that end inside ``data``, batches of a compacted log, by a marker that is not there any more.
+
+    Nothing of them is left to leave out, but a reader that was told of them would go on leaving out what their
+    producer wrote later. Snapshots may speak of them long after the compaction.
+    """
+    markers = set()
+    position, end_offset = 0, 0
+    while position + HEADER_BYTES <= len(data):
+        header = parse_header(data, position)
+        end_offset = header.next_offset
+        if header.is_control:
+            markers.add(header.base_offset)
+        position += header.size_bytes
+    return [entry for entry in aborted if entry.last_offset >= end_offset or entry.last_offset in markers]
+
+
 class TransactionStates:
     """A fold over the log, like the producers it belongs to."""
 
@@ -29,8 +49,8 @@ class TransactionStates:
         self._open: dict[int, int] = {}
         #: (first offset, marker's offset) of transactions whose marker may not be durable yet.
         self._ending: list[tuple[int, int]] = []
-        # Aborted transactions in the order of their markers, as columns: there may be very many. ``stable`` is the
-        # last stable offset right behind the marker, below which no later entry can start.
+        # Aborted transactions in the order of their markers, as columns: there may be very many. ``stable``
+        # is the last stable offset right behind the marker, below which no later entry can start.
         self._producers = array("q")
         self._firsts = array("q")
         self._lasts = array("q")
@@ -87,6 +107,17 @@ class TransactionStates:
         keep_from = bisect_left(self._lasts, log_start_offset)
         for column in (self._producers, self._firsts, self._lasts, self._stables):
             del column[:keep_from]
+
+    def forget_aborted(self, start_offset: int, end_offset: int, kept_markers: frozenset[int]) -> None:
+        """Let go of those whose marker was in the half-open range and is not in the log any more.
+
+        A reader that was told of them would leave out what their producer wrote later: the marker is what ends
+        the leaving out.
+        """
+        first, behind = bisect_left(self._lasts, start_offset), bisect_left(self._lasts, end_offset)
+        kept = [number for number in range(first, behind) if self._lasts[number] in kept_markers]
+        for column in (self._producers, self._firsts, self._lasts, self._stables):
+            column[first:behind] = array("q", [column[number] for number in kept])
 
     def to_value(self) -> Any:
         """For a snapshot: plain lists."""

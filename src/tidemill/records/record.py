@@ -30,6 +30,7 @@ __all__ = (
 #: What one batch may decompress to. Kafka has no such limit; a bomb must not take the node's memory.
 MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_VARINT_SHIFT_MAX = 63
 
 Header = tuple[str, bytes | None]
 
@@ -124,8 +125,9 @@ def read_records(
     # Seven bytes is the smallest record, so a lying count is found before any loop runs on it.
     if header.record_count < 0 or header.record_count * 7 > len(body):
         raise _corrupt(f"{header.record_count} records do not fit in {len(body)} bytes")
+    append_time = header.max_timestamp if header.is_append_time else None
     for _ in range(header.record_count):
-        yield _read_record(reader, header)
+        yield _read_record(reader, header, append_time)
     if reader.position != len(body):
         raise _corrupt(f"{len(body) - reader.position} bytes follow the last record")
 
@@ -178,25 +180,27 @@ def _write_bytes(out: bytearray, value: bytes | None) -> None:
         out += value
 
 
-def _read_record(reader: _Reader, header: BatchHeader) -> Record:
+def _read_record(reader: _Reader, header: BatchHeader, append_time: int | None) -> Record:
     length = reader.varint()
     end = reader.position + length
     if length < 0 or end > len(reader.data):
         raise _corrupt(f"a record of {length} bytes does not fit in the batch")
-    reader.skip(1)
+    reader.position += 1  # attributes, of which there are none
     timestamp_delta = reader.varint()
     offset_delta = reader.varint()
     key = reader.nullable_bytes()
     value = reader.nullable_bytes()
+    headers: tuple[Header, ...] = ()
     count = reader.varint()
-    if count < 0 or count * 2 > end - reader.position:
-        raise _corrupt(f"{count} headers do not fit in a record")
-    headers = tuple(reader.header() for _ in range(count))
+    if count:
+        if count < 0 or count * 2 > end - reader.position:
+            raise _corrupt(f"{count} headers do not fit in a record")
+        headers = tuple([reader.header() for _ in range(count)])
     if reader.position != end:
         raise _corrupt("a record's length does not fit its fields")
     if not 0 <= offset_delta <= header.last_offset_delta:
         raise _corrupt(f"an offset delta of {offset_delta} lies outside the batch")
-    timestamp = header.max_timestamp if header.is_append_time else header.base_timestamp + timestamp_delta
+    timestamp = append_time if append_time is not None else header.base_timestamp + timestamp_delta
     if not _INT64_MIN <= timestamp <= _INT64_MAX:
         raise _corrupt("a timestamp does not fit in 64 bits")
     return Record(key, value, timestamp, headers, header.base_offset + offset_delta)
@@ -211,21 +215,21 @@ class _Reader:
         self.data = data
         self.position = 0
 
-    def skip(self, count: int) -> None:
-        self.position += count
-
     def varint(self) -> int:
         data, position, shift, result = self.data, self.position, 0, 0
-        while True:
-            if position >= len(data) or shift > 63:
-                raise _corrupt("a number runs past the end of the batch")
+        try:
             byte = data[position]
-            position += 1
-            result |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-        self.position = position
+            while byte >= 0x80:
+                result |= (byte & 0x7F) << shift
+                shift += 7
+                position += 1
+                byte = data[position]
+        except IndexError:
+            raise _corrupt("a number runs past the end of the batch") from None
+        if shift > _VARINT_SHIFT_MAX:
+            raise _corrupt("a number does not fit in 64 bits")
+        self.position = position + 1
+        result |= byte << shift
         return (result >> 1) ^ -(result & 1)
 
     def nullable_bytes(self) -> bytes | None:

@@ -46,9 +46,7 @@ def delete_horizon(header: BatchHeader) -> int | None:
     return header.base_timestamp if header.attributes & DELETE_HORIZON_BIT else None
 
 
-def index_records(
-    body: bytes, count: int, breathe: Callable[[], None] = _no_breath
-) -> list[RecordSlice]:
+def index_records(body: bytes, count: int, breathe: Callable[[], None] = _no_breath) -> list[RecordSlice]:
     """Find every record in the uncompressed ``body``. Raises ``ApiError`` if it is not exactly ``count`` records.
 
     ``breathe`` is called now and then, so that a large batch does not keep other threads waiting.

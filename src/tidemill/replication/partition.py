@@ -246,7 +246,7 @@ class Partition:
             wake()
 
     def upper_offset(self, *, committed: bool) -> int:
-        """Where a reader stops: the last stable offset if it wants committed data, else the high watermark."""
+        """Where a reader stops: the last stable offset for committed data, else the high watermark."""
         return self.last_stable_offset if committed else self.high_watermark
 
     def read(self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False) -> memoryview:

@@ -209,4 +209,3 @@ def _marked_id(name: str) -> UUID | None:
         return UUID(hex=name.removesuffix(_MARKER_ENDING))
     except ValueError:
         return None
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID, uuid4
 
 from tidemill.config.settings import Settings
@@ -248,28 +248,42 @@ class Broker:
     # --- housekeeping
 
     async def apply_retention(self) -> None:
-        """Delete what is too old, in every partition that has data; partitions opened for it are closed again."""
+        """Delete what is too old, in every partition that has data.
+
+        Partitions that were opened for it are closed again. One that fails does not keep the others from it.
+        """
         for placement in self.led_placements():
-            partition = self.replicas.peek(placement.topic_id, placement.index)
-            opened_here = partition is None
-            if partition is None:
-                if not self.replicas.exists_on_disk(placement):
-                    continue
-                try:
-                    partition = self.replicas.open(placement)
-                except StorageError:
-                    continue
-            now_ms = self.clock_ms()
-            self.discard(partition, partition.apply_retention(now_ms))
-            partition.log.producers.expire(now_ms - _PRODUCER_EXPIRATION_MS)
-            if opened_here and not partition.flush_scheduled and not partition.is_dirty:
-                self.replicas.close_partition(partition)
+            try:
+                self._apply_retention_to(placement)
+            except StorageError as error:
+                logger.error("no retention for %s-%d: %s", placement.topic, placement.index, error)
             # One partition at a time, so that requests get their turn.
             await asyncio.sleep(0)
 
-    async def close(self) -> None:
-        """Stop in an orderly way: everything flushed and noted."""
+    def _apply_retention_to(self, placement: Placement) -> None:
+        if self.image.topic_by_id(placement.topic_id) is None:
+            return  # Deleted since the placements were listed.
+        partition = self.replicas.peek(placement.topic_id, placement.index)
+        opened_here = partition is None
+        if partition is None:
+            if not self.replicas.exists_on_disk(placement):
+                return
+            partition = self.replicas.open(placement)
+        now_ms = self.clock_ms()
+        self.discard(partition, partition.apply_retention(now_ms))
+        partition.log.producers.expire(now_ms - _PRODUCER_EXPIRATION_MS)
+        if opened_here and not partition.flush_scheduled and not partition.is_dirty:
+            self.replicas.close_partition(partition)
+
+    async def close(self) -> bool:
+        """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
         await self.flusher.drain(list(self.replicas))
         self._deleter.shutdown(wait=True)
         self.flusher.close()
-        self.replicas.close()
+        return self.replicas.close()
+
+
+def _report_failed_deletion(done: Future[None]) -> None:
+    error = done.exception()
+    if error is not None:
+        logger.error("old files could not be removed: %s", error)

@@ -6,8 +6,8 @@ Rules:
   before it is allocated, and grows with what arrives: a length that is only claimed costs one frame buffer.
 - Produce and Fetch may overlap with each other; any other request starts when everything before it is
   answered, and holds up everything behind it. Answers leave in the order of the requests.
-- A frame must be complete within a deadline, the first one within its own; a silent connection is closed after
-  the idle timeout, and a client that does not read its answers is not read from.
+- A frame must be complete within a deadline, the first one within its own; a silent connection is closed
+  after the idle timeout, and a client that does not read its answers is not read from.
 - Bytes that are not the protocol close the connection, and nothing else.
 """
 
@@ -31,7 +31,6 @@ __all__ = ("Connection", "Dispatcher")
 logger = logging.getLogger(__name__)
 
 _LENGTH_BYTES = 4
-_BUFFERED_MIN_BYTES = 128 * 1024
 #: API keys whose requests may run beside each other: Produce and Fetch.
 _OVERLAPPING = frozenset({0, 1})
 
@@ -98,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent = 0
         self._writable = True
         self._waiting_for_budget = False
+        self._frame_waited = False
         self._pumping = False
         self._closing_after_replies = False
         self._was_answered = False
@@ -125,6 +125,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
         self._set_deadline(None)
+        self._budget.cancel(self._budget_freed)
         self._budget.give_back(self._taken + self._queued_bytes + self._unsent)
         self._budget.give_back(sum(slot.frame_bytes for slot in self._slots))
         self._taken = self._queued_bytes = self._unsent = 0
@@ -219,20 +220,21 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_frame(self, length: int, start: memoryview) -> None:
         self._frame_length = length
         self._filled = len(start)
-        small = length < _BUFFERED_MIN_BYTES
         size = min(length, self._buffers.size_bytes)
-        if self._budget.try_take(size):
-            self._frame = bytearray(length) if small else self._buffers.take()
+        has_room = self._budget.try_take(size)
+        if has_room:
+            self._frame = self._buffers.take(length)
             self._frame[: len(start)] = start
         else:
             # What arrived is here in any case; room for more is waited for.
             size = len(start)
             self._budget.take(size)
             self._frame = bytearray(start)
-            self._wait_for_budget()
         self._taken = size
         self._frame_view = memoryview(self._frame)[:size]
         self._set_deadline_for_input()
+        if not has_room:
+            self._wait_for_budget()
 
     def _grow_frame(self, full: bytearray) -> bool:
         """Make room for more of the frame; False if the budget has none."""
@@ -250,21 +252,24 @@ class Connection(asyncio.BufferedProtocol):
     def _wait_for_budget(self) -> None:
         if not self._waiting_for_budget:
             self._waiting_for_budget = True
-            self._budget.wait(self._budget_freed)
+            # A frame that has waited before goes on before others begin: the fewer are half-read, the better.
+            at_front, self._frame_waited = self._frame_waited, self._frame is not None
+            self._budget.wait(self._budget_freed, self._taken, at_front=at_front)
 
     def _budget_freed(self) -> bool:
         """Go on reading if there is room now; False if there is not."""
-        if self._transport is not None:
-            frame = self._frame
-            if frame is not None and self._filled == len(frame) and not self._grow_frame(frame):
-                return False
-            self._waiting_for_budget = False
-            self._update_reading()
+        frame = self._frame
+        is_full = frame is not None and self._filled == len(frame)
+        if not (self._grow_frame(frame) if frame is not None and is_full else self._budget.try_take(0)):
+            return False
+        self._waiting_for_budget = False
+        self._update_reading()
         return True
 
     def _frame_complete(self, frame: bytearray) -> None:
         self._frame = self._frame_view = None
         self._taken = 0
+        self._frame_waited = False
         self._enqueue(memoryview(frame)[: self._frame_length].toreadonly())
         self._set_deadline_for_input()
 
@@ -323,9 +328,9 @@ class Connection(asyncio.BufferedProtocol):
         self.close()
 
     def _holds_client_up(self) -> bool:
-        """Whether a frame is late because it is not read, for want of room or because the client takes no answers.
+        """Whether a frame is late because it is not read: there is no room, or the client takes no answers.
 
-        That is waited for, too, but not for ever: connections that wait for each other's bytes come to an end.
+        That is waited for, too, but not for ever: connections that wait for each other come to an end.
         """
         silent_seconds = self._loop.time() - self._last_active
         paused = self._transport is not None and not self._transport.is_reading()

@@ -46,7 +46,7 @@ class DataDirectory:
         self._take_clean_note()
 
     def _take_clean_note(self) -> None:
-        used_before = self.metadata_path.exists()
+        used_before = self.metadata_path.exists() or self._has_logs()
         note = self.path / _CLEAN
         self.stopped_cleanly = note.exists() or not used_before
         if note.exists():
@@ -59,13 +59,16 @@ class DataDirectory:
 
     def check_metadata_present(self) -> None:
         """Logs without metadata would look like an empty node: refuse, rather than forget data."""
-        logs = self.path / "logs"
-        if not self.metadata_path.exists() and logs.exists() and any(logs.iterdir()):
+        if not self.metadata_path.exists() and self._has_logs():
             raise CorruptData(
                 "there are logs but no metadata; restore metadata.db from a backup, or move the logs away",
                 path=str(self.metadata_path),
                 position=0,
             )
+
+    def _has_logs(self) -> bool:
+        logs = self.path / "logs"
+        return logs.exists() and any(logs.iterdir())
 
     def note_owner(self, listening: str) -> None:
         """Write into the lock file who holds it, for the message that a second process prints."""
@@ -75,10 +78,12 @@ class DataDirectory:
         os.pwrite(self._lock, json.dumps(owner).encode(), 0)
 
     def note_clean_stop(self) -> None:
+        """Everything is durable and closed: the next owner has nothing to recover."""
         (self.path / _CLEAN).touch()
         self._sync()
 
     def release(self) -> None:
+        """Let the next process in."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -12,7 +12,17 @@ from tidemill.errors import ErrorCode
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.server.connection import Connection
-from tidemill.server.handlers import configs, groups, log_dirs, metadata, offsets, producers, topics, transactions
+from tidemill.server.handlers import (
+    configs,
+    consumer_groups,
+    groups,
+    log_dirs,
+    metadata,
+    offsets,
+    producers,
+    topics,
+    transactions,
+)
 from tidemill.server.handlers.api_versions import api_versions_body
 from tidemill.server.handlers.fetch import fetch
 from tidemill.server.handlers.produce import produce
@@ -63,6 +73,8 @@ _HANDLERS: Final[dict[int, Handler]] = {
     61: transactions.describe_producers,
     65: transactions.describe_transactions,
     66: transactions.list_transactions,
+    68: consumer_groups.consumer_group_heartbeat,
+    69: consumer_groups.consumer_group_describe,
     75: metadata.describe_topic_partitions,
 }
 
@@ -117,8 +129,8 @@ class BrokerDispatcher:
         if hot is not None:
             try:
                 hot(self._broker, call)
-            except Exception:
-                self._failed(call)
+            except Exception as error:  # noqa: BLE001 - reported there
+                self._failed(call, error)
         elif key == API_VERSIONS_KEY:
             _answer_api_versions(call)
         else:
@@ -129,12 +141,12 @@ class BrokerDispatcher:
     async def _run(self, handler: Handler, call: Call) -> None:
         try:
             call.reply(await handler(self._broker, call))
-        except Exception:
-            self._failed(call)
+        except Exception as error:  # noqa: BLE001 - reported there
+            self._failed(call, error)
 
-    def _failed(self, call: Call) -> None:
+    def _failed(self, call: Call, error: Exception) -> None:
         # A bug must not leave the client waiting, nor reach whoever's progress started the request.
-        logger.exception("API %d version %d failed", call.header.api_key, call.version)
+        logger.error("API %d version %d failed", call.header.api_key, call.version, exc_info=error)
         self._metrics.failures += 1
         call.abort()
 

@@ -17,7 +17,7 @@ _KEEP = 8
 class FrameBuffers:
     """A scratch buffer, and a few buffers of one size for large frames.
 
-    A frame buffer is given back only when nothing refers to what is in it any more.
+    A frame buffer is given back only when nobody needs what is in it any more.
     """
 
     def __init__(
@@ -26,12 +26,17 @@ class FrameBuffers:
         assert scratch_bytes <= size_bytes, "a frame buffer must hold what was read into the scratch buffer"
         self.size_bytes = size_bytes
         self.scratch = memoryview(bytearray(scratch_bytes))
+        self._pooled_min_bytes = size_bytes // 8
         self._keep = keep
         self._free: list[bytearray] = []
 
-    def take(self) -> bytearray:
+    def take(self, length: int) -> bytearray:
+        """Memory for a frame of ``length`` bytes, or for its beginning; a small frame gets its exact size."""
+        if length < self._pooled_min_bytes:
+            return bytearray(length)
         return self._free.pop() if self._free else bytearray(self.size_bytes)
 
     def give_back(self, buffer: bytearray) -> None:
+        """Take back any buffer that a frame had; those of the common size are used again."""
         if len(buffer) == self.size_bytes and len(self._free) < self._keep:
             self._free.append(buffer)

@@ -27,7 +27,9 @@ class RequestMetrics:
             yield Metric(
                 "tidemill_requests_total", "counter", "Requests by API.", count, (("api", APIS[key].name),)
             )
-        yield Metric("tidemill_request_failures_total", "counter", "Requests that failed by a bug.", self.failures)
+        yield Metric(
+            "tidemill_request_failures_total", "counter", "Requests that failed by a bug.", self.failures
+        )
         yield Metric(
             "tidemill_connections_refused_total",
             "counter",
@@ -61,8 +63,14 @@ def render_prometheus(samples: Iterator[Metric]) -> str:
             seen.add(sample.name)
             lines += [f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}"]
         labels = ",".join(f'{name}="{_escape(value)}"' for name, value in sample.labels)
-        lines.append(f"{sample.name}{{{labels}}} {sample.value:g}" if labels else f"{sample.name} {sample.value:g}")
+        place = f"{sample.name}{{{labels}}}" if labels else sample.name
+        lines.append(f"{place} {_number(sample.value)}")
     return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    # All digits: offsets and byte counts are large, and a rate is taken of their differences.
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _escape(value: str) -> str:

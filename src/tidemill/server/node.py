@@ -16,10 +16,11 @@ from tidemill.control.controller import Controller
 from tidemill.control.image import TopicImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.sqlite import SqliteStore
-from tidemill.errors import ConfigError, StorageError
 from tidemill.coordination.clock import LoopClock
+from tidemill.errors import ConfigError, StorageError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
+from tidemill.groups.topics import ImageTopics
 from tidemill.log.storage import LocalStorage
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.replicas import Replicas
@@ -155,7 +156,7 @@ class Node:
             logger.warning("%s belongs to no known topic; it is left alone, see 'tidemill doctor'", directory)
 
     async def _recover(self) -> None:
-        """After a crash: a new leader epoch for every partition, and every log read from its recovery point."""
+        """After a crash: a new leader epoch for every partition, every log read from its recovery point."""
         broker = self.broker
         written: dict[str, list[int]] = {}
         for placement in broker.led_placements():
@@ -187,13 +188,26 @@ class Node:
                 min_session_timeout_ms=settings.group_min_session_timeout_ms,
                 max_session_timeout_ms=settings.group_max_session_timeout_ms,
                 max_size=settings.group_max_size,
+                consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+                consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
+                consumer_max_size=settings.group_consumer_max_size,
                 max_offset_metadata_size=settings.offset_metadata_max_bytes,
                 offsets_retention_ms=settings.offsets_retention_minutes * _MINUTE_MS,
             ),
             LoopClock(),
+            ImageTopics(lambda: broker.image),
         )
         if topic:
             await broker.groups.start()
+            await self._forget_offsets_of_missing_topics()
+
+    async def _forget_offsets_of_missing_topics(self) -> None:
+        """A crash may have come between the deletion of a topic and that of what was committed for it."""
+        topics = self.broker.image.topics
+        try:
+            await self.broker.groups.forget_missing_topics(lambda name: name in topics)
+        except TidemillError as error:
+            logger.warning("offsets of topics that are gone are kept for now: %s", error.message)
 
     async def _start_transactions(self) -> None:
         settings, broker = self.settings, self.broker
@@ -225,20 +239,22 @@ class Node:
     async def stop(self) -> None:
         """Answer what runs, flush everything, and note that the stop was orderly.
 
-        It is not noted while a partition is stopped: the next start then looks at every log, and says so again.
+        It is not noted while a partition is stopped: the next start then looks at every log, and says so
+        again.
         """
         self.ready = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        assert self._server is not None and self._dispatcher is not None
+        assert self._server is not None
+        assert self._dispatcher is not None
         self._server.close()
         # First those who write markers through the groups.
         await self.broker.transactions.close()
         await self.broker.groups.close()
         await self._dispatcher.close()
         all_well = not any(self._stopped_partitions())
-        await self.broker.close()
+        all_well = await self.broker.close() and all_well
         await self._close_metadata()
         if all_well:
             self.directory.note_clean_stop()
@@ -251,10 +267,16 @@ class Node:
             await self._store.close()
 
     async def _abandon(self) -> None:
+        """Undo a start that failed half-way."""
+        for task in self._tasks:
+            task.cancel()
         if self._server is not None:
             self._server.close()
+        orderly = True
+        if self._broker is not None:
+            orderly = await self._broker.close()
         await self._close_metadata()
-        if self.directory.stopped_cleanly:
+        if self.directory.stopped_cleanly and orderly:
             self.directory.note_clean_stop()
         self.directory.release()
 
@@ -280,18 +302,25 @@ class Node:
     def collect_metrics(self) -> Iterator[Metric]:
         yield from self.metrics.collect()
         yield Metric("tidemill_ready", "gauge", "Whether requests are taken.", self.ready)
-        yield Metric("tidemill_up_seconds", "gauge", "Seconds since the start.", time.time() - self.started_at)
+        yield Metric(
+            "tidemill_up_seconds", "gauge", "Seconds since the start.", time.time() - self.started_at
+        )
         if not self.ready:
             return
         broker = self.broker
         connections = len(self._dispatcher.connections) if self._dispatcher else 0
         yield Metric("tidemill_connections", "gauge", "Open client connections.", connections)
         yield Metric(
-            "tidemill_inflight_bytes", "gauge", "Bytes of requests and answers under way.", broker.budget.used_bytes
+            "tidemill_inflight_bytes",
+            "gauge",
+            "Bytes of requests and answers under way.",
+            broker.budget.used_bytes,
         )
         yield Metric("tidemill_topics", "gauge", "Topics.", len(broker.image.topics))
         yield Metric("tidemill_partitions_open", "gauge", "Partitions with open files.", len(broker.replicas))
-        yield Metric("tidemill_partitions_stopped", "gauge", "Partitions out of service.", len(self.problems()))
+        yield Metric(
+            "tidemill_partitions_stopped", "gauge", "Partitions out of service.", len(self.problems())
+        )
         yield Metric("tidemill_flushes_total", "counter", "Flushes to disk.", broker.flusher.flush_count)
         yield Metric(
             "tidemill_flush_seconds_total", "counter", "Time spent in flushes.", broker.flusher.flush_seconds
@@ -304,7 +333,9 @@ class Node:
             labels = (("topic", partition.topic), ("partition", str(partition.index)))
             log = partition.log
             yield Metric("tidemill_log_end_offset", "gauge", "Next offset.", log.end_offset, labels)
-            yield Metric("tidemill_high_watermark", "gauge", "Durable offset.", partition.high_watermark, labels)
+            yield Metric(
+                "tidemill_high_watermark", "gauge", "Durable offset.", partition.high_watermark, labels
+            )
             yield Metric("tidemill_log_start_offset", "gauge", "Oldest offset.", log.log_start_offset, labels)
             yield Metric("tidemill_log_bytes", "gauge", "Bytes on disk.", log.size_bytes, labels)
 

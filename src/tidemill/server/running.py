@@ -1,4 +1,4 @@
-"""Running a node with its HTTP side, from start to stop: what the command line and ``tidemill.open`` share."""
+"""Running a node with its HTTP side, from start to stop, for the command line and ``tidemill.open``."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
     def test_orders(tidemill_node):
         producer = confluent_kafka.Producer({"bootstrap.servers": tidemill_node.bootstrap_servers})
+
+The fixtures are there as soon as tidemill is installed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 - A decision (Prepare…) is durable before its first marker is written.
 - Every marker is durable before the transaction is Complete.
-- A decision that a crash interrupted is found when the shard loads, and carried on from the start: a marker that
-  a partition has already is written there again, which changes nothing.
+- A decision that a crash interrupted is found when the shard loads, and carried on from the start: a marker
+  that a partition has already is written there again, which changes nothing.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class TransactionShard(ShardShell):
             record = decode_record(entry.key, entry.value)
         except CorruptTransactionRecord as error:
             raise CorruptTransactionRecord(
-                f"{where}: {error.message}. The transactional ids of that partition are not served; look at it"
-                " with 'tidemill log dump'"
+                f"{where}: {error.message}. The transactional ids of that partition are not served; look at"
+                " it with 'tidemill log dump'"
             ) from error
         if record is None:
             _logger.warning("%s: skipped a record whose kind is unknown to this version", where)

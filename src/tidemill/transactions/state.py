@@ -1,8 +1,8 @@
 """The state of one shard: the transactional ids that live in one partition of ``__transaction_state``. Pure.
 
-Every change follows one pattern: the step from ``transaction`` gives the new value, ``append`` puts it into the
-log, and ``replay`` makes it part of the state; loading calls the same ``replay``. If ``append`` raises, nothing
-was appended and the state is as before.
+Every change follows one pattern: the step from ``transaction`` gives the new value, ``append`` puts it into
+the log, and ``replay`` makes it part of the state; loading calls the same ``replay``. If ``append`` raises,
+nothing was appended and the state is as before.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ class TransactionsState:
         fresh_id: int | None,
         now_ms: int,
     ) -> Producer:
-        """EndTxn. Gives who the producer is from now on; raises ``ProducerIdNeeded`` like the first handler."""
+        """EndTxn. Gives who the producer is from now on.
+
+        Raises ``ProducerIdNeeded`` if it needs a ``fresh_id`` and has none.
+        """
         old = self.transactions.get(transactional_id)
         new = steps.end(
             old, producer, commit=commit, client_version=client_version, fresh_id=fresh_id, now_ms=now_ms

@@ -7,13 +7,13 @@
 | PrepareCommit, PrepareAbort | it is decided; markers are on their way | CompleteCommit, CompleteAbort |
 | CompleteCommit, CompleteAbort | every partition has its marker | Ongoing, Empty |
 
-A step gives the next value or raises ``ApiError`` with Kafka's code; it changes nothing by itself. ``Dead`` and
-``PrepareEpochFence`` are names that Kafka knows for moments between two records; here a step has no such moment.
+A step gives the next value or raises ``ApiError`` with Kafka's code; it changes nothing by itself. ``Dead``
+and ``PrepareEpochFence`` are names that Kafka has for moments between two records; a step has no such moment.
 
 Two kinds of clients: those of transactions V1 keep their epoch from one transaction to the next; those of V2
 (EndTxn v5) get a new epoch with every end, so that nothing of an old transaction can be taken for a part of
-a new one. An end that the coordinator decides by itself, because of a timeout or a new producer, always takes a
-new epoch: that fences whoever had the old one.
+a new one. An end that the coordinator decides by itself, because of a timeout or a new producer, always takes
+a new epoch: that fences whoever had the old one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Transaction:
     Attributes:
         last_producer_epoch: the epoch before a bump that the producer asked for, so that a retry of that
             request is known as one; -1 if there is none.
-        next_producer_id: the id that follows when this transaction is complete, because its epochs are used up.
+        next_producer_id: the id that follows when this transaction is complete, if the epochs are used up.
         client_version: how the client ended the transaction: ``CLIENT_V1`` or ``CLIENT_V2``.
         started_ms: when the transaction began; -1 if there was none yet.
     """
@@ -194,7 +194,7 @@ def _bump(old: Transaction, empty: Transaction, known: Producer | None, fresh_id
 def abort_and_fence(old: Transaction, now_ms: int) -> Transaction:
     """End an ongoing transaction without its producer, whose epoch is over by that.
 
-    A client of V2 that aborts as well is told the new epoch and goes on, unless that one is the last there is.
+    A client of V2 that aborts as well is told the new epoch and goes on, unless that is the last there is.
     """
     assert old.state is TransactionState.ONGOING, old
     return replace(
@@ -226,7 +226,10 @@ def check_member(transaction: Transaction | None, producer: Producer) -> Transac
 def add_partitions(
     old: Transaction | None, producer: Producer, places: Collection[TopicPartition], now_ms: int
 ) -> Transaction:
-    """The transaction spreads to more partitions; it begins with the first. The same value if all are known."""
+    """The transaction spreads to more partitions; it begins with the first.
+
+    The same value if it has all of them.
+    """
     old = check_member(old, producer)
     if old.state is TransactionState.ONGOING:
         if old.partitions.issuperset(places):

@@ -88,6 +88,8 @@ _ROWS: Final = (
     Api(61, "DescribeProducers", "describe_producers", 0, 0),
     Api(65, "DescribeTransactions", "describe_transactions", 0, 0),
     Api(66, "ListTransactions", "list_transactions", 0, 2),
+    Api(68, "ConsumerGroupHeartbeat", "consumer_group_heartbeat", 0, 1),
+    Api(69, "ConsumerGroupDescribe", "consumer_group_describe", 0, 1),
     Api(75, "DescribeTopicPartitions", "describe_topic_partitions", 0, 0),
 )
 

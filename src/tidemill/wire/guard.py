@@ -77,8 +77,8 @@ def walk(
     """Check that ``buffer`` from ``offset`` to its end is one message of class ``entity``.
 
     Returns the edits that remove unknown tagged fields: in order, disjoint, almost always none. With a list
-    ``lifted``, every field of records that is not null is noted there as (start, end), and the edits make it empty:
-    so the native decoder copies none of it.
+    ``lifted``, every field of records that is not null is noted there as (start, end), and the edits make it
+    empty: so the native decoder copies none of it.
     """
     state = _Walk(len(buffer), max_elements, lifted)
     end = _struct_skipper(entity)(buffer, offset, state)

@@ -131,8 +131,8 @@ def decode_request(header: RequestHeader, frame: Buffer) -> Any:
 def _asks_for_all_topics_like_librdkafka(header: RequestHeader, frame: Buffer) -> bool:
     """Whether a null list of topics is followed by three zero bytes that do not belong there.
 
-    librdkafka keeps four bytes for the count of topics, and in flexible versions forgets to take three of them
-    back when the list is null, which is how it asks for all topics. Kafka does not notice.
+    librdkafka keeps four bytes for the count of topics, and in flexible versions forgets to take three of
+    them back when the list is null, which is how it asks for all topics. Kafka does not notice.
     """
     start = header.body_offset
     return (

@@ -7,8 +7,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.faulty_storage import FaultyStorage, PowerCut
 
+from support.faulty_storage import FaultyStorage, PowerCut
 from tidemill.errors import CorruptData, SyncFailed
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile, damaged_slots
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 
 import pytest
-from support.batches import make_batch
-from support.faulty_storage import FaultyStorage
 
+from support.batches import make_batch
+from support.faulty_storage import FaultyStorage, PowerCut
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed
 from tidemill.log.checkpoint import CheckpointFile
@@ -361,6 +362,23 @@ def test_everything_can_be_deleted_and_offsets_go_on() -> None:
         data, header = make_batch("3" * 300, producer=(1, 0, 3))
         assert log.append(data, header, 0, 10).duplicate, "its state outlives its batches"
         assert append(log, "next", sequence=4) == 4
+
+
+def test_a_crash_anywhere_in_a_deletion_leaves_the_old_or_the_new_start() -> None:
+    for calls in range(30):
+        for seed in range(6):
+            storage, log = opened(FaultyStorage(random.Random(seed)))
+            for number in range(4):
+                append(log, str(number) * 300, sequence=number)
+            flush(log)
+            log.roll()
+            storage.cut_power_after(calls)
+            with contextlib.suppress(PowerCut):
+                log.delete_before(4)
+            _, log = opened(storage.crash())
+            assert log.log_start_offset in (0, 4)
+            assert log.end_offset == 4
+            assert append(log, "next", sequence=4) == 4
 
 
 def test_removal_deletes_the_directory_and_stops_the_log() -> None:

@@ -1,7 +1,7 @@
 """The log with its indexes against a list of records.
 
-The state machine appends, rolls, flushes, reads, deletes, restarts in every way that loses nothing, and damages
-index files; after each step the log must answer every question as the list does.
+The state machine appends, rolls, flushes, reads, deletes, restarts in every way that loses nothing, and
+damages index files; after each step the log must answer every question as the list does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.faulty_storage import FaultyStorage
 
+from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.index import IndexCache

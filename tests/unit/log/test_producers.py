@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.batches import make_batch
 
+from support.batches import make_batch
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.producers import ProducerStates
 from tidemill.records.batch import BatchHeader, parse_header

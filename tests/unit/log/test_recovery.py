@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
+
 from support.batches import make_batch
 from support.faulty_storage import FaultyStorage, PowerCut
-
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData
 from tidemill.log.log import PartitionLog
@@ -158,10 +159,8 @@ def test_a_crash_inside_recovery_is_recovered_from() -> None:
         storage.flip_bit(path_of(bases(storage)[-1]), 65)
         whole = values(reopened(filled(4, more=8))[0])
         storage.cut_power_after(calls)
-        try:
+        with contextlib.suppress(PowerCut):
             reopened(storage)
-        except PowerCut:
-            pass
         log, _ = reopened(storage.crash())
         found = values(log)
         assert found == whole[: len(found)]
@@ -311,11 +310,24 @@ def test_a_log_that_never_got_its_first_segment_is_empty() -> None:
             storage = FaultyStorage(random.Random(seed))
             log, _ = reopened(storage)
             storage.cut_power_after(calls)
-            try:
+            with contextlib.suppress(PowerCut):
                 log.append(*make_batch("v0"), 0, 1000)
-            except PowerCut:
-                pass
             log, _ = reopened(storage.crash(power_loss=bool(seed % 3)))
             assert log.end_offset in (0, 1)
             base = log.append(*make_batch("next"), 0, 1000).base_offset
             assert base == log.end_offset - 1
+
+
+def test_a_creation_that_was_killed_and_taken_up_again_survives_a_power_loss() -> None:
+    for calls in range(14):
+        for seed in range(10):
+            storage = FaultyStorage(random.Random(seed))
+            log, _ = reopened(storage)
+            storage.cut_power_after(calls)
+            with contextlib.suppress(PowerCut):
+                log.append(*make_batch("v0"), 0, 1000)
+            storage = storage.crash(power_loss=False)
+            log, _ = reopened(storage)
+            log.append(*make_batch("next"), 0, 1000)
+            log, _ = reopened(storage.crash())
+            assert log.end_offset <= 2

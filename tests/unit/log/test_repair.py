@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from support.batches import make_batch
 from support.faulty_storage import FaultyStorage
-
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, StorageError
 from tidemill.log.inspect import Problem, ProblemKind, dump, verify

@@ -7,9 +7,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from support.batches import make_batch
 from support.faulty_storage import FaultyStorage
-
 from tidemill.errors import CorruptData
 from tidemill.log.index import IndexCache
 from tidemill.log.segment import Segment

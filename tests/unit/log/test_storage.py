@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.faulty_storage import FaultyStorage
 
+from support.faulty_storage import FaultyStorage
 from tidemill.errors import DiskFull, StorageError, SyncFailed
 from tidemill.log.storage import LocalStorage, Storage, write_atomic
 

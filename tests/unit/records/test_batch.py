@@ -8,8 +8,8 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batches import plain_batch
 
+from support.batches import plain_batch
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.records.batch import (
     HEADER_BYTES,

@@ -1,4 +1,4 @@
-"""Records: round trips, hostile bytes, and the record codecs of aiokafka and kafka-python in both directions."""
+"""Records: round trips, hostile bytes, and the codecs of aiokafka and kafka-python in both directions."""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ from tidemill.replication.replicas import Replicas
 from tidemill.server.broker import Broker
 from tidemill.server.budget import ByteBudget
 from tidemill.server.call import Call, ReplyBuffers
-from tidemill.server.handlers import configs, groups, log_dirs, metadata, producers, topics
+from tidemill.server.handlers import configs, groups, log_dirs, metadata, producers, topics, transactions
+from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
+from tidemill.transactions.coordinator import TransactionCoordinator
+from tidemill.transactions.settings import TransactionSettings
 from tidemill.wire.apis import APIS
 from tidemill.wire.encode import encode_request, set_strict
 from tidemill.wire.requests import decode_request, decode_response, parse_header
@@ -55,6 +58,14 @@ HANDLERS = {
     "ListGroups": groups.list_groups,
     "DescribeGroups": groups.describe_groups,
     "DeleteGroups": groups.delete_groups,
+    "AddPartitionsToTxn": transactions.add_partitions_to_txn,
+    "AddOffsetsToTxn": transactions.add_offsets_to_txn,
+    "EndTxn": transactions.end_txn,
+    "WriteTxnMarkers": transactions.write_txn_markers,
+    "TxnOffsetCommit": transactions.txn_offset_commit,
+    "DescribeProducers": transactions.describe_producers,
+    "DescribeTransactions": transactions.describe_transactions,
+    "ListTransactions": transactions.list_transactions,
 }
 KEYS = {api.name: api.key for api in APIS.values()}
 CORRELATION_ID = 77
@@ -73,7 +84,9 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
     opened: list[tuple[Broker, MemoryStore]] = []
 
     async def make(**changes: Any) -> Broker:
-        settings = Settings(data_dir=tmp_path, offsets_topic_partitions=2, **changes)
+        settings = Settings(
+            data_dir=tmp_path, offsets_topic_partitions=2, transactions_topic_partitions=2, **changes
+        )
         store = MemoryStore()
         controller = Controller(store)
         await controller.start()
@@ -87,11 +100,19 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
         broker.advertised = Address("advertised", 9999)
         group_settings = GroupSettings(partitions=2, initial_rebalance_delay_ms=0)
         broker.groups = GroupCoordinator(broker, group_settings, LoopClock())
+        broker.transactions = TransactionCoordinator(
+            TransactionLogs(broker),
+            BrokerTransactionPartitions(broker),
+            TransactionSettings(partitions=2),
+            LoopClock(),
+            broker.next_producer_id,
+        )
         opened.append((broker, store))
         return broker
 
     yield make
     for broker, store in opened:
+        await broker.transactions.close()
         await broker.groups.close()
         await broker.close()
         await broker.controller.stop()

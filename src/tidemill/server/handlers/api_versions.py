@@ -11,11 +11,13 @@ __all__ = ("api_versions_body",)
 
 _PRODUCE_KEY = 0
 
-#: What clients may rely on beyond the versions of APIs. A producer uses transactions V2 if it finds this.
-_FEATURES = {"transaction.version": 2}
+#: What clients may rely on beyond the versions of APIs: with the one a producer uses transactions V2, with the
+#: other a consumer may use the new protocol.
+_FEATURES = {"group.version": 1, "transaction.version": 2}
 
 
 def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
+    """The table of APIs, with the error of a request whose version is unknown."""
     return {
         "error_code": error,
         "api_keys": [

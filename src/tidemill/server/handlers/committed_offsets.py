@@ -140,15 +140,14 @@ async def offset_fetch(broker: Broker, call: Call) -> dict[str, Any]:
     """
     request = call.request
     if call.version >= _FIRST_FETCH_OF_SEVERAL:
-        bodies = [await _fetch_group(broker, call, each.group_id, each.topics) for each in request.groups]
-        return {"groups": bodies}
-    body = await _fetch_group(broker, call, request.group_id, request.topics)
+        return {"groups": [await _fetch_group(broker, call, each) for each in request.groups]}
+    body = await _fetch_group(broker, call, request)
     return {"error_code": body["error_code"], "topics": body["topics"]}
 
 
-async def _fetch_group(
-    broker: Broker, call: Call, group_id: str, topics: Sequence[Any] | None
-) -> dict[str, Any]:
+async def _fetch_group(broker: Broker, call: Call, request: Any) -> dict[str, Any]:
+    """``request``: the part of the request that is about one group."""
+    topics: Sequence[Any] | None = request.topics
     names = [_name_or_error(broker, topic) for topic in topics or ()]
     asked: list[TopicPartition] | None = None
     if topics is not None:
@@ -158,7 +157,7 @@ async def _fetch_group(
             if isinstance(name, str)
             for index in topic.partition_indexes
         ]
-    result = await _fetch(broker, call, group_id, asked)
+    result = await _fetch(broker, call, request, asked)
     bodies: list[dict[str, Any]]
     if result.error is not ErrorCode.none and call.version >= _FIRST_FETCH_WITH_GROUP_ERROR:
         bodies = []
@@ -166,7 +165,7 @@ async def _fetch_group(
         bodies = _all_offsets(broker, call, result)
     else:
         bodies = [_fetched_topic(topic, name, result) for topic, name in zip(topics, names, strict=True)]
-    return {"group_id": group_id, "error_code": result.error, "topics": bodies}
+    return {"group_id": request.group_id, "error_code": result.error, "topics": bodies}
 
 
 def _name_or_error(broker: Broker, topic: Any) -> str | ErrorCode:
@@ -180,11 +179,15 @@ def _name_or_error(broker: Broker, topic: Any) -> str | ErrorCode:
 
 
 async def _fetch(
-    broker: Broker, call: Call, group_id: str, asked: list[TopicPartition] | None
+    broker: Broker, call: Call, request: Any, asked: list[TopicPartition] | None
 ) -> FetchOffsetsResult:
     if has_groups(broker):
         return await broker.groups.fetch_offsets(
-            group_id, asked, require_stable=call.field("require_stable", False)
+            request.group_id,
+            asked,
+            require_stable=call.field("require_stable", False),
+            # From v9 on a member says who it is.
+            member=(getattr(request, "member_id", None), getattr(request, "member_epoch", -1)),
         )
     return FetchOffsetsResult(offsets=dict.fromkeys(asked or (), CommittedOffset()))
 

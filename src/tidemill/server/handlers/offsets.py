@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: questions and orders about where a log starts and ends."""
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: about where a log starts and ends."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
 #: The version of ListOffsets that brought each special timestamp.
-_SPECIAL_MIN_VERSION = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+_SPECIAL_MIN_VERSION = {
+    _MAX_TIMESTAMP: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+    _EARLIEST_PENDING_UPLOAD: 11,
+}
 
 
 async def list_offsets(broker: Broker, call: Call) -> dict[str, Any]:
+    """The offset of a time, or of the start or end of what the reader may see."""
     topics = []
     for topic in call.request.topics:
         partitions = [_list_one(broker, call, topic.name, entry) for entry in topic.partitions]
@@ -75,6 +81,7 @@ def _find(partition: Partition, timestamp: int, version: int, upper: int) -> Tim
 
 
 async def offset_for_leader_epoch(broker: Broker, call: Call) -> dict[str, Any]:
+    """Where a leader epoch ended, by which a reader finds out whether its position was cut off."""
     topics = []
     for topic in call.request.topics:
         partitions = [_epoch_end(broker, topic.topic, entry) for entry in topic.partitions]
@@ -88,10 +95,13 @@ def _epoch_end(broker: Broker, topic: str, entry: Any) -> dict[str, Any]:
     except TidemillError as error:
         return {"partition": entry.partition, "error_code": error.code, "leader_epoch": -1, "end_offset": -1}
     epoch, end_offset = partition.log.epochs.end_offset_for(entry.leader_epoch, partition.high_watermark)
+    # An epoch may have ended above what is durable, which is nobody's business yet.
+    end_offset = min(end_offset, partition.high_watermark)
     return {"partition": entry.partition, "leader_epoch": epoch, "end_offset": end_offset}
 
 
 async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
+    """Move the start of logs up; what lies below is gone for good."""
     topics = []
     for topic in call.request.topics:
         partitions = [_delete_one(broker, topic.name, entry) for entry in topic.partitions]

@@ -233,7 +233,7 @@ async def end_txn(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 async def write_txn_markers(broker: Broker, call: Call) -> dict[str, Any]:
-    """End transactions in partitions of this node, whatever a coordinator knows: for coordinators and operators."""
+    """End transactions in partitions of this node, whatever a coordinator here knows of them."""
     partitions = BrokerTransactionPartitions(broker)
     bodies = []
     for each in call.request.markers:

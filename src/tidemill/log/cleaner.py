@@ -1,0 +1,347 @@
+"""One compaction of a log: read the dirty part for its keys, then write every segment again without what is old.
+
+The order is the owner's picture of the log at one moment; the run works from files alone, in a thread of its own, on
+segments that nobody changes any more. Between two groups of segments the owner puts the result in place:
+
+    run = CleaningRun(order, ...)
+    run.map_keys()                      worker
+    while (cleaned := run.next()):      worker
+        swap_in(log, cleaned)           owner: see ``PartitionLog.swap_in``
+    run.finish()                        worker
+
+Memory is the key map's budget and a few chunks, however large the log is. If the map is full before the dirty part
+ends, the run goes as far as the map does, and another one does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import ApiError, CorruptData
+from tidemill.log.batch_filter import AbortedBatches, BatchFilter, RememberedProducer, read_slices
+from tidemill.log.compaction import Cleanable, group_segments
+from tidemill.log.index import IndexCache
+from tidemill.log.keymap import KeyMap
+from tidemill.log.pace import Pace
+from tidemill.log.segment import Segment
+from tidemill.log.storage import Buffer, Storage, StorageFile
+from tidemill.log.swap import cleaned_paths, remove_cleaned, save_clean_point
+from tidemill.log.walk import BrokenBatch
+from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+from tidemill.records.record import MAX_DECOMPRESSED_BYTES, build_empty_batch
+
+__all__ = ("CleanedSegment", "CleaningOrder", "CleaningRun", "CleaningStopped")
+
+_CHUNK_BYTES = 1024 * 1024
+_OFFSETS_PER_BATCH_MAX = 2**31 - 1
+
+
+class CleaningStopped(Exception):
+    """The run was told to stop; nothing of what it has not handed over remains."""
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningOrder:
+    """What to compact. Made by the log's owner; the segments are sealed, durable and not changed by anyone."""
+
+    directory: str
+    segments: tuple[Segment, ...]
+    cleanable: Cleanable
+    config: TopicConfig
+    aborted: AbortedBatches
+    producers: Mapping[int, RememberedProducer]
+    cache: IndexCache
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedSegment:
+    """A compacted segment on disk, whole and synced, and what it can replace."""
+
+    old: tuple[Segment, ...]
+    new: Segment
+    #: Offsets of the abort markers that are in it.
+    abort_markers: frozenset[int]
+
+    @property
+    def base_offset(self) -> int:
+        return self.new.base_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.new.next_offset
+
+
+class CleaningRun:
+    """See the module. Every method but the constructor may take long and runs in a worker thread."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        order: CleaningOrder,
+        *,
+        map_bytes: int,
+        pace: Pace,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._storage = storage
+        self._order = order
+        self._pace = pace
+        self._max_decompressed_bytes = max_decompressed_bytes
+        self._is_stopped = is_stopped
+        span = order.cleanable.end_offset - order.cleanable.first_dirty_offset
+        self._keys = KeyMap(map_bytes, span)
+        self._groups: Iterator[list[Segment]] = iter(())
+        self._filter: BatchFilter | None = None
+        #: Below this offset no key is twice once the run is through.
+        self.mapped_to = order.cleanable.first_dirty_offset
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was ordered fitted into the map."""
+        return self.mapped_to >= self._order.cleanable.end_offset
+
+    @property
+    def records(self) -> tuple[int, int]:
+        """How many were looked at, and how many of them stay."""
+        return (self._filter.records_in, self._filter.records_kept) if self._filter else (0, 0)
+
+    # --- the keys
+
+    def map_keys(self) -> None:
+        """Read the dirty part. Raises ``StorageError``, ``CorruptData`` if something does not check out."""
+        first_dirty = self.mapped_to
+        for segment in self._order.segments:
+            if segment.next_offset > first_dirty and not self._map_segment(segment, first_dirty):
+                break
+        order = self._order
+        self._filter = BatchFilter(
+            self._keys,
+            mapped_to=self.mapped_to,
+            aborted=order.aborted,
+            producers=order.producers,
+            now_ms=order.now_ms,
+            delete_retention_ms=order.config.delete_retention_ms,
+            max_decompressed_bytes=self._max_decompressed_bytes,
+            breathe=self._pace.breathe,
+        )
+        touched = [segment for segment in order.segments if segment.base_offset < self.mapped_to]
+        self._groups = iter(group_segments(touched, order.config.segment_bytes))
+
+    def _map_segment(self, segment: Segment, first_dirty: int) -> bool:
+        """False if the map is full before the segment ends."""
+        put = self._keys.put
+        for header, data in self._batches(segment):
+            if header.next_offset <= first_dirty:
+                continue
+            if not self._keys.has_room(header.record_count):
+                if len(self._keys):
+                    return False
+                self._keys.make_room(header.record_count)
+            for _, _, delta, key, _ in self._slices(header, data):
+                if key is not None:
+                    put(key, header.base_offset + delta)
+            self.mapped_to = header.next_offset
+        return True
+
+    def _slices(
+        self, header: BatchHeader, data: memoryview
+    ) -> list[tuple[int, int, int, bytes | None, bool]]:
+        if header.is_control or not header.record_count or header in self._order.aborted:
+            return []
+        try:
+            return read_slices(header, data, self._max_decompressed_bytes, self._pace.breathe)[1]
+        except ApiError:
+            return []  # Nobody can decode it; the filter keeps it as it is.
+
+    # --- the segments
+
+    def next(self) -> CleanedSegment | None:
+        """Write the next compacted segment; None if that was all. After an error nothing of it is left."""
+        group = next(self._groups, None)
+        if group is None:
+            return None
+        try:
+            return self._clean(group)
+        except BaseException:
+            remove_cleaned(self._storage, self._order.directory, group[0].base_offset)
+            raise
+
+    def _clean(self, group: list[Segment]) -> CleanedSegment:
+        assert self._filter is not None, "map_keys comes first"
+        log_path, index_path = cleaned_paths(self._order.directory, group[0].base_offset)
+        file = self._storage.open(log_path, create=True)
+        try:
+            file.truncate(0)
+            writer = _Writer(file, self._pace)
+            self._filter.kept_aborts.clear()
+            for segment in group:
+                for header, data in self._batches(segment):
+                    writer.add(header, self._filter.apply(header, data))
+            writer.flush()
+            file.sync()
+            new = self._checked(file, group)
+        finally:
+            file.close()
+        self._write_index(index_path, new)
+        self.bytes_out += new.size_bytes
+        return CleanedSegment(tuple(group), new, frozenset(self._filter.kept_aborts))
+
+    def _checked(self, file: StorageFile, group: list[Segment]) -> Segment:
+        """Read back what was written, and make the segment's index on the way."""
+        order = self._order
+        new = Segment(
+            self._storage,
+            order.directory,
+            group[0].base_offset,
+            order.config.index_interval_bytes,
+            order.cache,
+        )
+        try:
+            for _ in new.rebuild(verify=True, file=file):
+                self._pace.breathe()
+        except BrokenBatch as broken:
+            raise CorruptData(broken.reason, path=file.path, position=broken.position) from broken
+        if new.next_offset != group[-1].next_offset:
+            raise CorruptData(
+                f"a compacted segment ends at offset {new.next_offset} instead of {group[-1].next_offset}",
+                path=file.path,
+                position=new.size_bytes,
+            )
+        new.first_append_ms = max(segment.first_append_ms for segment in group)
+        return new
+
+    def _write_index(self, path: str, segment: Segment) -> None:
+        file = self._storage.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.write(0, [segment.index_bytes()])
+            file.sync()
+        finally:
+            file.close()
+
+    def finish(self) -> None:
+        """Note how far the log is clean now. Everything that ``next`` gave is in its place."""
+        save_clean_point(self._storage, self._order.directory, self.mapped_to)
+
+    # --- reading
+
+    def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Every batch of a segment, checked, from a file handle of the run's own."""
+        file = self._storage.open(segment.log_path)
+        try:
+            expected = segment.base_offset
+            for position, header, data in _read_batches(file, segment.size_bytes, self._pace, self._stop):
+                if header.base_offset != expected:
+                    raise BrokenBatch(position, f"offset {header.base_offset} where {expected} must be")
+                expected = header.next_offset
+                self.bytes_in += header.size_bytes
+                yield header, data
+            if expected != segment.next_offset:
+                raise BrokenBatch(segment.size_bytes, f"the segment ends at offset {expected}")
+        except BrokenBatch as broken:
+            raise CorruptData(
+                f"compaction stops: {broken.reason}; run 'tidemill log verify'",
+                path=segment.log_path,
+                position=broken.position,
+            ) from broken
+        finally:
+            file.close()
+
+    def _stop(self) -> None:
+        if self._is_stopped():
+            raise CleaningStopped
+
+
+def _read_batches(
+    file: StorageFile, size: int, pace: Pace, check_stopped: Callable[[], None]
+) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    """(position, header, bytes) of each batch, checksums verified. Raises ``BrokenBatch``."""
+    position = 0
+    while position < size:
+        check_stopped()
+        chunk = file.read(position, min(_CHUNK_BYTES, size - position))
+        if len(chunk) >= HEADER_BYTES:
+            first_bytes = parse_header(chunk).size_bytes
+            if len(chunk) < first_bytes <= size - position:
+                chunk = file.read(position, first_bytes)
+        pace.spend(len(chunk))
+        view, start = memoryview(chunk), 0
+        while len(chunk) - start >= HEADER_BYTES:
+            header = parse_header(chunk, start)
+            end = start + header.size_bytes
+            if end > len(chunk) and start:
+                break
+            _check(header, view[start:end], position + start)
+            yield position + start, header, view[start:end]
+            pace.breathe()
+            start = end
+        if not start:
+            raise BrokenBatch(position, f"the file ends inside a batch header ({len(chunk)} bytes)")
+        position += start
+
+
+def _check(header: BatchHeader, data: memoryview, position: int) -> None:
+    if header.magic != 2 or header.size_bytes < HEADER_BYTES or header.last_offset_delta < 0:
+        raise BrokenBatch(position, "not a batch header")
+    if len(data) != header.size_bytes or not check_crc(data, header):
+        raise BrokenBatch(position, "the checksum does not fit the bytes")
+
+
+class _Writer:
+    """Writes what is left, and one small batch without records for every stretch that is not.
+
+    So a compacted log still has no gaps: a lost segment or a damaged offset is found there as anywhere else. Such
+    a stretch ends where the leader epoch changes, so that the epochs can still be read from the log.
+    """
+
+    def __init__(self, file: StorageFile, pace: Pace) -> None:
+        self._file = file
+        self._pace = pace
+        self._position = 0
+        self._buffers: list[Buffer] = []
+        self._buffered_bytes = 0
+        self._gap: tuple[int, int, int] | None = None  # (first offset, last offset, leader epoch)
+
+    def add(self, header: BatchHeader, kept: Buffer | None) -> None:
+        if kept is None:
+            self._widen_gap(header)
+        else:
+            self._close_gap()
+            self._write(kept)
+
+    def _widen_gap(self, header: BatchHeader) -> None:
+        if self._gap is not None:
+            first, _, epoch = self._gap
+            if epoch == header.leader_epoch and header.last_offset - first < _OFFSETS_PER_BATCH_MAX:
+                self._gap = first, header.last_offset, epoch
+                return
+        self._close_gap()
+        self._gap = header.base_offset, header.last_offset, header.leader_epoch
+
+    def _close_gap(self) -> None:
+        if self._gap is not None:
+            self._write(build_empty_batch(*self._gap))
+            self._gap = None
+
+    def _write(self, data: Buffer) -> None:
+        self._buffers.append(data)
+        self._buffered_bytes += len(data)
+        if self._buffered_bytes >= _CHUNK_BYTES:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        if self._buffers:
+            self._file.write(self._position, self._buffers)
+            self._pace.spend(self._buffered_bytes)
+            self._position += self._buffered_bytes
+            self._buffers, self._buffered_bytes = [], 0
+
+    def flush(self) -> None:
+        self._close_gap()
+        self._write_out()

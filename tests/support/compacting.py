@@ -1,0 +1,100 @@
+"""Compaction of a log step by step, and reading it as a consumer does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidemill.log.cleaner import CleaningRun
+from tidemill.log.compacting import order_cleaning, swap_in
+from tidemill.log.compaction import NO_FLOOR
+from tidemill.log.log import PartitionLog
+from tidemill.log.pace import Pace
+from tidemill.records.batch import BatchHeader, parse_header
+from tidemill.records.record import Record, read_records
+
+__all__ = ("ReadRecord", "batches_of", "clean", "consume", "fold", "keyed", "no_pause")
+
+
+def no_pause() -> Pace:
+    """A pace that never sleeps."""
+    return Pace(clock=lambda: 0.0, sleep=lambda _: None)
+
+
+def clean(
+    log: PartitionLog, now_ms: int, *, map_bytes: int = 1 << 20, floor_offset: int = NO_FLOOR
+) -> list[CleaningRun]:
+    """Compact all that may be, in as many runs as the map needs, here and now."""
+    runs: list[CleaningRun] = []
+    while not runs or not runs[-1].is_complete:
+        order = order_cleaning(log, now_ms, floor_offset)
+        if order is None:
+            break
+        run = CleaningRun(log.storage, order, map_bytes=map_bytes, pace=no_pause())
+        run.map_keys()
+        while (cleaned := run.next()) is not None:
+            for file in swap_in(log, cleaned):
+                file.close()
+        run.finish()
+        log.first_dirty_offset = run.mapped_to
+        runs.append(run)
+    return runs
+
+
+class ReadRecord(NamedTuple):
+    """A record as a consumer gets it."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+
+
+def batches_of(data: bytes | memoryview) -> Iterator[tuple[BatchHeader, bytes]]:
+    """The whole batches in what a fetch returned."""
+    view = memoryview(data)
+    while len(view) >= 61 and parse_header(view).size_bytes <= len(view):
+        header = parse_header(view)
+        yield header, bytes(view[: header.size_bytes])
+        view = view[header.size_bytes :]
+
+
+def consume(
+    log: PartitionLog, *, committed: bool, start: int | None = None, max_bytes: int = 400
+) -> Iterator[ReadRecord]:
+    """Everything that a consumer from ``start`` on gets, by the rules that real ones follow."""
+    upper = log.last_stable_offset if committed else log.durable_offset
+    position = log.log_start_offset if start is None else start
+    while position < upper:
+        data = log.read(position, max_bytes, upper)
+        waiting = sorted(log.aborted_in(data), key=lambda entry: entry.first_offset) if committed else []
+        aborting: set[int] = set()
+        before = position
+        for header, batch in batches_of(data):
+            while waiting and waiting[0].first_offset <= header.last_offset:
+                aborting.add(waiting.pop(0).producer_id)
+            if header.is_control:
+                aborting.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in aborting):
+                for record in read_records(batch):
+                    if record.offset >= before:
+                        yield ReadRecord(record.offset, record.key, record.value, record.timestamp_ms)
+            position = header.next_offset
+        assert position > before, f"a consumer at {before} gets nothing"
+
+
+def fold(records: Iterator[ReadRecord]) -> dict[bytes, ReadRecord]:
+    """The last record of every key; a key that was deleted is not there."""
+    state: dict[bytes, ReadRecord] = {}
+    for record in records:
+        assert record.key is not None
+        if record.value is None:
+            state.pop(record.key, None)
+        else:
+            state[record.key] = record
+    return state
+
+
+def keyed(key: str, value: str | None, timestamp_ms: int = 1) -> Record:
+    """A record for ``build_batch``; a value of None is a tombstone."""
+    return Record(key.encode(), None if value is None else value.encode(), timestamp_ms)

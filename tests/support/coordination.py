@@ -1,0 +1,128 @@
+"""A coordinator under a script: time by hand, a log whose durability is a test's choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
+from tidemill.errors import SyncFailed, TidemillError
+
+__all__ = ("MemoryLog", "VirtualClock", "settle")
+
+_TURNS = 30
+
+
+async def settle() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+class VirtualClock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+        self.timers: dict[object, tuple[int, Callable[[], None]]] = {}
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Any:
+        timers = self.timers
+
+        class Handle:
+            def cancel(self) -> None:
+                timers.pop(self, None)
+
+        handle = Handle()
+        timers[handle] = (when_ms, callback)
+        return handle
+
+    async def advance(self, duration_ms: int) -> None:
+        end_ms = self.ms + duration_ms
+        while due := [(when, id(handle), handle) for handle, (when, _) in self.timers.items() if when <= end_ms]:
+            when_ms, _, handle = min(due)
+            self.ms = max(self.ms, when_ms)
+            self.timers.pop(handle)[1]()
+            await settle()
+        self.ms = end_ms
+        await settle()
+
+
+class MemoryLog:
+    """One partition of an internal topic. What is appended is durable at once, or when ``sync`` is called."""
+
+    def __init__(self, *, syncs_at_once: bool = True) -> None:
+        self.entries: list[ReplayedRecord | ReplayedMarker] = []
+        self.high_watermark = 0
+        self.leader_epoch = 0
+        self.syncs_at_once = syncs_at_once
+        self.refuse_with: TidemillError | None = None
+        self._broken: TidemillError | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
+        return self._append([ReplayedRecord(-1, key, value) for key, value in records])
+
+    def append_transactional(
+        self, records: Sequence[tuple[bytes, bytes | None]], producer_id: int, producer_epoch: int
+    ) -> int:
+        return self._append([ReplayedRecord(-1, key, value, producer_id) for key, value in records])
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int
+    ) -> int:
+        return self._append([ReplayedMarker(-1, producer_id, commit)])
+
+    def _append(self, entries: Sequence[ReplayedRecord | ReplayedMarker]) -> int:
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        assert entries
+        start = len(self.entries)
+        self.entries += [entry._replace(offset=start + number) for number, entry in enumerate(entries)]
+        if self.syncs_at_once:
+            self.sync()
+        return len(self.entries)
+
+    def committed(self, offset: int) -> Awaitable[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((offset, future))
+        self._wake()
+        return future
+
+    def replay(self) -> Iterator[ReplayedRecord | ReplayedMarker]:
+        yield from self.entries[: self.high_watermark]
+
+    def sync(self) -> None:
+        """Make everything durable."""
+        self.high_watermark = len(self.entries)
+        self._wake()
+
+    def fail_sync(self) -> None:
+        """What an fsync that fails does: the tail is gone, the partition has stopped."""
+        self._broken = SyncFailed("fsync failed")
+        self.crash()
+        self._wake()
+
+    def crash(self) -> None:
+        """Lose what is not durable; the next leader has a new epoch."""
+        del self.entries[self.high_watermark :]
+        self.leader_epoch += 1
+
+    def _wake(self) -> None:
+        waiting = []
+        for offset, future in self._waiters:
+            if future.done():
+                continue
+            if self._broken is not None:
+                future.set_exception(self._broken)
+            elif self.high_watermark >= offset:
+                future.set_result(None)
+            else:
+                waiting.append((offset, future))
+        self._waiters = waiting
+        if not waiting:
+            self._broken = None

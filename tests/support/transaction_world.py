@@ -1,0 +1,199 @@
+"""Partitions, clients and a transaction coordinator that can crash at any point, all under a test's control.
+
+``WorldPartition`` keeps to the rules of the real partition: transactional writes only where they are allowed, a
+marker ends what its producer has open, older epochs and older coordinators are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.coordination import MemoryLog, VirtualClock, settle
+from tidemill.errors import ApiError, ErrorCode, StorageError
+from tidemill.transactions.coordinator import TransactionCoordinator
+from tidemill.transactions.messages import Marker, Producer, TopicPartition
+from tidemill.transactions.records import decode_record
+from tidemill.transactions.settings import TransactionSettings
+from tidemill.transactions.transaction import Transaction, TransactionState
+
+__all__ = ("World", "WorldPartition", "Write")
+
+
+@dataclass(frozen=True)
+class Write:
+    """A batch in a partition; ``tag`` is the transaction that its client meant it to be part of."""
+
+    producer: Producer
+    tag: object
+
+
+@dataclass
+class WorldPartition:
+    """A log of writes and markers."""
+
+    entries: list[Write | Marker] = field(default_factory=list)
+    durable: int = 0
+    allowed: dict[int, int] = field(default_factory=dict)
+    syncs_at_once: bool = True
+    failures_left: int = 0
+    deleted: bool = False
+    waiters: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+
+    def epoch_of(self, producer_id: int) -> int:
+        epochs = [entry.producer.epoch for entry in self.entries if entry.producer.id == producer_id]
+        return max(epochs, default=-1)
+
+    def is_open(self, producer_id: int) -> bool:
+        last = [entry for entry in self.entries if entry.producer.id == producer_id][-1:]
+        return bool(last) and isinstance(last[0], Write)
+
+    def may_write(self, producer: Producer) -> bool:
+        if producer.epoch < self.epoch_of(producer.id):
+            return False
+        return self.allowed.get(producer.id) == producer.epoch or (
+            self.is_open(producer.id) and self.epoch_of(producer.id) == producer.epoch
+        )
+
+    def write(self, write: Write) -> None:
+        assert self.may_write(write.producer)
+        self.entries.append(write)
+        # A client waits for its writes before it ends a transaction.
+        self.sync()
+
+    async def write_marker(self, marker: Marker) -> None:
+        if self.failures_left:
+            self.failures_left -= 1
+            raise StorageError("the disk has a bad day")
+        if marker.producer.epoch < self.epoch_of(marker.producer.id):
+            raise ApiError(ErrorCode.invalid_producer_epoch, "fenced")
+        epochs = [
+            entry.coordinator_epoch
+            for entry in self.entries
+            if isinstance(entry, Marker) and entry.producer.id == marker.producer.id
+        ]
+        if marker.coordinator_epoch < max(epochs, default=-1):
+            raise ApiError(ErrorCode.transaction_coordinator_fenced, "fenced")
+        self.entries.append(marker)
+        self.allowed.pop(marker.producer.id, None)
+        if self.syncs_at_once:
+            self.sync()
+        elif self.durable < len(self.entries):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiters.append((len(self.entries), future))
+            await future
+
+    def sync(self) -> None:
+        self.durable = len(self.entries)
+        for _, future in self.waiters:
+            if not future.done():
+                future.set_result(None)
+        self.waiters.clear()
+
+    def crash(self) -> None:
+        del self.entries[self.durable :]
+        self.allowed.clear()
+        self.waiters.clear()
+
+    def decisions(self) -> dict[object, list[bool | None]]:
+        """Tag to what became of each of its writes; None is open."""
+        found: dict[object, list[bool | None]] = {}
+        for number, entry in enumerate(self.entries):
+            if isinstance(entry, Write):
+                later = (
+                    each.commit
+                    for each in self.entries[number:]
+                    if isinstance(each, Marker) and each.producer.id == entry.producer.id
+                )
+                found.setdefault(entry.tag, []).append(next(later, None))
+        return found
+
+
+class World:
+    """One shard of a coordinator, and the partitions that its transactions write to."""
+
+    def __init__(self, *places: TopicPartition, **settings: Any) -> None:
+        self.clock = VirtualClock()
+        self.log = MemoryLog()
+        self.partitions = {place: WorldPartition() for place in places}
+        self.settings = TransactionSettings(partitions=1, **settings)
+        self.producer_ids = 100
+        #: Decisions that were not durable when the first marker was written.
+        self.premature: list[Marker] = []
+        self.coordinator = self._start()
+
+    def _start(self) -> TransactionCoordinator:
+        return TransactionCoordinator(self, self, self.settings, self.clock, self._next_producer_id)
+
+    async def _next_producer_id(self) -> int:
+        self.producer_ids += 1
+        return self.producer_ids
+
+    # --- what the coordinator uses
+
+    def open_log(self, partition: int) -> MemoryLog:
+        return self.log
+
+    def allow_writes(self, place: TopicPartition, producer: Producer) -> None:
+        stored = self.stored_with(producer)
+        assert stored is not None, "allowed before it was durable"
+        assert stored.state is TransactionState.ONGOING
+        assert place in stored.partitions
+        self.partitions[place].allowed[producer.id] = producer.epoch
+
+    async def write_marker(self, place: TopicPartition, marker: Marker) -> None:
+        stored = self.stored_with(marker.producer)
+        if stored is None or not stored.is_prepared or stored.commits != marker.commit:
+            self.premature.append(marker)
+        if self.partitions[place].deleted:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, "it is gone")
+        await self.partitions[place].write_marker(marker)
+
+    # --- what a test does and sees
+
+    def stored(self) -> dict[str, Transaction]:
+        """The durable state, folded here from the log."""
+        values: dict[str, Transaction] = {}
+        for entry in self.log.replay():
+            record = decode_record(entry.key, entry.value)  # type: ignore[union-attr]
+            assert record is not None
+            name, value = record
+            if value is None:
+                values.pop(name, None)
+            else:
+                values[name] = value
+        return values
+
+    def stored_with(self, producer: Producer) -> Transaction | None:
+        for value in self.stored().values():
+            if (value.producer_id, value.producer_epoch) == producer:
+                return value
+        return None
+
+    async def crash(self) -> None:
+        """kill -9 and a new start. Requests that are under way never hear an answer."""
+        old = self.coordinator
+        self.log.crash()
+        for partition in self.partitions.values():
+            partition.crash()
+        refuse, self.log.refuse_with = self.log.refuse_with, StorageError("the process is dead")
+        await old.close()
+        self.log.refuse_with = refuse
+        self.coordinator = self._start()
+        await self.coordinator.start()
+        await settle()
+
+    async def heal(self) -> None:
+        """No more faults, and time for everything that is due."""
+        self.log.refuse_with = None
+        self.log.syncs_at_once = True
+        self.log.sync()
+        for partition in self.partitions.values():
+            partition.failures_left = 0
+            partition.syncs_at_once = True
+            partition.sync()
+        await self.coordinator.start()
+        await settle()
+        await self.clock.advance(100_000)
+        await settle()

@@ -1,0 +1,623 @@
+"""A connection against a fake transport, a fake clock and a dispatcher whose answers the test gives."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.batches import plain_batch
+from support.fake_connection import FakeDispatcher, FakeLoop, Peer
+
+from tidemill.server.budget import ByteBudget
+from tidemill.server.call import Call
+from tidemill.server.frame_buffers import FrameBuffers
+from tidemill.wire.encode import encode_request
+
+KIB, MIB = 2**10, 2**20
+PRODUCE, FETCH, METADATA = 0, 1, 3
+
+
+def produce_frame(number: int, value: str = "v", acks: int = -1) -> bytes:
+    entry = {"index": 0, "records": plain_batch(value)}
+    body = {"acks": acks, "timeout": 1_000, "topic_data": [{"name": "t", "partition_data": [entry]}]}
+    return encode_request(PRODUCE, 3, number, "client", body)
+
+
+def fetch_frame(number: int) -> bytes:
+    return encode_request(FETCH, 4, number, "client", {"max_wait": 0, "min_bytes": 0, "max_bytes": 0, "topics": []})
+
+
+def metadata_frame(number: int) -> bytes:
+    return encode_request(METADATA, 1, number, "client", {"topics": []})
+
+
+def padded_frame(number: int, size_bytes: int) -> bytes:
+    """A Produce request that is ``size_bytes`` long, its length included."""
+    size = size_bytes - 200
+    frame = produce_frame(number, f"{number:09d}".ljust(size, "x"))
+    size += size_bytes - len(frame)
+    frame = produce_frame(number, f"{number:09d}".ljust(size, "x"))
+    assert len(frame) == size_bytes
+    return frame
+
+
+def answer_at_once(call: Call) -> None:
+    call.reply_buffers([(4).to_bytes(4, "big"), call.header.correlation_id.to_bytes(4, "big")])
+
+
+def greeted(peer: Peer) -> Peer:
+    """A client past its first answer, so that large frames are allowed."""
+    peer.send(metadata_frame(999))
+    peer.dispatcher.answer(999)
+    peer.dispatcher.calls.clear()
+    peer.transport.sent.clear()
+    return peer
+
+
+# --- order
+
+
+def test_answers_leave_in_the_order_of_the_requests() -> None:
+    peer = Peer()
+    peer.send(produce_frame(1) + fetch_frame(2) + produce_frame(3))
+    assert peer.dispatcher.started == [1, 2, 3]
+    peer.dispatcher.answer(3)
+    peer.dispatcher.answer(2)
+    assert peer.answered == []
+    peer.dispatcher.answer(1)
+    assert peer.answered == [1, 2, 3]
+
+
+def test_any_other_request_waits_for_all_before_it_and_holds_up_all_behind_it() -> None:
+    peer = Peer()
+    peer.send(produce_frame(1) + metadata_frame(2) + fetch_frame(3) + fetch_frame(4) + metadata_frame(5))
+    assert peer.dispatcher.started == [1]
+    peer.dispatcher.answer(1)
+    assert peer.dispatcher.started == [1, 2]
+    peer.dispatcher.answer(2)
+    assert peer.dispatcher.started == [1, 2, 3, 4]
+    peer.dispatcher.answer(4)
+    assert peer.dispatcher.started == [1, 2, 3, 4]
+    peer.dispatcher.answer(3)
+    assert peer.dispatcher.started == [1, 2, 3, 4, 5]
+    assert peer.answered == [1, 2, 3, 4]
+
+
+def test_a_request_that_wants_no_answer_takes_its_turn_and_sends_nothing() -> None:
+    peer = Peer()
+    peer.send(produce_frame(1) + produce_frame(2, acks=0) + metadata_frame(3))
+    peer.dispatcher.calls[1].no_reply()
+    peer.dispatcher.answer(1)
+    assert peer.dispatcher.started == [1, 2, 3]
+    assert peer.answered == [1]
+
+
+def test_requests_answered_while_they_start_do_not_nest() -> None:
+    depths: list[int] = []
+    depth = 0
+
+    def nested(call: Call) -> None:
+        nonlocal depth
+        depth += 1
+        depths.append(depth)
+        answer_at_once(call)
+        depth -= 1
+
+    peer = Peer(FakeDispatcher(nested), max_in_flight_requests_per_connection=10_000)
+    peer.send(b"".join(metadata_frame(number) for number in range(2_000)))
+    assert peer.answered == list(range(2_000))
+    assert set(depths) == {1}
+
+
+# --- frames
+
+SIZES = st.lists(st.sampled_from((0, 30_000, 70_000, 200_000)), min_size=1, max_size=4)
+
+
+@given(SIZES, st.data())
+def test_any_split_of_the_bytes_gives_the_same_requests(sizes: list[int], data: st.DataObject) -> None:
+    frames = [
+        padded_frame(number, size) if size else metadata_frame(number) for number, size in enumerate(sizes)
+    ]
+    stream = b"".join(frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    seen: list[tuple[int, bytes]] = []
+
+    def look(call: Call) -> None:
+        seen.append((call.header.correlation_id, records_of(call)))
+        answer_at_once(call)
+
+    buffers = FrameBuffers(size_bytes=64 * KIB, keep=2, scratch_bytes=4 * KIB)
+    peer = Peer(FakeDispatcher(look), buffers=buffers)
+    for start, end in pairwise([0, *cuts, len(stream)]):
+        peer.send(stream[start:end])
+    assert [number for number, _ in seen] == list(range(len(sizes)))
+    for frame, (_, records) in zip(frames, seen, strict=True):
+        assert records in frame
+        assert len(records) > len(frame) - 100 or not records
+    assert peer.budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 5, 7])
+def test_bytes_may_trickle_in(chunk_bytes: int) -> None:
+    peer = Peer(FakeDispatcher(answer_at_once))
+    peer.send(metadata_frame(1) + produce_frame(2) + padded_frame(3, 21_000), chunk_bytes)
+    assert peer.answered == [1, 2, 3]
+    assert peer.budget.used_bytes == 0
+
+
+def records_of(call: Call) -> bytes:
+    if call.header.api_key != PRODUCE:
+        return b""
+    return bytes(call.request.topic_data[0].partition_data[0].records)
+
+
+@pytest.mark.parametrize("length", [0, -1, 7, -(2**31), 100 * MIB + 1, 2**31 - 1])
+def test_a_length_that_no_request_can_have_closes_the_connection(length: int) -> None:
+    peer = greeted(Peer())
+    peer.send(length.to_bytes(4, "big", signed=True) + b"\0\3")
+    assert peer.transport.aborted
+    assert peer.dispatcher.calls == []
+    assert peer.budget.used_bytes == 0
+
+
+def test_requests_in_front_of_bad_bytes_leave_nothing_behind() -> None:
+    peer = Peer()
+    peer.send(produce_frame(1) + (0).to_bytes(4, "big"))
+    assert peer.transport.aborted
+    assert peer.budget.used_bytes == 0
+
+
+def test_a_body_that_does_not_decode_closes_the_connection() -> None:
+    peer = Peer()
+    broken = metadata_frame(1)[4:] + b"too much"
+    peer.send(len(broken).to_bytes(4, "big") + broken)
+    assert peer.transport.aborted
+    assert peer.budget.used_bytes == 0
+
+
+def test_a_client_without_an_answer_yet_may_send_only_a_small_frame() -> None:
+    limit = 512 * KIB
+    too_large = Peer(max_first_frame_bytes=limit)
+    too_large.send((limit + 1).to_bytes(4, "big"))
+    assert too_large.transport.aborted
+
+    largest = Peer(max_first_frame_bytes=limit)
+    largest.send(padded_frame(1, limit + 4))
+    assert largest.dispatcher.started == [1]
+    largest.send((limit + 1).to_bytes(4, "big"))
+    assert largest.transport.aborted, "there is no answer yet"
+
+    answered = greeted(Peer(max_first_frame_bytes=limit))
+    answered.send(padded_frame(2, limit + 5))
+    assert answered.dispatcher.started == [2]
+
+
+def test_memory_is_taken_for_what_arrives_and_not_for_what_is_claimed() -> None:
+    peer = greeted(Peer())
+    peer.send((90 * MIB).to_bytes(4, "big") + b"\0\0\0\3\0\0\0\1\0\0")
+    assert peer.budget.used_bytes < 2 * MIB
+    peer.send(bytes(3 * MIB))
+    assert peer.budget.used_bytes < 7 * MIB
+    peer.lose()
+    assert peer.budget.used_bytes == 0
+
+
+# --- the budget
+
+
+def test_without_room_nothing_more_is_read_until_bytes_are_given_back() -> None:
+    budget = ByteBudget(MIB)
+    busy = Peer(budget=budget)
+    busy.send(padded_frame(1, 500_000))
+    waiting = greeted(Peer(budget=budget))
+    waiting.send(padded_frame(2, 800_000))
+    assert not waiting.transport.reading
+    assert waiting.dispatcher.started == []
+    assert budget.used_bytes <= MIB
+    busy.dispatcher.answer(1)
+    assert waiting.transport.reading
+    waiting.deliver()
+    assert waiting.dispatcher.started == [2]
+    assert records_of(waiting.dispatcher.calls[0]) in padded_frame(2, 800_000)
+
+
+def test_connections_get_room_in_the_order_in_which_they_asked() -> None:
+    budget = ByteBudget(MIB)
+    busy = Peer(budget=budget)
+    busy.send(padded_frame(1, 520_000))
+    first, second = greeted(Peer(budget=budget)), greeted(Peer(budget=budget))
+    first.send(padded_frame(2, 900_000))
+    second.send(padded_frame(3, 300_000))
+    assert not first.transport.reading
+    assert not second.transport.reading
+    busy.dispatcher.answer(1)
+    assert (first.transport.reading, second.transport.reading) == (True, False)
+    first.deliver()
+    first.dispatcher.answer(2)
+    assert second.transport.reading
+    second.deliver()
+    assert second.dispatcher.started == [3]
+
+
+def test_half_read_frames_do_not_wait_for_each_other_for_ever() -> None:
+    budget = ByteBudget(3 * MIB)
+    peers = [greeted(Peer(budget=budget)) for _ in range(3)]
+    for number, peer in enumerate(peers):
+        peer.send(padded_frame(number, 2 * MIB + 500_000)[:800_000])
+    assert [peer.dispatcher.started for peer in peers] == [[], [], []]
+    for number, peer in enumerate(peers):
+        peer.send(padded_frame(number, 2 * MIB + 500_000)[800_000:])
+    for _ in peers:
+        for number, peer in enumerate(peers):
+            peer.deliver()
+            if peer.dispatcher.started and not peer.answered:
+                peer.dispatcher.answer(number)
+    assert [peer.answered for peer in peers] == [[0], [1], [2]]
+    assert budget.used_bytes == 0
+
+
+def test_a_connection_that_goes_away_while_it_waits_holds_nobody_up() -> None:
+    budget = ByteBudget(MIB)
+    busy = Peer(budget=budget)
+    busy.send(padded_frame(1, 520_000))
+    gone, next_one = greeted(Peer(budget=budget)), greeted(Peer(budget=budget))
+    gone.send(padded_frame(2, 900_000))
+    next_one.send(padded_frame(3, 600_000))
+    gone.lose()
+    busy.dispatcher.answer(1)
+    next_one.deliver()
+    assert next_one.dispatcher.started == [3]
+
+
+def test_many_small_requests_stop_the_reading_too() -> None:
+    budget = ByteBudget(200 * KIB)
+    peer = Peer(budget=budget)
+    for number in range(12):
+        peer.send(padded_frame(number, 30_000))
+    assert not peer.transport.reading
+    assert budget.used_bytes < 200 * KIB + 60_000
+    for number in range(12):
+        peer.dispatcher.answer(number)
+        peer.deliver()
+    assert peer.answered == list(range(12))
+    assert budget.used_bytes == 0
+
+
+def test_a_connection_with_too_many_requests_under_way_is_not_read() -> None:
+    peer = Peer(max_in_flight_requests_per_connection=3)
+    peer.send(fetch_frame(1) + fetch_frame(2), 100)
+    assert peer.transport.reading
+    peer.send(fetch_frame(3))
+    assert not peer.transport.reading
+    peer.dispatcher.answer(2)
+    assert not peer.transport.reading
+    peer.dispatcher.answer(1)
+    assert peer.transport.reading
+
+
+# --- a client that does not read
+
+
+def test_no_request_starts_while_a_client_does_not_take_its_answers() -> None:
+    peer = Peer()
+    peer.transport.takes_writes = False
+    peer.send(fetch_frame(1) + fetch_frame(2) + metadata_frame(3))
+    peer.dispatcher.answer(1, 100_000)
+    assert not peer.transport.reading
+    peer.dispatcher.answer(2, 100_000)
+    assert peer.dispatcher.started == [1, 2]
+    assert peer.budget.used_bytes > 200_000
+    peer.take_answers()
+    assert peer.dispatcher.started == [1, 2, 3]
+    assert peer.transport.reading
+    assert peer.answered == [1, 2]
+    peer.dispatcher.answer(3)
+    assert peer.budget.used_bytes == 0
+
+
+# --- deadlines
+
+
+def test_a_new_connection_has_to_say_something() -> None:
+    peer = Peer(handshake_deadline_ms=10_000)
+    peer.loop.advance(9.9)
+    assert not peer.transport.aborted
+    peer.loop.advance(0.2)
+    assert peer.transport.aborted
+
+
+def test_the_first_request_must_be_complete_within_the_handshake_deadline() -> None:
+    peer = Peer(handshake_deadline_ms=10_000, frame_deadline_ms=60_000)
+    for byte in metadata_frame(1)[:20]:
+        peer.send(bytes([byte]))
+        peer.loop.advance(0.4)
+    assert not peer.transport.aborted
+    peer.loop.advance(2.1)
+    assert peer.transport.aborted
+
+
+@pytest.mark.parametrize("arrived_bytes", [1, 3, 4, 12])
+def test_a_frame_has_a_deadline_from_its_first_byte_on(arrived_bytes: int) -> None:
+    peer = greeted(Peer(frame_deadline_ms=60_000))
+    peer.send(metadata_frame(1)[:arrived_bytes])
+    peer.loop.advance(59.9)
+    assert not peer.transport.aborted
+    peer.loop.advance(0.2)
+    assert peer.transport.aborted
+
+
+def test_every_frame_has_a_deadline_of_its_own() -> None:
+    """Reads that always end within a length: no frame is late, and none inherits the time of the one before."""
+    peer = greeted(Peer(FakeDispatcher(), frame_deadline_ms=60_000))
+    stream = b"".join(fetch_frame(number) for number in range(5))
+    size = len(fetch_frame(0))
+    peer.send(stream[:2])
+    for number in range(4):
+        peer.loop.advance(20)
+        peer.send(stream[2 + number * size : 2 + (number + 1) * size])
+    assert not peer.transport.aborted
+    assert peer.dispatcher.started == [0, 1, 2, 3]
+
+
+def test_a_late_frame_is_forgiven_while_the_node_itself_does_not_read() -> None:
+    peer = greeted(Peer(frame_deadline_ms=1_000, max_in_flight_requests_per_connection=1))
+    peer.send(fetch_frame(1) + fetch_frame(2)[:10])
+    assert not peer.transport.reading
+    peer.loop.advance(30)
+    assert not peer.transport.aborted
+    peer.dispatcher.answer(1)
+    peer.loop.advance(1.1)
+    assert peer.transport.aborted
+
+
+def test_a_client_that_waits_for_room_is_not_late_but_is_not_waited_for_for_ever() -> None:
+    budget = ByteBudget(MIB)
+    busy = Peer(budget=budget)
+    busy.send(padded_frame(1, 520_000))
+    waiting = greeted(Peer(budget=budget, frame_deadline_ms=1_000, idle_timeout_ms=100_000))
+    waiting.send(padded_frame(2, 900_000))
+    waiting.loop.advance(50)
+    assert not waiting.transport.aborted
+    waiting.loop.advance(52)
+    assert waiting.transport.aborted
+
+
+def test_a_silent_connection_is_closed_after_the_idle_timeout() -> None:
+    peer = greeted(Peer(idle_timeout_ms=600_000))
+    peer.loop.advance(599)
+    peer.send(metadata_frame(1))
+    peer.dispatcher.answer(1)
+    peer.loop.advance(599)
+    assert not peer.transport.aborted
+    peer.loop.advance(2)
+    assert peer.transport.aborted
+
+
+def test_a_connection_is_not_idle_while_a_request_of_it_runs() -> None:
+    peer = greeted(Peer(idle_timeout_ms=600_000))
+    peer.send(fetch_frame(1))
+    peer.loop.advance(3_600)
+    assert not peer.transport.aborted
+    peer.dispatcher.answer(1)
+    peer.loop.advance(599)
+    assert not peer.transport.aborted
+    peer.loop.advance(2)
+    assert peer.transport.aborted
+
+
+def test_a_lost_connection_leaves_no_timer() -> None:
+    peer = greeted(Peer())
+    peer.send(metadata_frame(1)[:5])
+    peer.lose()
+    assert peer.loop.armed == 0
+
+
+# --- buffers
+
+
+@given(st.data())
+def test_a_buffer_is_not_used_again_while_a_request_needs_it(data: st.DataObject) -> None:
+    """Two clients send large frames, some of which wait behind others; each request sees its own records."""
+    buffers = FrameBuffers(size_bytes=64 * KIB, keep=2, scratch_bytes=4 * KIB)
+    seen: list[tuple[int, bytes]] = []
+    dispatchers = [FakeDispatcher(lambda call: seen.append((call.header.correlation_id, records_of(call))))] * 2
+    peers = [Peer(dispatcher, buffers=buffers) for dispatcher in dispatchers]
+    streams = []
+    expected: dict[int, bytes] = {}
+    for client in range(2):
+        frames = []
+        for number in range(3):
+            correlation_id = client * 10 + number
+            size = data.draw(st.sampled_from((17_000, 40_000, 90_000)))
+            expected[correlation_id] = padded_frame(correlation_id, size)
+            frames += [expected[correlation_id], metadata_frame(100 + correlation_id)]
+        streams.append(b"".join(frames))
+    while any(streams):
+        client = data.draw(st.sampled_from([number for number in range(2) if streams[number]]))
+        count = data.draw(st.sampled_from((3_000, 50_000, 200_000)))
+        peers[client].send(streams[client][:count])
+        streams[client] = streams[client][count:]
+        if data.draw(st.booleans()):
+            answer_all(dispatchers[0])
+    while len(seen) < 12:
+        answer_all(dispatchers[0])
+        for peer in peers:
+            peer.deliver()
+    for correlation_id, records in seen:
+        if correlation_id < 100:
+            assert records in expected[correlation_id]
+            assert len(records) > len(expected[correlation_id]) - 100
+
+
+def answer_all(dispatcher: FakeDispatcher) -> None:
+    for call in list(dispatcher.calls):
+        dispatcher.calls.remove(call)
+        answer_at_once(call)
+
+
+# --- closing
+
+
+def test_close_when_answered_waits_for_the_answers_and_starts_nothing_more() -> None:
+    peer = Peer()
+    peer.send(fetch_frame(1) + fetch_frame(2) + metadata_frame(3))
+    peer.connection.close_when_answered()
+    assert not peer.transport.reading
+    peer.dispatcher.answer(1)
+    assert not peer.transport.closing
+    peer.dispatcher.answer(2)
+    assert peer.transport.closing
+    assert not peer.transport.aborted
+    assert peer.answered == [1, 2]
+    assert peer.dispatcher.started == [1, 2]
+    peer.lose()
+    assert peer.budget.used_bytes == 0
+
+
+def test_close_when_answered_closes_an_idle_connection_at_once() -> None:
+    peer = greeted(Peer())
+    peer.connection.close_when_answered()
+    assert peer.transport.closing
+
+
+@pytest.mark.parametrize("way", ["close_when_answered", "connection_lost"])
+def test_requests_that_wait_for_something_are_told_to_hurry(way: str) -> None:
+    peer = Peer()
+    peer.send(fetch_frame(1) + fetch_frame(2))
+    hurried: list[int] = []
+    for number, call in enumerate(peer.dispatcher.calls, 1):
+        call.on_hurry = lambda number=number: hurried.append(number)  # type: ignore[misc]
+    peer.dispatcher.answer(2)
+    arguments: tuple[Any, ...] = (None,) if way == "connection_lost" else ()
+    getattr(peer.connection, way)(*arguments)
+    assert hurried == [1], "the second has its answer"
+
+
+def test_an_answer_to_a_client_that_is_gone_is_dropped() -> None:
+    peer = Peer()
+    peer.send(fetch_frame(1))
+    peer.lose()
+    peer.dispatcher.answer(1)
+    assert peer.budget.used_bytes == 0
+    assert peer.dispatcher.closed_connections == [peer.connection]
+
+
+def test_a_connection_too_many_is_closed_at_once() -> None:
+    dispatcher = FakeDispatcher()
+    dispatcher.lets_in = False
+    peer = Peer(dispatcher)
+    assert peer.transport.aborted
+    peer.lose()
+    assert peer.loop.armed == 0
+
+
+# --- everything at once
+
+
+class AnyStory(RuleBasedStateMachine):
+    """Three clients share a small budget and do whatever they like; nothing is lost, reordered or leaked."""
+
+    LIMIT = 300 * KIB
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = FakeLoop()
+        self.budget = ByteBudget(self.LIMIT)
+        self.buffers = FrameBuffers(size_bytes=64 * KIB, keep=2, scratch_bytes=8 * KIB)
+        self.peers = [self.connect() for _ in range(3)]
+        self.sent: list[list[int]] = [[], [], []]
+        self.numbers = 1
+
+    def connect(self) -> Peer:
+        return Peer(
+            loop=self.loop,
+            budget=self.budget,
+            buffers=self.buffers,
+            max_first_frame_bytes=256 * KIB,
+            max_frame_bytes=256 * KIB,
+            max_in_flight_requests_per_connection=4,
+        )
+
+    @rule(client=st.integers(0, 2), size=st.sampled_from((0, 0, 20_000, 60_000, 200_000)), chunk=st.sampled_from((977, 50_000, 10**6)))
+    def send(self, client: int, size: int, chunk: int) -> None:
+        number, self.numbers = self.numbers, self.numbers + 1
+        self.sent[client].append(number)
+        frame = padded_frame(number, size) if size else metadata_frame(number)
+        self.peers[client].send(frame, chunk)
+
+    @rule(client=st.integers(0, 2), newest=st.booleans())
+    def answer(self, client: int, newest: bool) -> None:
+        calls = self.peers[client].dispatcher.calls
+        open_calls = [call for call in calls if call.header.correlation_id not in self.done(client)]
+        if open_calls:
+            call = open_calls[-1 if newest else 0]
+            self.answered_calls(client).append(call.header.correlation_id)
+            self.peers[client].dispatcher.answer(call.header.correlation_id, 5_000)
+            for peer in self.peers:
+                peer.deliver()
+
+    def answered_calls(self, client: int) -> list[int]:
+        peer = self.peers[client]
+        if not hasattr(peer, "given"):
+            peer.given = []  # type: ignore[attr-defined]
+        return peer.given  # type: ignore[attr-defined,no-any-return]
+
+    def done(self, client: int) -> set[int]:
+        return set(self.answered_calls(client))
+
+    @rule(client=st.integers(0, 2), takes=st.booleans())
+    def read_or_not(self, client: int, takes: bool) -> None:
+        peer = self.peers[client]
+        if takes:
+            peer.take_answers()
+            peer.deliver()
+        elif not peer.transport.unsent:
+            peer.transport.takes_writes = False
+
+    @rule(client=st.integers(0, 2))
+    def reconnect(self, client: int) -> None:
+        self.peers[client].lose()
+        self.peers[client] = self.connect()
+        self.sent[client] = []
+        for peer in self.peers:
+            peer.deliver()
+
+    @precondition(lambda self: self.numbers > 1)
+    @rule(client=st.integers(0, 2))
+    def send_rubbish(self, client: int) -> None:
+        peer = self.peers[client]
+        if not peer.transport.arrived and peer.connection._frame is None:
+            peer.send(b"\xff\xff\xff\xff")
+            self.reconnect(client)
+
+    @invariant()
+    def requests_start_and_are_answered_in_order(self) -> None:
+        for peer, sent in zip(self.peers, self.sent, strict=True):
+            assert peer.dispatcher.started == sent[: len(peer.dispatcher.started)]
+            assert peer.answered == sent[: len(peer.answered)]
+
+    @invariant()
+    def the_budget_is_never_far_over_its_limit(self) -> None:
+        # Over the limit may be: answers, and what was read before the reading was stopped.
+        assert self.budget.used_bytes <= self.LIMIT + 3 * (4 * 5_004 + 2 * 60_000)
+
+    def teardown(self) -> None:
+        for peer in self.peers:
+            peer.take_answers()
+        for _ in range(200):
+            for client in range(3):
+                self.answer(client, newest=False)
+        for peer, sent in zip(self.peers, self.sent, strict=True):
+            assert peer.answered == sent, "everything comes to an end once clients read and answers are given"
+        assert self.budget.used_bytes == 0
+        for peer in self.peers:
+            peer.lose()
+        assert self.budget.used_bytes == 0
+
+
+TestAnyStory = AnyStory.TestCase
