@@ -86,7 +86,9 @@ class FakeDispatcher:
     def answer(self, correlation_id: int, size_bytes: int = 8) -> None:
         """Answer a request with a frame of zeros behind its correlation id."""
         (call,) = [call for call in self.calls if call.header.correlation_id == correlation_id]
-        call.reply_buffers([size_bytes.to_bytes(4, "big"), correlation_id.to_bytes(4, "big"), bytes(size_bytes - 4)])
+        call.reply_buffers(
+            [size_bytes.to_bytes(4, "big"), correlation_id.to_bytes(4, "big"), bytes(size_bytes - 4)]
+        )
 
 
 @dataclass

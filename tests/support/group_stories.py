@@ -49,7 +49,11 @@ def killed_member_is_replaced(one: ClientProcess, two: ClientProcess, topic: str
 
 
 def static_member_returns(
-    one: ClientProcess, two: ClientProcess, start_another: Callable[[], ClientProcess], topic: str, **config: Any
+    one: ClientProcess,
+    two: ClientProcess,
+    start_another: Callable[[], ClientProcess],
+    topic: str,
+    **config: Any,
 ) -> None:
     """A static member that comes back in a new process gets its partitions, and nobody else notices."""
     one.call("create_topic", topic=topic, partitions=2)
@@ -62,7 +66,7 @@ def static_member_returns(
     two.kill()
     returned = start_another()
     returned.call("member_join", group_instance_id="second", **join)
-    # Had there been a rebalance, this assignment would have had to wait for the first member to take part in it.
+    # Had there been a rebalance, this assignment would have waited for the first member to take part.
     assert returned.call("member_wait", name=topic, partitions=1)["assigned"] == lost["assigned"]
     assert one.call("member_wait", name=topic)["rebalances"] == before["rebalances"]
     returned.close()

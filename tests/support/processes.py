@@ -1,7 +1,8 @@
 """Processes of the system tests: nodes, and clients that take calls as lines of JSON.
 
-Nothing here waits by sleeping: a node says that it is ready on its standard output, a client answers every call
-with one line. Every wait has a deadline, and what a process wrote to its standard error is part of the error.
+Nothing here waits by sleeping: a node says on its standard output that it is ready, a client answers every
+call with one line. Every wait has a deadline, and what a process wrote to its standard error is part of the
+error.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ _POLL_SECONDS = 0.02
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_seconds: float = 30.0) -> Any:
-    """What ``condition`` returns once it is true. For states that only asking shows, never for a state that is
-    announced."""
+    """What ``condition`` returns once it is true. For states that only asking shows."""
     deadline = time.monotonic() + deadline_seconds
     while True:
         found = condition()
@@ -63,7 +63,8 @@ class _Process:
                 text=True,
                 env=_environment(),
             )
-        assert self.popen.stdin is not None and self.popen.stdout is not None
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
         self._stdin: IO[str] = self.popen.stdin
         self._reader = threading.Thread(target=self._read, args=(self.popen.stdout,), daemon=True)
         self._reader.start()
@@ -90,7 +91,7 @@ class _Process:
         return self.error_path.read_text(errors="replace")[-20_000:]
 
     def wait(self, deadline_seconds: float = _STOP_DEADLINE_SECONDS) -> int:
-        """Wait for the end and let go of the pipes; a process that does not end is killed, as a ``TimeoutError``."""
+        """Wait for the end and let go of the pipes. A process that does not end is killed."""
         try:
             return self.popen.wait(deadline_seconds)
         except subprocess.TimeoutExpired:
@@ -120,7 +121,12 @@ class NodeProcess:
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
         self.data_dir = data_dir
-        self._settings = {"data_dir": str(data_dir), "listen": "127.0.0.1:0", "http": "127.0.0.1:0", **settings}
+        self._settings = {
+            "data_dir": str(data_dir),
+            "listen": "127.0.0.1:0",
+            "http": "127.0.0.1:0",
+            **settings,
+        }
         self._process: _Process | None = None
         self._error_path = data_dir.with_name(f"{data_dir.name}.stderr")
 
@@ -212,7 +218,9 @@ class ClientProcess:
     def __init__(self, script: Path, error_path: Path, *arguments: str) -> None:
         self._process = _Process([str(script), *arguments], error_path)
 
-    def call(self, name: str, /, *, deadline_seconds: float = _CALL_DEADLINE_SECONDS, **arguments: Any) -> Any:
+    def call(
+        self, name: str, /, *, deadline_seconds: float = _CALL_DEADLINE_SECONDS, **arguments: Any
+    ) -> Any:
         """Run a function there and return its result; ``ClientFailed`` with the traceback if it raises."""
         self.begin(name, **arguments)
         return self.finish(deadline_seconds)

@@ -78,7 +78,7 @@ class RawClient:
         return bytes(data)
 
     def wait_for_close(self) -> int:
-        """Wait until the node closes the connection; ``TimeoutError`` if it does not. Returns the bytes it sent."""
+        """Wait until the node closes the connection, and return how many bytes it sent before."""
         received = 0
         try:
             while data := self.socket.recv(65536):

@@ -1,6 +1,6 @@
 """A node as a process of its own: ``python run_node.py '{"data_dir": "…", …}'``.
 
-The settings are those of ``tidemill settings``. When the node is ready, one line of JSON says where it listens; it
+The settings are those of ``tidemill settings``. When it is ready, one line of JSON says where it listens. It
 stops in an orderly way on SIGTERM, or when its standard input ends, so that it never outlives the tests.
 """
 
@@ -38,7 +38,8 @@ async def run(flags: dict[str, Any]) -> None:
 
 
 def announce(node: Node) -> None:
-    print(json.dumps({"listen": str(node.address), "http": str(node.http_address)}), flush=True)
+    sys.stdout.write(json.dumps({"listen": str(node.address), "http": str(node.http_address)}) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -47,7 +48,7 @@ def main() -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(json.loads(sys.argv[1])))
     except TidemillError as error:
-        print(error.message, file=sys.stderr)
+        sys.stderr.write(f"{error.message}\n")
         return 1
     return 0
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from support.processes import NodeProcess
 from tidemill.log.storage import LocalStorage
 from tidemill.log.walk import walk
 from tidemill.records.batch import BatchHeader
-
-from support.processes import NodeProcess
 
 __all__ = ("stored_batches", "stored_codecs")
 

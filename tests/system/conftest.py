@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.processes import ClientProcess, NodeProcess
 
 _CLIENTS = Path(__file__).with_name("clients")
@@ -23,7 +24,9 @@ StartClient = Callable[..., ClientProcess]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "feature(*names): what of the client this test shows, for docs/clients.md")
+    config.addinivalue_line(
+        "markers", "feature(*names): what of the client this test shows, for docs/clients.md"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """The table of docs/clients.md, from the ``feature`` markers of the client tests.
 
-``python tests/system/feature_matrix.py`` writes the table into the page; ``test_feature_matrix.py`` fails when
-the page is not up to date. The tests are parsed, not imported, so no client has to be installed.
+``python tests/system/feature_matrix.py`` writes the table into the page; ``test_feature_matrix.py`` fails
+when the page is not up to date. The tests are parsed, not imported, so no client has to be installed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def _marked_features(function: ast.FunctionDef) -> list[str]:
     return [
         ast.literal_eval(argument)
         for decorator in function.decorator_list
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in ("feature", "pytest.mark.feature")
+        if isinstance(decorator, ast.Call)
+        and ast.unparse(decorator.func) in ("feature", "pytest.mark.feature")
         for argument in decorator.args
     ]
 
@@ -93,7 +94,10 @@ def table() -> str:
     heads = [f"{client} ([tests](../tests/system/{name}))" for name, client, _ in clients]
     lines = [f"| feature | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
     for feature in FEATURES:
-        cells = ["<br>".join(f"`{test}`" for test in shown.get(feature, ["–"])).replace("`–`", "–") for _, _, shown in clients]
+        cells = [
+            "<br>".join(f"`{test}`" for test in shown.get(feature, ["–"])).replace("`–`", "–")
+            for _, _, shown in clients
+        ]
         lines.append(f"| {feature} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

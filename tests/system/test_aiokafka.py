@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+
 from support.group_stories import killed_member_is_replaced, share_and_take_over, static_member_returns
 from support.processes import ClientProcess, NodeProcess
 from support.stored import stored_codecs
@@ -16,6 +17,7 @@ CLIENT_SCRIPT = "aiokafka"
 
 Play = Callable[..., Any]
 feature = pytest.mark.feature
+
 
 @feature("produce: every codec", "produce: acks 0, 1, all", "consume: from the earliest record")
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -61,7 +63,9 @@ def test_an_offset_out_of_range_is_reset_or_reported(play: Play) -> None:
 
 @feature("topic config: recompression")
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_batches_are_stored_with_the_topics_codec(play: Play, node: NodeProcess, topic: str, codec: str) -> None:
+def test_batches_are_stored_with_the_topics_codec(
+    play: Play, node: NodeProcess, topic: str, codec: str
+) -> None:
     play(codec=codec)
     assert stored_codecs(node, topic) == {"none" if codec == "uncompressed" else codec}
 

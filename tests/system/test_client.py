@@ -1,4 +1,4 @@
-"""Tidemill's own async client against a real node in a process of its own, and against servers that misbehave."""
+"""Tidemill's own async client against a real node, and against servers that misbehave."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.processes import NodeProcess
 
+from support.processes import NodeProcess
 from tidemill.client import admin, group_admin
 from tidemill.client.cluster import Cluster, TopicPartition
 from tidemill.client.connection import Connection

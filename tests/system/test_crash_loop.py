@@ -1,7 +1,7 @@
-"""A node under idempotent load is killed and restarted ten times; then the histories of its clients are checked.
+"""A node under idempotent load is killed and restarted ten times; then what its clients saw is checked.
 
-The moments of the kills are random: the seed is printed, and ``CRASH_LOOP_SEED`` sets it. It decides when the node
-is killed, not what runs at that moment, so a seed narrows a failure down without repeating it exactly.
+The moments of the kills are random: the seed is printed, and ``CRASH_LOOP_SEED`` sets it. It decides when the
+node is killed, not what runs at that moment, so a seed narrows a failure down without repeating it exactly.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.history import History, check
 from support.processes import NodeProcess
 
@@ -36,7 +37,7 @@ def crash(node: NodeProcess, rng: random.Random) -> None:
 @pytest.mark.timeout(300)
 def test_ten_kills_under_load_lose_repeat_and_invent_nothing(tmp_path: Path, start_client: Any) -> None:
     seed = int(os.environ.get("CRASH_LOOP_SEED") or random.randrange(2**32))
-    print(f"CRASH_LOOP_SEED={seed}")
+    print(f"CRASH_LOOP_SEED={seed}")  # noqa: T201
     rng = random.Random(seed)
     histories = {name: tmp_path / f"{name}.jsonl" for name in ("one", "two", "steady", "late", "drain")}
     with NodeProcess(tmp_path / "data") as node:
@@ -51,7 +52,11 @@ def test_ten_kills_under_load_lose_repeat_and_invent_nothing(tmp_path: Path, sta
         target = {"topic": _TOPIC, "partitions": _PARTITIONS}
         for name in ("one", "two"):
             load.call(
-                "start_load", name=name, path=str(histories[name]), too_large_bytes=_MAX_MESSAGE_BYTES, **target
+                "start_load",
+                name=name,
+                path=str(histories[name]),
+                too_large_bytes=_MAX_MESSAGE_BYTES,
+                **target,
             )
         watch.call("start_reader", name="steady", path=str(histories["steady"]), **target)
         for number in range(_KILLS):
@@ -65,7 +70,9 @@ def test_ten_kills_under_load_lose_repeat_and_invent_nothing(tmp_path: Path, sta
         ends = drain.call("end_offsets", **target)
         drain.call("start_reader", name="drain", path=str(histories["drain"]), **target)
         errors = drain.call("stop_reader", name="drain", ends=ends)
-        errors += watch.call("stop_reader", name="steady", ends=ends) + watch.call("stop_reader", name="late", ends=ends)
+        errors += watch.call("stop_reader", name="steady", ends=ends) + watch.call(
+            "stop_reader", name="late", ends=ends
+        )
 
     history = History()
     for path in histories.values():

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+
 from support.group_stories import killed_member_is_replaced, share_and_take_over, static_member_returns
 from support.processes import ClientProcess, NodeProcess
 from support.stored import stored_codecs
@@ -71,7 +72,9 @@ def test_an_offset_out_of_range_is_reset_or_reported(play: Play) -> None:
 
 @feature("topic config: recompression")
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_batches_are_stored_with_the_topics_codec(play: Play, node: NodeProcess, topic: str, codec: str) -> None:
+def test_batches_are_stored_with_the_topics_codec(
+    play: Play, node: NodeProcess, topic: str, codec: str
+) -> None:
     pytest.importorskip(_CODEC_MODULES.get(codec, "gzip"))
     play(codec=codec)
     assert stored_codecs(node, topic) == {"none" if codec == "uncompressed" else codec}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+
 from support.processes import NodeProcess
 from support.stored import stored_codecs
 
@@ -112,7 +113,9 @@ def test_offsets_are_found_by_time(kcat: Kcat, topic: str) -> None:
     times = [record["ts"] for record in read_all(kcat, topic)]
     assert times == sorted(times)
     assert [record["payload"] for record in read_all(kcat, topic, "-o", f"s@{times[1]}")][-2:] == ["v1", "v2"]
-    assert [record["payload"] for record in read_all(kcat, topic, "-o", "beginning", "-o", f"e@{times[2]}")][:1] == ["v0"]
+    assert [record["payload"] for record in read_all(kcat, topic, "-o", "beginning", "-o", f"e@{times[2]}")][
+        :1
+    ] == ["v0"]
     assert kcat("-Q", "-t", f"{topic}:0:{times[2]}").strip().endswith("offset 2")
     assert kcat("-Q", "-t", f"{topic}:0:-2").strip().endswith("offset 0")
     assert kcat("-Q", "-t", f"{topic}:0:-1").strip().endswith("offset 3")
@@ -138,7 +141,12 @@ class GroupReader:
     """kcat as a member of a group, printing partition and value of every record at once."""
 
     def __init__(self, node: NodeProcess, group: str, topic: str, *settings: str) -> None:
-        config = ["auto.offset.reset=earliest", "session.timeout.ms=2000", "heartbeat.interval.ms=200", *settings]
+        config = [
+            "auto.offset.reset=earliest",
+            "session.timeout.ms=2000",
+            "heartbeat.interval.ms=200",
+            *settings,
+        ]
         options = [part for setting in config for part in ("-X", setting)]
         self.process = subprocess.Popen(
             ["kcat", "-b", node.bootstrap_servers, *options, "-u", "-f", "%p %s\n", "-G", group, topic],

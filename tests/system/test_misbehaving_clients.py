@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.processes import NodeProcess, wait_until
 from support.raw import RawClient, batch_of, fetch_body
-
 from tidemill.errors import ErrorCode
 from tidemill.wire.requests import decode_response
 
@@ -57,7 +57,13 @@ def raw(node: NodeProcess) -> Iterator[RawClient]:
 
 def create_topic(client: RawClient, topic: str, **configs: str) -> Any:
     overrides = [{"name": name.replace("_", "."), "value": value} for name, value in configs.items()]
-    wanted = {"name": topic, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": overrides}
+    wanted = {
+        "name": topic,
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": overrides,
+    }
     answer = client.request("CreateTopics", 7, {"topics": [wanted], "timeout": 30_000})
     return answer.topics[0].error_code
 
@@ -89,10 +95,15 @@ def test_a_client_that_trickles_is_closed_although_it_never_falls_silent(raw: Ra
     assert raw.request(_API_VERSIONS, 0, {}).error_code == ErrorCode.none
     raw.socket.settimeout(0.05)
     with pytest.raises(ConnectionError):
-        for position in range(len(frame)):
-            raw.send(frame[position : position + 1])
-            with contextlib.suppress(TimeoutError):
-                raw.read_frame()
+        trickle(raw, frame)
+
+
+def trickle(raw: RawClient, data: bytes) -> None:
+    """Send one byte at a time, and look for an answer after each."""
+    for position in range(len(data)):
+        raw.send(data[position : position + 1])
+        with contextlib.suppress(TimeoutError):
+            raw.read_frame()
 
 
 def test_a_request_that_arrives_byte_by_byte_in_time_is_answered(raw: RawClient) -> None:
@@ -105,6 +116,8 @@ def test_a_frame_whose_length_is_only_claimed_costs_no_memory(node: NodeProcess)
     before = node.resident_bytes()
     clients = [RawClient(node.address) for _ in range(_MAX_CONNECTIONS - 10)]
     for client in clients:
+        # The first request of a connection has a limit of its own.
+        client.request(_API_VERSIONS, 0, {})
         client.send(struct.pack(">i", 4 * MIB) + bytes(100))
     for client in clients:
         client.wait_for_close()
@@ -197,11 +210,15 @@ def test_clients_that_never_read_their_answers_cost_bounded_memory(
             requests = deaf.encode("Fetch", 12, fetch_body(topic, max_bytes=4 * MIB)) * 1_000
             # That the socket takes no more shows that the node has stopped reading; a request asks for 4 MiB.
             with pytest.raises(TimeoutError):
-                while True:
-                    deaf.send(requests)
+                send_for_ever(deaf, requests)
         assert node.resident_bytes() - before < 100 * MIB
         # Another client is served while they are there.
         assert raw.fetch(topic).high_watermark == 8
+
+
+def send_for_ever(raw: RawClient, data: bytes) -> None:
+    while True:
+        raw.send(data)
 
 
 def test_a_connection_too_many_is_closed_at_once(node: NodeProcess) -> None:
@@ -237,7 +254,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
     path = tmp_path / "disk"
     path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)], capture_output=True, text=True
+    )
     if done.returncode != 0:
         pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
     try:

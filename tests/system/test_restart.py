@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.processes import ClientProcess, NodeProcess
 from support.raw import RawClient, batch_of
 from support.stored import stored_batches
-
 from tidemill.errors import ErrorCode
 
 Restart = Callable[[NodeProcess], None]
@@ -99,9 +99,16 @@ def test_an_idempotent_producer_goes_on_without_loss_or_duplicates(
     client.call("create_with", topic=topic)
     client.call("producer_open", name=topic)
     for number in range(3):
-        # The node goes down in the middle of what was sent, and the rest is sent while it is down or starting.
-        client.call("producer_send", name=topic, topic=topic, texts=texts(number * 2_000, number * 2_000 + 1_500))
-        client.begin("producer_send", name=topic, topic=topic, texts=texts(number * 2_000 + 1_500, number * 2_000 + 2_000))
+        # The node goes down in the middle of what was sent; the rest is sent while it is down or starting.
+        client.call(
+            "producer_send", name=topic, topic=topic, texts=texts(number * 2_000, number * 2_000 + 1_500)
+        )
+        client.begin(
+            "producer_send",
+            name=topic,
+            topic=topic,
+            texts=texts(number * 2_000 + 1_500, number * 2_000 + 2_000),
+        )
         restart(node)
         client.finish()
     reports = client.call("producer_flush", name=topic)
@@ -112,7 +119,9 @@ def test_an_idempotent_producer_goes_on_without_loss_or_duplicates(
 
 
 @both_ways
-def test_a_group_member_goes_on_reading(node: NodeProcess, client: ClientProcess, topic: str, restart: Restart) -> None:
+def test_a_group_member_goes_on_reading(
+    node: NodeProcess, client: ClientProcess, topic: str, restart: Restart
+) -> None:
     client.call("create_with", topic=topic)
     client.call("member_join", name=topic, group=topic, topic=topic, session_timeout_ms=30_000)
     client.call("write", topic=topic, texts=texts(0, 10))
@@ -123,7 +132,9 @@ def test_a_group_member_goes_on_reading(node: NodeProcess, client: ClientProcess
     client.call("member_leave", name=topic)
 
 
-def test_only_an_unclean_stop_starts_a_new_leader_epoch(node: NodeProcess, client: ClientProcess, topic: str) -> None:
+def test_only_an_unclean_stop_starts_a_new_leader_epoch(
+    node: NodeProcess, client: ClientProcess, topic: str
+) -> None:
     client.call("create_with", topic=topic)
     client.call("write", topic=topic, texts=["a"])
     stop_and_start(node)
@@ -142,7 +153,10 @@ def test_only_an_unclean_stop_starts_a_new_leader_epoch(node: NodeProcess, clien
 
 
 def epoch_end(raw: RawClient, topic: str, epoch: int) -> tuple[int, int]:
-    wanted = {"topic": topic, "partitions": [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}]}
+    wanted = {
+        "topic": topic,
+        "partitions": [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}],
+    }
     answer = raw.request("OffsetForLeaderEpoch", 4, {"replica_id": -1, "topics": [wanted]})
     partition = answer.topics[0].partitions[0]
     assert partition.error_code == ErrorCode.none
@@ -159,7 +173,9 @@ def test_a_torn_tail_is_cut_kept_and_reported(
     (segment,) = node.partition_dir(topic).glob("*.log")
     size = segment.stat().st_size
     # A batch that is whole but carries the wrong offset was not written by this log: it goes, too.
-    garbage = (batch_of(b"stray") if whole_batch_first else b"") + b"\x07 torn in the middle of a write \x08" * 20
+    garbage = (
+        batch_of(b"stray") if whole_batch_first else b""
+    ) + b"\x07 torn in the middle of a write \x08" * 20
     with segment.open("ab") as file:
         file.write(garbage)
     node.start()

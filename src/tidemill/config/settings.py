@@ -91,8 +91,24 @@ class Settings:
     ] = 4
     log_retention_check_interval_ms: Annotated[
         int,
-        _ms("How often retention and compaction look for work."),
+        _ms("How often retention looks for work."),
     ] = 300_000
+    compaction_check_interval_ms: Annotated[
+        int,
+        _ms("How often compaction looks for work."),
+    ] = 15_000
+    compaction_map_bytes: Annotated[
+        int,
+        _bytes(
+            "Memory for the keys of the log that is being compacted, some 34 bytes each. A log with more new "
+            "keys is compacted in several runs.",
+            KIB,
+        ),
+    ] = 64 * MIB
+    compaction_bytes_per_second: Annotated[
+        int,
+        _bytes("How much compaction may read and write in a second. 0: no limit.", 0),
+    ] = 64 * MIB
 
     # Limits, checked before memory is taken.
     max_connections: Annotated[

@@ -1,12 +1,12 @@
 """What compaction makes of one batch: kept as it is, made smaller, or dropped. Pure.
 
-Batches are given in the order of the log, from its start, so that the filter knows which transactions have something
-left when it meets their markers. The rules, which are Kafka's:
+Batches are given in the order of the log, from its start, so that the filter knows which transactions have
+something left when it meets their markers. The rules, which are Kafka's:
 
 - of every key the record with the largest offset stays; a record without a key goes;
 - a tombstone stays until the delete horizon of its batch, which is set when it is first compacted;
-- what an aborted transaction wrote goes; a marker goes when no batch of its transaction was there any more, and
-  its delete horizon has passed;
+- what an aborted transaction wrote goes; a marker goes when no batch of its transaction was there any more,
+  and its delete horizon has passed;
 - a batch that a remembered producer's state rests on stays, without records if need be.
 """
 

@@ -1,7 +1,9 @@
-"""One compaction of a log: read the dirty part for its keys, then write every segment again without what is old.
+"""One compaction of a log: read the dirty part for its keys, then write every segment again without what is
+old.
 
-The order is the owner's picture of the log at one moment; the run works from files alone, in a thread of its own, on
-segments that nobody changes any more. Between two groups of segments the owner puts the result in place:
+The order is the owner's picture of the log at one moment; the run works from files alone, in a thread of its
+own, on segments that nobody changes any more. Between two groups of segments the owner puts the result in
+place:
 
     run = CleaningRun(order, ...)
     run.map_keys()                      worker
@@ -9,8 +11,8 @@ segments that nobody changes any more. Between two groups of segments the owner 
         swap_in(log, cleaned)           owner: see ``PartitionLog.swap_in``
     run.finish()                        worker
 
-Memory is the key map's budget and a few chunks, however large the log is. If the map is full before the dirty part
-ends, the run goes as far as the map does, and another one does the rest.
+Memory is the key map's budget and a few chunks, however large the log is. If the map is full before the dirty
+part ends, the run goes as far as the map does, and another one does the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class CleaningStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CleaningOrder:
-    """What to compact. Made by the log's owner; the segments are sealed, durable and not changed by anyone."""
+    """What to compact. Made by the log's owner; the segments are sealed and durable, and nobody changes them."""
 
     directory: str
     segments: tuple[Segment, ...]
@@ -296,8 +298,8 @@ def _check(header: BatchHeader, data: memoryview, position: int) -> None:
 class _Writer:
     """Writes what is left, and one small batch without records for every stretch that is not.
 
-    So a compacted log still has no gaps: a lost segment or a damaged offset is found there as anywhere else. Such
-    a stretch ends where the leader epoch changes, so that the epochs can still be read from the log.
+    So a compacted log still has no gaps: a lost segment or a damaged offset is found there as anywhere else.
+    Such a stretch ends where the leader epoch changes, so that the epochs can still be read from the log.
     """
 
     def __init__(self, file: StorageFile, pace: Pace) -> None:

@@ -25,7 +25,7 @@ def cleanable_part(log: PartitionLog, now_ms: int, floor_offset: int = NO_FLOOR)
 
 
 def roll_for_compaction(log: PartitionLog, now_ms: int) -> bool:
-    """Seal an active segment whose records have waited as long as they may; True if something is to be flushed."""
+    """Seal an active segment whose records have waited as long as they may; True if that is to be flushed."""
     segments = log.segments
     if not log.config.compacts or not segments or not segments[-1].size_bytes:
         return False
@@ -38,7 +38,7 @@ def roll_for_compaction(log: PartitionLog, now_ms: int) -> bool:
 
 def order_cleaning(log: PartitionLog, now_ms: int, floor_offset: int = NO_FLOOR) -> CleaningOrder | None:
     """Everything that a run needs to know, or None if there is nothing that it could do now."""
-    # Compaction takes batches away that producers' states were read from: a snapshot behind them must be durable.
+    # Batches go that the producers' states were read from: a snapshot behind them must be durable.
     snapshots = list_snapshots(log.storage, log.directory)
     if not snapshots:
         return None
@@ -68,8 +68,8 @@ def order_cleaning(log: PartitionLog, now_ms: int, floor_offset: int = NO_FLOOR)
 def swap_in(log: PartitionLog, cleaned: CleanedSegment) -> list[StorageFile]:
     """Put a compacted segment in its place, on disk and in memory; returns old files, to be closed.
 
-    Raises ``StorageError`` and then nothing has changed, unless ``log.failure`` is set: what is on disk is right
-    in any case, but this process cannot go on with it.
+    Raises ``StorageError`` and then nothing has changed, unless ``log.failure`` is set: what is on disk is
+    right in any case, but this process cannot go on with it.
     """
     directory, storage = log.directory, log.storage
     if not set(cleaned.old) <= set(log.segments):

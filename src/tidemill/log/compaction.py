@@ -1,9 +1,9 @@
 """Which part of a log may be compacted, and whether it is time to: pure decisions over segments.
 
-Compaction works on whole segments from the start of the log. It never touches the active segment, nothing from the
-last stable offset on, nothing that is younger than ``min.compaction.lag.ms``, and nothing from the retention floor
-on, which is where somebody still needs every record. Below the first dirty offset the log was compacted before: no
-key is there twice.
+Compaction works on whole segments from the start of the log. It never touches the active segment, nothing
+from the last stable offset on, nothing that is younger than ``min.compaction.lag.ms``, and nothing from the
+retention floor on, which is where somebody still needs every record. Below the first dirty offset the log was
+compacted before: no key is there twice.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _S = TypeVar("_S", bound=SegmentFacts)
 
 
 def group_segments(segments: Sequence[_S], segment_bytes: int) -> list[list[_S]]:
-    """Neighbours that become one segment: not larger than a segment may be, even if nothing can be removed."""
+    """Neighbours that become one segment: no larger than one may be, even if nothing can be removed."""
     groups: list[list[_S]] = []
     size_bytes = 0
     for segment in segments:

@@ -1,8 +1,8 @@
 """Key → last offset, for a fixed amount of memory.
 
-A hash table with open addressing over two flat arrays: 24 bytes a slot, instead of some 160 in a dict. Of a key only
-sixteen bytes are kept: the key itself and its length if it is short, else a hash of it. That two keys of one
-partition have the same 128-bit hash is not going to happen, and Kafka relies on the same.
+A hash table with open addressing over two flat arrays: 24 bytes a slot, instead of some 160 in a dict. Of a
+key only sixteen bytes are kept: the key itself and its length if it is short, else a hash of it. That two
+keys of one partition have the same 128-bit hash is not going to happen, and Kafka relies on the same.
 """
 
 from __future__ import annotations

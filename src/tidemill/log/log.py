@@ -451,7 +451,7 @@ class PartitionLog:
         return self._cache
 
     def exchange(self, old: Sequence[Segment], new: Segment) -> None:
-        """Put a segment in the place of neighbours with the same offsets; the files are the caller's business."""
+        """Put a segment in the place of neighbours with the same offsets; the files are the caller's."""
         place = self._segments.index(old[0])
         assert self._segments[place : place + len(old)] == list(old)
         self._segments[place : place + len(old)] = [new]

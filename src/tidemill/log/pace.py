@@ -1,4 +1,4 @@
-"""How fast a worker thread may go: a byte rate, and a pause now and then so that other threads get their turn."""
+"""How fast a worker thread may go: a byte rate, and a pause now and then that gives others their turn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pace:
             self._last_breath = self._clock()
 
     def spend(self, size_bytes: int) -> None:
-        """Account for bytes read or written; sleeps while there were too many for the time that has passed."""
+        """Account for bytes read or written; sleeps if there were too many for the time that has passed."""
         if not self._bytes_per_second:
             return
         now = self._clock()

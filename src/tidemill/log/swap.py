@@ -1,12 +1,14 @@
-"""Putting compacted segments in the place of those they were made of, so that a crash leaves one or the other.
+"""Putting compacted segments in the place of those they were made of, so that a crash leaves one or the
+other.
 
 Names in a partition's directory, next to ``<base>.log`` and ``<base>.index``:
 
     <base>.log.cleaned      being written; worth nothing, removed at the next start
     <base>-<end>.swap       whole, checked and synced: it replaces every segment from base to end
 
-The rename from the first to the second, once the directory is synced, is the moment of the change. From then on the
-old segments go, and ``.swap`` becomes ``.log``; if that is interrupted, the next start carries it to its end.
+The rename from the first to the second, once the directory is synced, is the moment of the change. From then
+on the old segments go, and ``.swap`` becomes ``.log``; if that is interrupted, the next start carries it to
+its end.
 """
 
 from __future__ import annotations

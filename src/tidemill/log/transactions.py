@@ -26,10 +26,11 @@ class AbortedTransaction(NamedTuple):
 
 
 def with_markers(aborted: list[AbortedTransaction], data: memoryview) -> list[AbortedTransaction]:
-    """Without those that end inside ``data``, batches of a compacted log, by a marker that is not there any more.
+    """Without those that end inside ``data``, batches of a compacted log, by a marker that is not there any
+    more.
 
-    Nothing of them is left to leave out, but a reader that was told of them would go on leaving out what their
-    producer wrote later. Snapshots may speak of them long after the compaction.
+    Nothing of them is left to leave out, but a reader that was told of them would go on leaving out what
+    their producer wrote later. Snapshots may speak of them long after the compaction.
     """
     markers = set()
     position, end_offset = 0, 0
@@ -111,8 +112,8 @@ class TransactionStates:
     def forget_aborted(self, start_offset: int, end_offset: int, kept_markers: frozenset[int]) -> None:
         """Let go of those whose marker was in the half-open range and is not in the log any more.
 
-        A reader that was told of them would leave out what their producer wrote later: the marker is what ends
-        the leaving out.
+        A reader that was told of them would leave out what their producer wrote later: the marker is what
+        ends the leaving out.
         """
         first, behind = bisect_left(self._lasts, start_offset), bisect_left(self._lasts, end_offset)
         kept = [number for number in range(first, behind) if self._lasts[number] in kept_markers]

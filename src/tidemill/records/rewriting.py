@@ -1,11 +1,12 @@
 """Batches that lose some of their records, as compaction makes them.
 
-Nothing is decoded that need not be: a record is found by its length, its key is a slice, and what is kept is copied
-as the bytes that are there, because offsets and timestamps are relative to the batch, whose base stays.
+Nothing is decoded that need not be: a record is found by its length, its key is a slice, and what is kept is
+copied as the bytes that are there, because offsets and timestamps are relative to the batch, whose base
+stays.
 
-The one exception is the delete horizon. When a batch with tombstones, or a marker whose transaction has nothing
-left, is first compacted, the time from which these may go is written where the base timestamp was, under an
-attribute bit (KIP-534). The timestamps of its records are then written anew, relative to that.
+The one exception is the delete horizon. When a batch with tombstones, or a marker whose transaction has
+nothing left, is first compacted, the time from which these may go is written where the base timestamp was,
+under an attribute bit (KIP-534). The timestamps of its records are then written anew, relative to that.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def delete_horizon(header: BatchHeader) -> int | None:
 
 
 def index_records(body: bytes, count: int, breathe: Callable[[], None] = _no_breath) -> list[RecordSlice]:
-    """Find every record in the uncompressed ``body``. Raises ``ApiError`` if it is not exactly ``count`` records.
+    """Find every record in the uncompressed ``body``. Raises ``ApiError`` if it is not exactly ``count``
+    records.
 
     ``breathe`` is called now and then, so that a large batch does not keep other threads waiting.
     """
@@ -68,8 +70,8 @@ def index_records(body: bytes, count: int, breathe: Callable[[], None] = _no_bre
 def _index_some(body: bytes, position: int, count: int, found: list[RecordSlice]) -> int:
     """Add ``count`` records from ``position`` on to ``found``; returns where the next one starts.
 
-    Nearly all numbers have one or two bytes, and a call costs as much as all the rest of a record: so these are
-    read in place. Runs past the end as an ``IndexError``.
+    Nearly all numbers have one or two bytes, and a call costs as much as all the rest of a record: so these
+    are read in place. Runs past the end as an ``IndexError``.
     """
     size = len(body)
     for _ in range(count):
@@ -121,7 +123,8 @@ def keep_records(
 ) -> bytes:
     """The batch with only the ``kept`` records of its uncompressed ``body``, compressed as it was.
 
-    Offsets, timestamps and the producer's fields stay what they were; ``new_horizon_ms`` sets a delete horizon.
+    Offsets, timestamps and the producer's fields stay what they were; ``new_horizon_ms`` sets a delete
+    horizon.
     """
     base_timestamp, max_timestamp = header.base_timestamp, header.max_timestamp
     if new_horizon_ms is not None:

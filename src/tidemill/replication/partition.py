@@ -18,12 +18,15 @@ from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, StorageError
+from tidemill.log.cleaner import CleanedSegment, CleaningOrder
+from tidemill.log.compacting import cleanable_part, order_cleaning, roll_for_compaction, swap_in
+from tidemill.log.compaction import NO_FLOOR, is_due
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import prepare_batch
 from tidemill.log.log import Appended, PartitionLog
 from tidemill.log.retention import retained_start
 from tidemill.log.segment import Segment
-from tidemill.log.storage import Buffer
+from tidemill.log.storage import Buffer, StorageFile
 from tidemill.records.batch import BatchHeader
 from tidemill.records.control import Marker, build_marker
 
@@ -77,6 +80,8 @@ class Partition:
         self._stopped = False
         #: Producer id → epoch of transactions that may write here, as far as this process was told.
         self._allowed: dict[int, int] = {}
+        #: From this offset on somebody needs every record: neither retention nor compaction goes there.
+        self.retention_floor: Callable[[], int] = lambda: NO_FLOOR
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}-{self.index} epoch {self.leader_epoch}>"
@@ -281,10 +286,36 @@ class Partition:
         start = retained_start(log.segments, log.config, durable_offset=log.durable_offset, now_ms=now_ms)
         if start is None:
             return []
+        start = min(start, self.retention_floor())
         if start == log.end_offset:
             log.roll()
             self._request_flush(self)
         return log.move_start(start)
+
+    # --- compaction
+
+    def compaction_due(self, now_ms: int) -> float | None:
+        """How much of the log is dirty, if it is time to compact it; None if not."""
+        log = self.log
+        if log.failure is not None or not log.config.compacts:
+            return None
+        if roll_for_compaction(log, now_ms):
+            self._request_flush(self)
+        cleanable = cleanable_part(log, now_ms, self.retention_floor())
+        return cleanable.dirty_ratio if is_due(cleanable, log.config, now_ms) else None
+
+    def order_cleaning(self, now_ms: int) -> CleaningOrder | None:
+        """What a compaction would do now; None if nothing."""
+        return order_cleaning(self.log, now_ms, self.retention_floor())
+
+    def swap_in(self, cleaned: CleanedSegment) -> list[StorageFile]:
+        """Put a compacted segment in its place. Raises ``StorageError``; the partition may have stopped."""
+        try:
+            return swap_in(self.log, cleaned)
+        except StorageError:
+            if self.log.failure is not None:
+                self.flush_failed(self.log.failure)
+            raise
 
     def check_leader_epoch(self, epoch: int) -> None:
         """Compare the epoch that a client believes in; -1 means that it does not say."""

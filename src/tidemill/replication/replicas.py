@@ -67,6 +67,10 @@ class Replicas:
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._partitions.values()))
 
+    @property
+    def storage(self) -> Storage:
+        return self._storage
+
     def __len__(self) -> int:
         return len(self._partitions)
 

@@ -17,6 +17,7 @@ from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.shard import GROUPS_TOPIC
 from tidemill.log.segment import Segment
+from tidemill.replication.compactor import Compactor
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
 from tidemill.replication.flusher import Flusher, wall_clock_ms
 from tidemill.replication.partition import Partition
@@ -63,6 +64,8 @@ class Broker:
         self.fetch_sessions = FetchSessions(settings.max_fetch_sessions)
         self.groups: GroupCoordinator
         self.transactions: TransactionCoordinator
+        #: The last transactional write of each producer that waits for the coordinator.
+        self.transactional_writes: dict[int, asyncio.Task[None]] = {}
         #: Where clients find this node; known once it listens.
         self.advertised = settings.listen
         self._configs: dict[UUID, TopicConfig] = {}
@@ -70,6 +73,13 @@ class Broker:
         self._producer_id_lock = asyncio.Lock()
         self._internal_topic_lock = asyncio.Lock()
         self._deleter = ThreadPoolExecutor(1, thread_name_prefix="tidemill-delete")
+        self.compactor = Compactor(
+            replicas.storage,
+            map_bytes=settings.compaction_map_bytes,
+            bytes_per_second=settings.compaction_bytes_per_second,
+            max_decompressed_bytes=settings.max_decompressed_bytes,
+            clock_ms=clock_ms,
+        )
         controller.subscribe(self._metadata_changed)
 
     @property
@@ -164,7 +174,11 @@ class Broker:
 
     def remove_files(self, topic: str, topic_id: UUID) -> None:
         """Remove a deleted topic's files behind the scenes: large files take long."""
-        self._delete_behind(self.replicas.remove_files, topic, topic_id)
+        self._delete_behind(self._remove_files, topic, topic_id)
+
+    def _remove_files(self, topic: str, topic_id: UUID) -> None:
+        self.compactor.wait_until_off(topic_id)
+        self.replicas.remove_files(topic, topic_id)
 
     def discard(self, partition: Partition, segments: list[Segment]) -> None:
         """Remove old segments behind the scenes."""
@@ -275,8 +289,25 @@ class Broker:
         if opened_here and not partition.flush_scheduled and not partition.is_dirty:
             self.replicas.close_partition(partition)
 
+    async def compact(self) -> None:
+        """Compact every partition that is due; they are opened for it if they have data."""
+        found = []
+        for placement in self.led_placements():
+            if not placement.config.compacts:
+                continue
+            try:
+                partition = self.replicas.peek(placement.topic_id, placement.index)
+                if partition is None and self.replicas.exists_on_disk(placement):
+                    partition = self.replicas.open(placement)
+            except StorageError:
+                continue  # Noted and logged where it was opened.
+            if partition is not None:
+                found.append(partition)
+        await self.compactor.compact(found)
+
     async def close(self) -> bool:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
+        self.compactor.close()
         await self.flusher.drain(list(self.replicas))
         self._deleter.shutdown(wait=True)
         self.flusher.close()

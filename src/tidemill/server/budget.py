@@ -3,10 +3,10 @@
 A connection takes bytes before it reserves memory for a frame, and stops reading its socket while there are
 none: TCP then slows the sender down. Rules:
 
-- Waiting connections are served in order; while one waits, no other is granted anything, so that a large frame
-  is not starved by small ones.
-- The first in the queue is served as if the others in it held nothing: two half-read frames that wait for each
-  other would wait for ever. Only that, and bytes that exist already, go over the limit.
+- Waiting connections are served in order; while one waits, no other is granted anything, so that a large
+  frame is not starved by small ones.
+- The first in the queue is served as if the others in it held nothing: two half-read frames that wait for
+  each other would wait for ever. Only that, and bytes that exist already, go over the limit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ByteBudget:
 
     def _serve(self) -> None:
         if self._serving:
-            # Somebody who is being served waits again or gives something back: the loop below goes on with it.
+            # Somebody who is being served waits again or gives something back: the loop goes on with it.
             return
         self._serving = True
         try:

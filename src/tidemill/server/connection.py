@@ -286,14 +286,18 @@ class Connection(asyncio.BufferedProtocol):
         )
         if stop and self._transport.is_reading():
             self._transport.pause_reading()
+            self._set_deadline_for_input()
         elif not stop and not self._transport.is_reading():
             self._transport.resume_reading()
+            self._set_deadline_for_input()
 
     def _set_deadline_for_input(self) -> None:
         if not self._had_request:
             # Until there is a whole request, the deadline of the first one runs on.
             return
-        if self._frame is not None or self._prefix:
+        # A frame that is not read cannot be late: its time starts again when reading does.
+        begun = self._frame is not None or self._prefix
+        if begun and self._transport is not None and self._transport.is_reading():
             if self._deadline_kind != "frame":
                 self._set_deadline(self._limits.frame_deadline_ms, "frame")
         else:
@@ -317,24 +321,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._deadline_kind == "idle":
             idle_seconds = self._loop.time() - self._last_active
             left = self._limits.idle_timeout_ms / 1000 - idle_seconds
-            if self._slots or left > 0:
+            if self._slots or self._waiting_for_budget or left > 0:
                 self._deadline = self._loop.call_later(max(left, 1.0), self._deadline_passed)
                 return
-        elif self._deadline_kind == "frame" and self._holds_client_up():
-            delay_seconds = self._limits.frame_deadline_ms / 1000
-            self._deadline = self._loop.call_later(delay_seconds, self._deadline_passed)
-            return
         logger.info("closing the connection of %s: %s timeout", self.host, self._deadline_kind)
         self.close()
-
-    def _holds_client_up(self) -> bool:
-        """Whether a frame is late because it is not read: there is no room, or the client takes no answers.
-
-        That is waited for, too, but not for ever: connections that wait for each other come to an end.
-        """
-        silent_seconds = self._loop.time() - self._last_active
-        paused = self._transport is not None and not self._transport.is_reading()
-        return paused and silent_seconds < self._limits.idle_timeout_ms / 1000
 
     # --- requests
 

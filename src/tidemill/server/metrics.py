@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tidemill.replication.compactor import CompactionCounts
 from tidemill.wire.apis import APIS
 
-__all__ = ("Metric", "RequestMetrics", "render_prometheus")
+__all__ = ("Metric", "RequestMetrics", "compaction_metrics", "render_prometheus")
 
 
 @dataclass(slots=True)
@@ -46,6 +47,23 @@ class Metric(NamedTuple):
     help: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
+
+
+def compaction_metrics(counts: CompactionCounts) -> Iterator[Metric]:
+    """What compaction has done since the start."""
+    for name, kind, text, value in (
+        ("runs_total", "counter", "Compactions of a partition.", counts.runs),
+        ("given_up_total", "counter", "Compactions given up, to be tried again.", counts.runs_given_up),
+        ("read_bytes_total", "counter", "Bytes read for compaction.", counts.bytes_in),
+        ("written_bytes_total", "counter", "Bytes written by compaction.", counts.bytes_out),
+        ("records_total", "counter", "Records looked at by compaction.", counts.records_in),
+        ("records_kept_total", "counter", "Records that compaction left in place.", counts.records_kept),
+        ("seconds_total", "counter", "Time spent in compaction.", counts.seconds),
+        ("last_run_timestamp_ms", "gauge", "When the last compaction began.", counts.last_run_ms),
+        ("last_ratio", "gauge", "Bytes that the last compaction left, of each byte.", counts.last_ratio),
+        ("damaged_partitions", "gauge", "Partitions that cannot be compacted.", len(counts.damaged)),
+    ):
+        yield Metric(f"tidemill_compaction_{name}", kind, text, value)
 
 
 def render_prometheus(samples: Iterator[Metric]) -> str:

@@ -30,7 +30,7 @@ from tidemill.server.connection import Connection
 from tidemill.server.data_directory import DataDirectory
 from tidemill.server.dispatch import BrokerDispatcher
 from tidemill.server.frame_buffers import FrameBuffers
-from tidemill.server.metrics import Metric, RequestMetrics
+from tidemill.server.metrics import Metric, RequestMetrics, compaction_metrics
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.settings import TransactionSettings
@@ -123,6 +123,7 @@ class Node:
         self.directory.note_owner(str(self.address))
         self._tasks = [
             loop.create_task(self._every(settings.log_retention_check_interval_ms, broker.apply_retention)),
+            loop.create_task(self._every(settings.compaction_check_interval_ms, broker.compact)),
             loop.create_task(self._every(_OFFSET_EXPIRY_INTERVAL_MS, broker.groups.expire)),
             loop.create_task(self._every(_TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS, broker.transactions.expire)),
         ]
@@ -287,6 +288,10 @@ class Node:
         if not self.ready:
             return ["the node is starting or stopping"]
         found = list(self._stopped_partitions())
+        found += [
+            f"partition {index} of topic {topic_id} is not compacted: {error}"
+            for (topic_id, index), error in self.broker.compactor.counts.damaged.items()
+        ]
         if self.broker.controller.failure is not None:
             found.append(f"metadata: {self.broker.controller.failure}")
         return found
@@ -329,6 +334,7 @@ class Node:
             "tidemill_transactions_open", "gauge", "Transactions under way.", broker.transactions.open_count()
         )
         yield Metric("tidemill_fetch_sessions", "gauge", "Open fetch sessions.", len(broker.fetch_sessions))
+        yield from compaction_metrics(broker.compactor.counts)
         for partition in broker.replicas:
             labels = (("topic", partition.topic), ("partition", str(partition.index)))
             log = partition.log

@@ -197,14 +197,21 @@ async def offsets_are_found_by_time(topic: str) -> None:
         found = [
             (await source.offsets_for_times({place: time_ms}))[place] for time_ms in (0, 5_000, 5_001, 30_000)
         ]
-    assert [one and (one.offset, one.timestamp) for one in found] == [(0, 1_000), (4, 5_000), (5, 6_000), None]
+    assert [one and (one.offset, one.timestamp) for one in found] == [
+        (0, 1_000),
+        (4, 5_000),
+        (5, 6_000),
+        None,
+    ]
 
 
 @scenario
 async def reading_pauses_resumes_and_seeks(topic: str) -> None:
     await create(topic, partitions=2)
     for partition in (0, 1):
-        await produce(topic, [{"value": f"p{partition} {number}", "partition": partition} for number in range(5)])
+        await produce(
+            topic, [{"value": f"p{partition} {number}", "partition": partition} for number in range(5)]
+        )
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     async with consumer() as source:
         source.assign([zero, one])
@@ -320,7 +327,11 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def __init__(self, group: str, config: dict[str, Any]) -> None:
         self.state = MemberState()
-        settings = {"auto_offset_reset": "earliest", "session_timeout_ms": 2_000, "heartbeat_interval_ms": 200}
+        settings = {
+            "auto_offset_reset": "earliest",
+            "session_timeout_ms": 2_000,
+            "heartbeat_interval_ms": 200,
+        }
         self._consumer = AIOKafkaConsumer(bootstrap_servers=BOOTSTRAP, group_id=group, **(settings | config))
 
     async def join(self, topic: str) -> Member:

@@ -66,7 +66,11 @@ def refusal(futures: dict[Any, Any]) -> str:
 
 def create(topic: str, partitions: int = 1, **config: Any) -> None:
     config = {name.replace("_", "."): str(value) for name, value in config.items()}
-    done(admin().create_topics([NewTopic(topic, partitions, 1, config=config)], operation_timeout=DEADLINE_SECONDS))
+    done(
+        admin().create_topics(
+            [NewTopic(topic, partitions, 1, config=config)], operation_timeout=DEADLINE_SECONDS
+        )
+    )
 
 
 def produce(topic: str, records: list[Any], **config: Any) -> list[Any]:
@@ -108,7 +112,9 @@ def take(source: Consumer, count: int) -> list[Message]:
     return messages
 
 
-def read(topic: str, count: int, start: int = OFFSET_BEGINNING, partition: int = 0, **config: Any) -> list[Message]:
+def read(
+    topic: str, count: int, start: int = OFFSET_BEGINNING, partition: int = 0, **config: Any
+) -> list[Message]:
     with consumer(**config) as source:
         source.assign([TopicPartition(topic, partition, start)])
         return take(source, count)
@@ -148,7 +154,9 @@ def idempotent_producer_writes_everything_once_and_in_order(topic: str) -> None:
     results = produce(topic, records, enable_idempotence=True, batch_num_messages=50)
     assert all(isinstance(result, Message) for result in results)
     for partition in range(3):
-        assert values(read(topic, 1_000, partition=partition)) == [f"v{n}" for n in range(partition, 3_000, 3)]
+        assert values(read(topic, 1_000, partition=partition)) == [
+            f"v{n}" for n in range(partition, 3_000, 3)
+        ]
         assert watermarks(topic, partition) == (0, 1_000)
 
 
@@ -180,7 +188,10 @@ def large_messages_up_to_the_topics_limit(topic: str) -> None:
     fits, too_large = rng.randbytes(2_900_000), rng.randbytes(3_100_000)
     results = produce(topic, [fits, too_large, b"after"], message_max_bytes=10_000_000, linger_ms=0)
     assert results[1] == "MSG_SIZE_TOO_LARGE"
-    assert [message.value() for message in read(topic, 2, fetch_message_max_bytes=100_000)] == [fits, b"after"]
+    assert [message.value() for message in read(topic, 2, fetch_message_max_bytes=100_000)] == [
+        fits,
+        b"after",
+    ]
 
 
 @scenario
@@ -202,7 +213,9 @@ def reading_from_the_beginning_the_end_and_an_offset(topic: str) -> None:
 @scenario
 def offsets_are_found_by_time(topic: str) -> None:
     create(topic, retention_ms=-1)
-    produce(topic, [{"value": "v", "partition": 0, "timestamp": 1_000 * (number + 1)} for number in range(20)])
+    produce(
+        topic, [{"value": "v", "partition": 0, "timestamp": 1_000 * (number + 1)} for number in range(20)]
+    )
     with consumer() as source:
         wanted = [TopicPartition(topic, 0, time_ms) for time_ms in (0, 5_000, 5_001, 30_000)]
         found = [source.offsets_for_times([one], DEADLINE_SECONDS)[0].offset for one in wanted]
@@ -217,7 +230,12 @@ def the_offset_of_the_newest_timestamp_is_found(topic: str) -> None:
     at = TopicPartition(topic, 0)
     found = [
         done(admin().list_offsets({at: spec}, isolation_level=isolation))[0]
-        for spec in (OffsetSpec.earliest(), OffsetSpec.latest(), OffsetSpec.max_timestamp(), OffsetSpec.for_timestamp(2_000))
+        for spec in (
+            OffsetSpec.earliest(),
+            OffsetSpec.latest(),
+            OffsetSpec.max_timestamp(),
+            OffsetSpec.for_timestamp(2_000),
+        )
         for isolation in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
     ]
     assert [one.offset for one in found] == [0, 0, 3, 3, 1, 1, 1, 1]
@@ -346,7 +364,9 @@ class Member(threading.Thread):
             | config
         )
         self._incremental = config.get("partition.assignment.strategy") == "cooperative-sticky"
-        self._consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+        self._consumer.subscribe(
+            [topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
         self.start()
 
     def _assigned(self, source: Consumer, partitions: list[TopicPartition]) -> None:
@@ -467,7 +487,9 @@ def group_offsets_are_listed_and_altered(topic: str) -> None:
     (altered,) = done(client.alter_consumer_group_offsets([wanted]))
     assert altered.topic_partitions[0].error is None
     (listed,) = done(client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]))
-    assert [(place.topic, place.partition, place.offset) for place in listed.topic_partitions] == [(topic, 0, 5)]
+    assert [(place.topic, place.partition, place.offset) for place in listed.topic_partitions] == [
+        (topic, 0, 5)
+    ]
 
 
 # --- administration
@@ -578,7 +600,9 @@ def write(topic: str, texts: list[str]) -> list[int]:
 @scenario
 def read_back(topic: str, count: int) -> list[list[Any]]:
     """(offset, leader epoch, value) of the first records."""
-    return [[message.offset(), message.leader_epoch(), message.value().decode()] for message in read(topic, count)]
+    return [
+        [message.offset(), message.leader_epoch(), message.value().decode()] for message in read(topic, count)
+    ]
 
 
 @scenario
@@ -605,7 +629,10 @@ def producer_send(name: str, topic: str, texts: list[str]) -> None:
     producer, reports = open_producers[name]
     for text in texts:
         producer.produce(
-            topic, text, partition=0, on_delivery=lambda error, message: reports.append(error and error.name())
+            topic,
+            text,
+            partition=0,
+            on_delivery=lambda error, message: reports.append(error and error.name()),
         )
     producer.poll(0)
 

@@ -165,9 +165,14 @@ def large_messages_up_to_the_topics_limit(topic: str) -> None:
     create(topic, max_message_bytes=3_000_000)
     rng = random.Random(1)
     fits, too_large = rng.randbytes(2_900_000), rng.randbytes(3_100_000)
-    results = [produce(topic, [value], max_request_size=10_000_000)[0] for value in (fits, too_large, b"after")]
+    results = [
+        produce(topic, [value], max_request_size=10_000_000)[0] for value in (fits, too_large, b"after")
+    ]
     assert results[1] == "MessageSizeTooLargeError"
-    assert [bytes(record.value) for record in read(topic, 2, max_partition_fetch_bytes=100_000)] == [fits, b"after"]
+    assert [bytes(record.value) for record in read(topic, 2, max_partition_fetch_bytes=100_000)] == [
+        fits,
+        b"after",
+    ]
 
 
 @scenario
@@ -188,11 +193,18 @@ def reading_from_the_beginning_the_end_and_an_offset(topic: str) -> None:
 @scenario
 def offsets_are_found_by_time(topic: str) -> None:
     create(topic, retention_ms=-1)
-    produce(topic, [{"value": "v", "partition": 0, "timestamp_ms": 1_000 * (number + 1)} for number in range(20)])
+    produce(
+        topic, [{"value": "v", "partition": 0, "timestamp_ms": 1_000 * (number + 1)} for number in range(20)]
+    )
     place = TopicPartition(topic, 0)
     with consumer() as source:
         found = [source.offsets_for_times({place: time_ms})[place] for time_ms in (0, 5_000, 5_001, 30_000)]
-    assert [one and (one.offset, one.timestamp) for one in found] == [(0, 1_000), (4, 5_000), (5, 6_000), None]
+    assert [one and (one.offset, one.timestamp) for one in found] == [
+        (0, 1_000),
+        (4, 5_000),
+        (5, 6_000),
+        None,
+    ]
 
 
 @scenario
@@ -292,7 +304,9 @@ def retention_by_size_moves_the_start(topic: str) -> None:
     create(topic, **{"internal.segment.bytes": 2_000, "retention.bytes": 6_000})
     produce(topic, [f"{number:03d}" + "x" * 500 for number in range(30)], batch_size=0)
     low = until(lambda: watermarks(topic)[0])
-    assert [value[:3] for value in values(read(topic, 30 - low))] == [f"{number:03d}" for number in range(low, 30)]
+    assert [value[:3] for value in values(read(topic, 30 - low))] == [
+        f"{number:03d}" for number in range(low, 30)
+    ]
 
 
 @scenario
@@ -325,7 +339,11 @@ class Member(threading.Thread, ConsumerRebalanceListener):  # type: ignore[misc]
         super().__init__(daemon=True)
         self.state = MemberState()
         self._leave = threading.Event()
-        settings = {"auto_offset_reset": "earliest", "session_timeout_ms": 2_000, "heartbeat_interval_ms": 200}
+        settings = {
+            "auto_offset_reset": "earliest",
+            "session_timeout_ms": 2_000,
+            "heartbeat_interval_ms": 200,
+        }
         self._consumer = KafkaConsumer(bootstrap_servers=BOOTSTRAP, group_id=group, **(settings | config))
         self._consumer.subscribe([topic], listener=self)
         self.start()

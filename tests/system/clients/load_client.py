@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from support.history import Event, Kind
 from worker import BOOTSTRAP, scenario, serve
+
+from support.history import Event, Kind
 
 DEADLINE_SECONDS = 60.0
 MAX_WAITING = 500
@@ -115,7 +116,7 @@ class Load(threading.Thread):
 
 
 class Reader(threading.Thread):
-    """Reads every partition from its start and notes each record; errors that are not mere outages are kept."""
+    """Reads every partition from its start and notes each record; keeps errors that are not mere outages."""
 
     def __init__(self, name: str, topic: str, partitions: int, path: str) -> None:
         super().__init__(daemon=True)
@@ -127,7 +128,13 @@ class Reader(threading.Thread):
         self._end = threading.Event()
         # A reader that is out of range must say so: starting over would hide lost records.
         self._consumer = Consumer(
-            BASE | {"group.id": name, "enable.auto.commit": False, "auto.offset.reset": "error", "fetch.wait.max.ms": 50}
+            BASE
+            | {
+                "group.id": name,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 50,
+            }
         )
         self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
         self.start()

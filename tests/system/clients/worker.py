@@ -1,8 +1,8 @@
 """The side of a client process that ``support.processes.ClientProcess`` talks to.
 
-A client script marks functions with ``@scenario`` and ends with ``serve()``. Each call runs one of them, in order;
-an assertion that fails travels back with the local variables of its frame. Coroutines run on one event loop that
-lives as long as the process.
+A client script marks functions with ``@scenario`` and ends with ``serve()``. Each call runs one of them, in
+order; an assertion that fails travels back with the local variables of its frame. Coroutines run on one event
+loop that lives as long as the process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class MemberState:
         """Wait for that many partitions and at least that many values."""
         with self._changed:
             arrived = self._changed.wait_for(
-                lambda: (partitions is None or len(self.assigned) == partitions) and len(self.values) >= values,
+                lambda: (
+                    (partitions is None or len(self.assigned) == partitions) and len(self.values) >= values
+                ),
                 timeout=60,
             )
             assert arrived, f"wanted {partitions} partitions and {values} values: {vars(self)}"

@@ -1,4 +1,4 @@
-"""Compaction against a dictionary: random keys, tombstones, transactions, codecs, segments, rounds and restarts."""
+"""Compaction against a dictionary: random keys, tombstones, transactions, codecs, rounds and restarts."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ the batch. A batch that is refused has changed nothing.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from tidemill.records.compression import ZSTD
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
+from tidemill.server.handlers.produce_gate import Refusals, pass_gate
 from tidemill.wire.hot import PartitionResult, encode_produce_response
 from tidemill.wire.requests import ms
 
@@ -35,6 +37,13 @@ TopicResults = list[tuple[str | UUID, list[PartitionResult]]]
 
 def produce(broker: Broker, call: Call) -> None:
     """Handle one Produce request; the answer may be sent later."""
+    if call.request.transactional_id is None:
+        _append_all(broker, call, {})
+    else:
+        pass_gate(broker, call, partial(_append_all, broker, call))
+
+
+def _append_all(broker: Broker, call: Call, refusals: Refusals) -> None:
     request = call.request
     pending = _Pending(call)
     for topic in request.topic_data:
@@ -43,18 +52,26 @@ def produce(broker: Broker, call: Call) -> None:
         results: list[PartitionResult] = []
         pending.topics.append((name, results))
         for entry in topic.partition_data:
-            _append_one(broker, call, pending, results, name, entry)
+            _append_one(broker, call, pending, results, name, entry, refusals)
     pending.started(request)
 
 
 def _append_one(
-    broker: Broker, call: Call, pending: _Pending, results: list[PartitionResult], name: Any, entry: Any
+    broker: Broker,
+    call: Call,
+    pending: _Pending,
+    results: list[PartitionResult],
+    name: Any,
+    entry: Any,
+    refusals: Refusals,
 ) -> None:
     request = call.request
     place = len(results)
     try:
         topic = _find_topic(broker, name)
-        _check_request(request.acks, request.transactional_id)
+        _check_acks(request.acks)
+        if (topic.name, entry.index) in refusals:
+            raise refusals[topic.name, entry.index]
         if topic.internal:
             raise ApiError(
                 ErrorCode.invalid_topic_exception, f"clients may not write to the internal topic {topic.name}"
@@ -80,11 +97,9 @@ def _find_topic(broker: Broker, name: str | UUID | None) -> TopicImage:
     return broker.topic(name) if isinstance(name, str) else broker.topic_by_id(name)
 
 
-def _check_request(acks: int, transactional_id: str | None) -> None:
+def _check_acks(acks: int) -> None:
     if acks not in (0, 1, _ACKS_ALL):
         raise ApiError(ErrorCode.invalid_required_acks, f"acks must be 0, 1 or -1 (all), not {acks}")
-    if transactional_id is not None:
-        raise ApiError(ErrorCode.invalid_txn_state, "transactions are not supported by this version")
 
 
 def _checked_records(records: bytes | None, version: int) -> Buffer:
@@ -97,8 +112,6 @@ def _checked_records(records: bytes | None, version: int) -> Buffer:
                 ErrorCode.unsupported_compression_type,
                 "zstd needs Produce version 7 or newer: update the client",
             )
-        if header.is_transactional:
-            raise ApiError(ErrorCode.invalid_txn_state, "transactions are not supported by this version")
     return records
 
 
