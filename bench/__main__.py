@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import fetching, idle, latency, machine, starting, throughput
+from bench import compacting, fetching, idle, latency, machine, starting, throughput
 from bench.context import Bench
 from bench.plan import FULL, QUICK, Plan
 from bench.processes import ROOT
@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Section]] = {
     "partitions": starting.partitions,
     "connections": idle.connections,
     "fetch": fetching.fetch,
+    "compaction": compacting.compaction,
 }
 
 

@@ -88,8 +88,6 @@ def connections(bench: Bench) -> Section:
         section.add("0", number(resident), 1, "", number(busy))
         bench.progress(f"connections: {count:,}")
         clients = [RawClient.of(node) for _ in range(count)]
-        for client in clients:
-            client.api_versions()
         with_clients, _, busy = _idle(bench, node)
         section.add(
             f"{count:,}",

@@ -29,6 +29,7 @@ class Plan:
     log_bytes: tuple[int, ...]
     segment_bytes: int
     fetches: int
+    compacted_bytes: tuple[int, ...]
 
 
 FULL = Plan(
@@ -48,6 +49,7 @@ FULL = Plan(
     log_bytes=(10 * MB, 100 * MB, 1_000 * MB),
     segment_bytes=32 * MB,
     fetches=400,
+    compacted_bytes=(50 * MB, 500 * MB),
 )
 
 QUICK = Plan(
@@ -67,4 +69,5 @@ QUICK = Plan(
     log_bytes=(1 * MB, 10 * MB, 20 * MB),
     segment_bytes=2 * MB,
     fetches=20,
+    compacted_bytes=(1 * MB, 10 * MB),
 )

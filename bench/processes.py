@@ -137,12 +137,11 @@ class NodeProcess:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._process.poll() is not None:
-            return
-        if exc_type is None:
-            self.stop()
-        else:
+        if exc_type is not None:
             self.kill()
+            sys.stderr.write(f"the node's last words:\n{self._log.read_text()[-4000:]}\n")
+        elif self._process.poll() is None:
+            self.stop()
 
 
 def node_modules(work: Path, data_dir: Path) -> list[str]:

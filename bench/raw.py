@@ -25,13 +25,15 @@ def batch_of(record_bytes: int, count: int) -> bytes:
 
 
 class RawClient:
-    """One blocking connection."""
+    """One blocking connection that has introduced itself."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_TIMEOUT_MS / 1000)
         self._socket = connection
         self._buffer = bytearray(1 << 20)
+        # As every client does. Until a connection has asked something, a node takes small frames only.
+        self.call(_API_VERSIONS, 0, {})
 
     @classmethod
     def of(cls, node: NodeProcess) -> RawClient:
@@ -63,9 +65,6 @@ class RawClient:
         return decode_response(
             key, version, bytes(self.exchange(encode_request(key, version, 1, "bench", body)))
         )[1]
-
-    def api_versions(self) -> None:
-        self.call(_API_VERSIONS, 0, {})
 
     def auto_create(self, topic: str) -> None:
         """Ask for a topic's metadata until it has a leader."""

@@ -46,7 +46,7 @@ class CleaningStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CleaningOrder:
-    """What to compact. Made by the log's owner; the segments are sealed and durable, and nobody changes them."""
+    """What to compact. Made by the log's owner; the segments are sealed, durable and final."""
 
     directory: str
     segments: tuple[Segment, ...]

@@ -50,7 +50,8 @@ def find_cleanable(
     dirty_since_ms = None
     for segment in segments[:-1]:
         newest_ms = segment.max_timestamp if segment.max_timestamp >= 0 else segment.first_append_ms
-        if segment.next_offset > upper_offset or now_ms - newest_ms < config.min_compaction_lag_ms:
+        is_young = 0 < config.min_compaction_lag_ms > now_ms - newest_ms
+        if segment.next_offset > upper_offset or is_young:
             break
         count += 1
         end_offset = segment.next_offset

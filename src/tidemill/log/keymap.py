@@ -18,6 +18,7 @@ _SLOT_BYTES = _FORM_BYTES + _OFFSET_BYTES
 _FULL_AT = 0.7
 _SLOTS_MIN = 16
 _ABSENT = -1
+_LENGTHS = [bytes((size,)) for size in range(_FORM_BYTES)]
 
 
 class KeyMap:
@@ -57,7 +58,11 @@ class KeyMap:
 
     def put(self, key: bytes, offset: int) -> None:
         """Note the offset of a key; later calls for the same key have larger ones."""
-        form = _form(key)
+        size = len(key)
+        if size < _FORM_BYTES:
+            form = key.ljust(_FORM_BYTES - 1, b"\0") + _LENGTHS[size]
+        else:
+            form = blake2b(key, digest_size=_FORM_BYTES).digest()
         forms, offsets, mask = self._forms, self._offsets, self._mask
         slot = hash(form) & mask
         while offsets[slot] != _ABSENT:
@@ -74,7 +79,11 @@ class KeyMap:
 
     def get(self, key: bytes) -> int:
         """The offset of the key; -1 if it is not there."""
-        form = _form(key)
+        size = len(key)
+        if size < _FORM_BYTES:
+            form = key.ljust(_FORM_BYTES - 1, b"\0") + _LENGTHS[size]
+        else:
+            form = blake2b(key, digest_size=_FORM_BYTES).digest()
         forms, offsets, mask = self._forms, self._offsets, self._mask
         slot = hash(form) & mask
         while offsets[slot] != _ABSENT:
@@ -83,13 +92,3 @@ class KeyMap:
                 return offsets[slot]
             slot = (slot + 1) & mask
         return _ABSENT
-
-
-def _form(key: bytes) -> bytes:
-    size = len(key)
-    if size < _FORM_BYTES:
-        return key.ljust(_FORM_BYTES - 1, b"\0") + _LENGTHS[size]
-    return blake2b(key, digest_size=_FORM_BYTES).digest()
-
-
-_LENGTHS = [bytes((size,)) for size in range(_FORM_BYTES)]

@@ -73,7 +73,7 @@ def _index_some(body: bytes, position: int, count: int, found: list[RecordSlice]
     Nearly all numbers have one or two bytes, and a call costs as much as all the rest of a record: so these
     are read in place. Runs past the end as an ``IndexError``.
     """
-    size = len(body)
+    size, append = len(body), found.append
     for _ in range(count):
         start = position
         length, second = body[position], body[position + 1]
@@ -101,19 +101,19 @@ def _index_some(body: bytes, position: int, count: int, found: list[RecordSlice]
             offset_delta, position = _varint(body, position)
         key_length = body[position]
         position += 1
-        if key_length > 0x7F:
-            key_length, position = _varint(body, position - 1)
-            key_length <<= 1
         key = None
-        if not key_length & 1 and key_length >= 0:
-            key_end = position + (key_length >> 1)
+        # The sign is the lowest bit of the first byte, and below zero there is only "none".
+        if not key_length & 1:
+            if key_length < 0x80:
+                key_end = position + (key_length >> 1)
+            else:
+                key_length, position = _varint(body, position - 1)
+                key_end = position + key_length
             key = body[position:key_end]
             position = key_end
-        value_length = body[position]
-        is_tombstone = value_length == 1 or (value_length > 0x7F and _varint(body, position)[0] < 0)
         if length & 1 or not position < end <= size:
             raise _not_records()
-        found.append((start, end, offset_delta, key, is_tombstone))
+        append((start, end, offset_delta, key, body[position] & 1 == 1))
         position = end
     return position
 

@@ -321,7 +321,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._deadline_kind == "idle":
             idle_seconds = self._loop.time() - self._last_active
             left = self._limits.idle_timeout_ms / 1000 - idle_seconds
-            if self._slots or self._waiting_for_budget or left > 0:
+            if self._slots or left > 0:
                 self._deadline = self._loop.call_later(max(left, 1.0), self._deadline_passed)
                 return
         logger.info("closing the connection of %s: %s timeout", self.host, self._deadline_kind)

@@ -381,6 +381,21 @@ def test_a_crash_anywhere_in_a_deletion_leaves_the_old_or_the_new_start() -> Non
             assert append(log, "next", sequence=4) == 4
 
 
+def test_deleting_makes_room_on_a_full_disk_and_survives_a_crash() -> None:
+    for seed in range(60):
+        storage, log = opened(FaultyStorage(random.Random(seed)))
+        for number in range(4):
+            append(log, str(number) * 300)
+        flush(log)
+        log.roll()
+        storage.capacity_bytes = storage.used_bytes
+        log.delete_before(4)
+        assert storage.used_bytes < storage.capacity_bytes - 4 * 300
+        storage.capacity_bytes = None
+        _, log = opened(storage.crash())
+        assert (log.log_start_offset, log.end_offset) == (4, 4)
+
+
 def test_removal_deletes_the_directory_and_stops_the_log() -> None:
     storage, log = opened()
     append(log, "a")
