@@ -58,6 +58,9 @@ def _run(names: list[str], plan: Plan, work: Path, console: Console) -> list[Sec
     sections = []
     with console.status("") as status:
         bench = Bench(plan, work, status.update)
+        bench.progress("a first start, which compiles the modules")
+        with bench.node():
+            pass
         for name in names:
             section = BENCHMARKS[name](bench)
             sections.append(section)

@@ -11,9 +11,22 @@ from tidemill.log.compaction import NO_FLOOR
 from tidemill.log.log import PartitionLog
 from tidemill.log.pace import Pace
 from tidemill.records.batch import BatchHeader, parse_header
-from tidemill.records.record import Record, read_records
+from tidemill.records.control import Marker, build_marker
+from tidemill.records.record import Record, build_batch, read_records
 
-__all__ = ("ReadRecord", "batches_of", "clean", "consume", "fold", "keyed", "no_pause")
+__all__ = (
+    "ReadRecord",
+    "batches_of",
+    "clean",
+    "consume",
+    "end_transaction",
+    "flush",
+    "fold",
+    "keyed",
+    "no_pause",
+    "seal",
+    "write",
+)
 
 
 def no_pause() -> Pace:
@@ -98,3 +111,47 @@ def fold(records: Iterator[ReadRecord]) -> dict[bytes, ReadRecord]:
 def keyed(key: str, value: str | None, timestamp_ms: int = 1) -> Record:
     """A record for ``build_batch``; a value of None is a tombstone."""
     return Record(key.encode(), None if value is None else value.encode(), timestamp_ms)
+
+
+def write(
+    log: PartitionLog,
+    *records: Record,
+    producer: tuple[int, int, int] | None = None,
+    transactional: bool = False,
+    codec: int = 0,
+    now_ms: int = 1,
+) -> int:
+    """Append one batch; ``producer`` is (id, epoch, base sequence). Returns its base offset."""
+    producer_id, epoch, sequence = producer or (-1, -1, -1)
+    data = build_batch(
+        records,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        attributes=0x10 if transactional else 0,
+    )
+    return log.append(data, parse_header(data), 0, now_ms).base_offset
+
+
+def end_transaction(
+    log: PartitionLog, producer_id: int, *, commit: bool, epoch: int = 0, now_ms: int = 1
+) -> int:
+    """Append a marker; returns its offset."""
+    marker = Marker(commit, 0)
+    data = build_marker(marker, producer_id=producer_id, producer_epoch=epoch, timestamp_ms=now_ms)
+    return log.append_marker(data, marker, 0, now_ms).base_offset
+
+
+def flush(log: PartitionLog) -> None:
+    """Make everything durable."""
+    job = log.begin_flush()
+    if job is not None:
+        job.run()
+        log.finish_flush(job)
+
+
+def seal(log: PartitionLog) -> None:
+    """Make everything durable and start a new segment: what is there now can be compacted."""
+    log.roll()
+    flush(log)

@@ -173,7 +173,9 @@ class SimNode:
         await controller.submit(
             RegisterNode(node_id=1, name="node-1", host="sim", port=1, incarnation=uuid4())
         )
-        replicas = Replicas(self.storage, self.flusher.request, max_decompressed_bytes=1 << 20)
+        replicas = Replicas(
+            self.storage, self.flusher.request, max_decompressed_bytes=1 << 20, clock_ms=lambda: self.now_ms
+        )
         self.broker = broker = Broker(
             self.settings,
             controller,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, ErrorCode, StorageError
+from tidemill.errors import ApiError, ErrorCode, StorageError, SyncFailed
 from tidemill.log.cleaner import CleanedSegment, CleaningOrder
 from tidemill.log.compacting import cleanable_part, order_cleaning, roll_for_compaction, swap_in
 from tidemill.log.compaction import NO_FLOOR, is_due
@@ -276,7 +276,7 @@ class Partition:
                 f"cannot delete up to offset {target}: {self.topic}-{self.index} ends at "
                 f"{self.high_watermark}",
             )
-        return self.log.move_start(target)
+        return self._move_start(target)
 
     def apply_retention(self, now_ms: int) -> list[Segment]:
         """Move the log start past segments that are too old or too many; returns what can be discarded."""
@@ -290,7 +290,15 @@ class Partition:
         if start == log.end_offset:
             log.roll()
             self._request_flush(self)
-        return log.move_start(start)
+        return self._move_start(start)
+
+    def _move_start(self, offset: int) -> list[Segment]:
+        try:
+            return self.log.move_start(offset)
+        except SyncFailed as error:
+            # Whether the new start is on disk is unknown: the same as any other failed sync.
+            self.flush_failed(error)
+            raise
 
     # --- compaction
 

@@ -17,6 +17,7 @@ from tidemill.errors import DiskFull, ErrorCode, StorageError
 from tidemill.log.index import IndexCache
 from tidemill.log.recovery import RecoveryReport, open_log
 from tidemill.log.storage import Storage
+from tidemill.replication.flusher import wall_clock_ms
 from tidemill.replication.partition import Partition
 
 __all__ = ("LOGS", "PartitionKey", "Placement", "Replicas", "partition_directory")
@@ -54,8 +55,10 @@ class Replicas:
         request_flush: Callable[[Partition], None],
         *,
         max_decompressed_bytes: int,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._storage = storage
+        self._clock_ms = clock_ms
         self._request_flush = request_flush
         self._max_decompressed_bytes = max_decompressed_bytes
         self._cache = IndexCache()
@@ -88,7 +91,9 @@ class Replicas:
             raise self.offline[key][1]
         directory = partition_directory(placement.topic, placement.topic_id, placement.index)
         try:
-            log, report = open_log(self._storage, directory, placement.config, self._cache)
+            log, report = open_log(
+                self._storage, directory, placement.config, self._cache, now_ms=self._clock_ms()
+            )
         except DiskFull:
             # Recovery had something to keep and no room for it: tried again at the next request.
             raise
