@@ -1,0 +1,383 @@
+"""A partition over a disk in memory; the test plays the flusher."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from support.batches import plain_batch
+from support.faulty_storage import FaultyStorage
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import ApiError, ErrorCode, StorageError, SyncFailed
+from tidemill.log.recovery import open_log
+from tidemill.records.batch import parse_header
+from tidemill.records.record import Record, build_batch
+from tidemill.replication.partition import Partition
+
+DIRECTORY = "logs/t/0"
+NOW = 1_000_000
+
+
+class Made:
+    """A partition, and what it asked of its flusher."""
+
+    def __init__(self, storage: FaultyStorage | None = None, **config: object) -> None:
+        self.storage = storage or FaultyStorage()
+        log, _ = open_log(self.storage, DIRECTORY, TopicConfig(**config))  # type: ignore[arg-type]
+        self.asked = 0
+        self.partition = Partition(
+            "t", UUID(int=1), 0, log, leader_epoch=3, request_flush=self._ask, max_decompressed_bytes=10**6
+        )
+
+    def _ask(self, partition: Partition) -> None:
+        assert partition is self.partition
+        self.asked += 1
+
+    def flush(self) -> None:
+        job = self.partition.begin_flush()
+        assert job is not None
+        job.run()
+        self.partition.flushed(job)
+
+
+def refused(call: object, *arguments: object, **more: object) -> ErrorCode:
+    with pytest.raises(ApiError) as caught:
+        call(*arguments, **more)  # type: ignore[operator]
+    return caught.value.code
+
+
+# --- who waits
+
+
+def test_waiters_are_called_in_the_order_of_their_offsets_and_only_when_reached() -> None:
+    made, called = Made(), list[str]()
+    partition = made.partition
+    partition.append(plain_batch("a", "b"), NOW)
+    partition.when_committed(2, lambda error: called.append("two"))
+    partition.when_committed(1, lambda error: called.append("one"))
+    partition.when_committed(2, lambda error: called.append("two again"))
+    job = partition.begin_flush()
+    assert job is not None
+    partition.append(plain_batch("c"), NOW)
+    partition.when_committed(3, lambda error: called.append("three"))
+    job.run()
+    assert called == []
+    partition.flushed(job)
+    assert called == ["one", "two", "two again"]
+    made.flush()
+    assert called[3:] == ["three"]
+
+
+def test_who_waits_for_what_is_durable_is_called_at_once() -> None:
+    made, called = Made(), list[StorageError | None]()
+    made.partition.append(plain_batch("a"), NOW)
+    made.flush()
+    made.partition.when_committed(1, called.append)
+    assert called == [None]
+
+
+def test_a_failure_reaches_everybody_who_waits_and_who_comes_later() -> None:
+    made = Made()
+    partition = made.partition
+    called: list[StorageError | None] = []
+    woken: list[str] = []
+    partition.append(plain_batch("a"), NOW)
+    partition.when_committed(1, called.append)
+    partition.when_committed(1, called.append)
+    partition.subscribe("reader", lambda: woken.append("reader"))
+    error = SyncFailed("on purpose")
+    partition.flush_failed(error)
+    partition.when_committed(1, called.append)
+    assert called == [error] * 3
+    assert woken == ["reader"]
+    for attempt in (
+        lambda: partition.append(plain_batch("b"), NOW),
+        lambda: partition.read(0, 100, at_least_one=True),
+        lambda: partition.delete_records(0),
+    ):
+        with pytest.raises(SyncFailed):
+            attempt()
+    assert partition.apply_retention(NOW) == []
+    assert partition.begin_flush() is None
+    assert not partition.is_dirty
+
+
+def test_a_waiter_may_append_and_wait_again() -> None:
+    made, called = Made(), list[str]()
+    partition = made.partition
+
+    def again(error: StorageError | None) -> None:
+        called.append("first")
+        partition.append(plain_batch("b"), NOW)
+        partition.when_committed(2, lambda error: called.append("second"))
+
+    partition.append(plain_batch("a"), NOW)
+    partition.when_committed(1, again)
+    made.flush()
+    assert called == ["first"]
+    made.flush()
+    assert called == ["first", "second"]
+
+
+def test_readers_are_woken_by_each_flush_until_they_leave() -> None:
+    made, woken = Made(), list[str]()
+    made.partition.subscribe("a", lambda: woken.append("a"))
+    made.partition.append(plain_batch("x"), NOW)
+    assert woken == []
+    made.flush()
+    made.partition.unsubscribe("a")
+    made.partition.append(plain_batch("x"), NOW)
+    made.flush()
+    assert woken == ["a"]
+
+
+# --- when to flush
+
+
+def test_every_append_asks_for_a_flush_that_is_due_at_once() -> None:
+    made = Made()
+    made.partition.append(plain_batch("a"), NOW)
+    assert made.asked == 1
+    assert made.partition.flush_due_ms() == 0
+    assert made.partition.is_dirty
+
+
+def test_flush_ms_lets_appends_gather_from_the_first_on() -> None:
+    made = Made(flush_ms=500)
+    made.partition.append(plain_batch("a"), NOW)
+    made.partition.append(plain_batch("a"), NOW + 300)
+    assert made.partition.flush_due_ms() == NOW + 500
+    made.flush()
+    made.partition.append(plain_batch("a"), NOW + 900)
+    assert made.partition.flush_due_ms() == NOW + 1_400
+
+
+def test_flush_messages_lets_appends_gather_up_to_a_number() -> None:
+    made = Made(flush_messages=3)
+    made.partition.append(plain_batch("a", "b"), NOW)
+    assert made.partition.flush_due_ms() == 2**63 - 1
+    made.partition.append(plain_batch("c"), NOW)
+    assert made.partition.flush_due_ms() == 0
+
+
+def test_who_waits_for_durability_does_not_wait_for_others_to_gather() -> None:
+    made = Made(flush_ms=10**9, flush_messages=10**9)
+    made.partition.append(plain_batch("a"), NOW)
+    asked = made.asked
+    made.partition.when_committed(1, lambda error: None)
+    assert made.partition.flush_due_ms() == 0
+    assert made.asked == asked + 1
+
+
+# --- reading
+
+
+def test_nobody_reads_what_is_not_durable() -> None:
+    made = Made()
+    made.partition.append(plain_batch("a"), NOW)
+    assert bytes(made.partition.read(0, 10**6, at_least_one=True)) == b""
+    made.flush()
+    made.partition.append(plain_batch("b"), NOW)
+    read = made.partition.read(0, 10**6, at_least_one=True)
+    assert parse_header(read).size_bytes == len(read)
+    assert refused(made.partition.read, 2, 10**6, at_least_one=True) == ErrorCode.offset_out_of_range
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"),
+    [(-1, None), (3, None), (2, ErrorCode.fenced_leader_epoch), (4, ErrorCode.unknown_leader_epoch)],
+)
+def test_leader_epochs_are_compared(epoch: int, expected: ErrorCode | None) -> None:
+    partition = Made().partition
+    if expected is None:
+        partition.check_leader_epoch(epoch)
+    else:
+        assert refused(partition.check_leader_epoch, epoch) == expected
+
+
+# --- transactions
+
+
+def transactional(sequence: int = 0, *, producer: int = 9, epoch: int = 0) -> bytes:
+    return build_batch(
+        [Record(None, b"v")],
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        attributes=0x10,
+    )
+
+
+def test_a_transactional_batch_needs_a_transaction_that_the_coordinator_knows_of() -> None:
+    partition = Made().partition
+    assert not partition.may_write(9, 0)
+    assert refused(partition.append, transactional(), NOW) == ErrorCode.invalid_txn_state
+    assert partition.log.end_offset == 0
+    partition.begin_transaction(9, 0)
+    assert partition.may_write(9, 0)
+    assert not partition.may_write(9, 1)
+    assert partition.append(transactional(), NOW).base_offset == 0
+    assert refused(partition.append, transactional(epoch=1), NOW) == ErrorCode.invalid_txn_state
+
+
+def test_an_open_transaction_goes_on_after_a_restart_and_a_closed_one_does_not() -> None:
+    made = Made()
+    for producer in (8, 9):
+        made.partition.begin_transaction(producer, 0)
+        made.partition.append(transactional(producer=producer), NOW)
+    made.partition.write_marker(8, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    made.flush()
+    made.partition.close()
+    again = Made(made.storage).partition
+    assert again.may_write(9, 0)
+    assert not again.may_write(8, 0)
+    assert again.append(transactional(1), NOW).base_offset == 3
+    assert refused(again.append, transactional(1, producer=8), NOW) == ErrorCode.invalid_txn_state
+
+
+def test_a_marker_ends_the_right_to_write() -> None:
+    partition = Made().partition
+    partition.begin_transaction(9, 0)
+    partition.append(transactional(), NOW)
+    partition.write_marker(9, 0, commit=False, coordinator_epoch=0, now_ms=NOW)
+    assert refused(partition.append, transactional(1), NOW) == ErrorCode.invalid_txn_state
+
+
+def test_a_marker_for_a_transaction_without_batches_ends_the_right_to_write_as_well() -> None:
+    partition = Made().partition
+    partition.begin_transaction(9, 0)
+    partition.write_marker(9, 0, commit=False, coordinator_epoch=0, now_ms=NOW)
+    assert not partition.may_write(9, 0)
+
+
+def test_a_plain_batch_inside_of_a_transaction_is_refused() -> None:
+    partition = Made().partition
+    partition.begin_transaction(9, 0)
+    partition.append(transactional(), NOW)
+    plain = plain_batch("v", producer=(9, 0, 1))
+    assert refused(partition.append, plain, NOW) == ErrorCode.invalid_txn_state
+    assert partition.append(plain_batch("v", producer=(10, 0, 0)), NOW).base_offset == 1
+    partition.write_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    assert partition.append(plain_batch("v", producer=(9, 0, 1)), NOW).base_offset == 3
+
+
+def test_a_marker_fences_older_epochs_of_its_producer() -> None:
+    partition = Made().partition
+    partition.begin_transaction(9, 0)
+    partition.append(transactional(), NOW)
+    partition.write_marker(9, 1, commit=False, coordinator_epoch=0, now_ms=NOW)
+    partition.begin_transaction(9, 0)
+    assert refused(partition.append, transactional(1), NOW) == ErrorCode.invalid_producer_epoch
+    late = refused(partition.write_marker, 9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    assert late == ErrorCode.invalid_producer_epoch
+    assert partition.log.end_offset == 2
+
+
+def test_a_marker_of_an_old_coordinator_is_refused() -> None:
+    partition = Made().partition
+    partition.begin_transaction(9, 0)
+    partition.append(transactional(), NOW)
+    partition.write_marker(9, 0, commit=True, coordinator_epoch=5, now_ms=NOW)
+    partition.begin_transaction(9, 0)
+    partition.append(transactional(1), NOW)
+    zombie = refused(partition.write_marker, 9, 0, commit=False, coordinator_epoch=4, now_ms=NOW)
+    assert zombie == ErrorCode.transaction_coordinator_fenced
+    assert partition.may_write(9, 0)
+    partition.write_marker(9, 0, commit=True, coordinator_epoch=6, now_ms=NOW)
+
+
+def test_the_last_stable_offset_waits_for_the_marker_to_be_durable() -> None:
+    made = Made()
+    partition = made.partition
+    partition.append(plain_batch("a"), NOW)
+    partition.begin_transaction(9, 0)
+    partition.append(transactional(), NOW)
+    made.flush()
+    partition.write_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    assert (partition.high_watermark, partition.last_stable_offset) == (2, 1)
+    assert (partition.upper_offset(committed=True), partition.upper_offset(committed=False)) == (1, 2)
+    made.flush()
+    assert (partition.high_watermark, partition.last_stable_offset) == (3, 3)
+
+
+def test_producers_are_told_with_their_open_transactions() -> None:
+    partition = Made().partition
+    partition.append(plain_batch("a", producer=(7, 2, 0)), NOW)
+    partition.begin_transaction(9, 1)
+    partition.append(transactional(epoch=1), NOW + 5)
+    seven, nine = sorted(partition.producers())
+    assert (seven.producer_id, seven.epoch, seven.last_sequence, seven.transaction_start_offset) == (
+        7,
+        2,
+        0,
+        -1,
+    )
+    assert (nine.producer_id, nine.epoch, nine.transaction_start_offset) == (9, 1, 1)
+    assert nine.last_timestamp_ms == NOW + 5
+
+
+# --- retention and the end
+
+
+def test_retention_of_everything_leaves_an_empty_log_that_goes_on() -> None:
+    made = Made(retention_ms=1_000)
+    partition = made.partition
+    partition.append(plain_batch("a", "b", timestamp_ms=NOW), NOW)
+    made.flush()
+    assert partition.apply_retention(NOW + 900) == []
+    removed = partition.apply_retention(NOW + 1_001)
+    assert [segment.base_offset for segment in removed] == [0]
+    partition.log.discard(removed)
+    assert (partition.log_start_offset, partition.log.end_offset) == (2, 2)
+    assert partition.append(plain_batch("c"), NOW).base_offset == 2
+
+
+def test_what_is_not_durable_is_not_too_old() -> None:
+    made = Made(retention_ms=1_000)
+    made.partition.append(plain_batch("a", timestamp_ms=NOW), NOW)
+    assert made.partition.apply_retention(NOW + 10**9) == []
+
+
+def test_a_partition_that_goes_away_lets_go_of_its_files() -> None:
+    made = Made()
+    made.partition.append(plain_batch("a"), NOW)
+    made.flush()
+    files = [segment.file for segment in made.partition.log.segments]
+    made.partition.stop(StorageError("gone"))
+    assert files
+    assert all(file._closed for file in files)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_partition_that_goes_away_during_a_flush_keeps_its_files_until_the_end_of_it(fails: bool) -> None:
+    made, called = Made(), list[StorageError | None]()
+    partition = made.partition
+    partition.append(plain_batch("a"), NOW)
+    partition.when_committed(1, called.append)
+    partition.flush_scheduled = True
+    job = partition.begin_flush()
+    assert job is not None
+    error = StorageError("gone")
+    partition.stop(error)
+    assert called == [error]
+    assert not any(file._closed for file in job.files)  # type: ignore[attr-defined]
+    partition.flush_scheduled = False
+    if fails:
+        partition.flush_failed(SyncFailed("on purpose"))
+    else:
+        job.run()
+        partition.flushed(job)
+    assert all(file._closed for file in job.files)  # type: ignore[attr-defined]
+    assert partition.log.failure is error
+
+
+def test_a_partition_that_goes_away_with_a_planned_flush_lets_go_when_that_begins() -> None:
+    made = Made()
+    made.partition.append(plain_batch("a"), NOW)
+    made.partition.flush_scheduled = True
+    files = [segment.file for segment in made.partition.log.segments]
+    made.partition.stop(StorageError("gone"))
+    assert not any(file._closed for file in files)  # type: ignore[attr-defined]
+    assert made.partition.begin_flush() is None
+    assert all(file._closed for file in files)  # type: ignore[attr-defined]

@@ -1,0 +1,257 @@
+"""All partitions of a node, over a disk in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from support.batches import plain_batch
+from support.faulty_storage import FaultyStorage
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, SyncFailed
+from tidemill.log.storage import LocalStorage, Storage
+from tidemill.replication.partition import Partition
+from tidemill.replication.replicas import LOGS, Placement, Replicas, partition_directory
+
+ID, OTHER = UUID(int=1), UUID(int=2)
+NOW = 1_000_000
+
+
+def placement(index: int = 0, *, topic: str = "t", topic_id: UUID = ID) -> Placement:
+    return Placement(topic, topic_id, index, 0, TopicConfig())
+
+
+def replicas_on(storage: Storage) -> Replicas:
+    return Replicas(storage, lambda partition: None, max_decompressed_bytes=10**6, clock_ms=lambda: NOW)
+
+
+def write(partition: Partition, *values: str, producer: tuple[int, int, int] | None = None) -> None:
+    partition.append(plain_batch(*values, producer=producer), NOW)
+    job = partition.begin_flush()
+    assert job is not None
+    job.run()
+    partition.flushed(job)
+
+
+@pytest.fixture
+def storage() -> FaultyStorage:
+    return FaultyStorage()
+
+
+# --- opening and closing
+
+
+def test_a_partition_is_opened_at_its_first_use_and_kept(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    assert replicas.peek(ID, 0) is None
+    assert not storage.calls
+    partition = replicas.open(placement())
+    assert replicas.open(placement()) is partition
+    assert replicas.peek(ID, 0) is partition
+    assert list(replicas) == [partition]
+    assert not replicas.exists_on_disk(placement()), "an empty partition has no files"
+    write(partition, "a")
+    assert replicas.exists_on_disk(placement())
+
+
+def test_a_partition_that_was_closed_is_opened_again(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a", "b")
+    replicas.close_partition(replicas.open(placement()))
+    assert len(replicas) == 0
+    again = replicas.open(placement())
+    assert (again.high_watermark, again.log.end_offset) == (2, 2)
+
+
+def damaged(storage: FaultyStorage) -> None:
+    """Flip a bit in the middle of what was durable."""
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a" * 100)
+    write(replicas.open(placement()), "b" * 100)
+    replicas.close()
+    directory = partition_directory("t", ID, 0)
+    for name in storage.list_dir(directory):
+        if not name.endswith((".log", "checkpoint")):
+            storage.remove(f"{directory}/{name}")
+    storage.flip_bit(f"{directory}/00000000000000000000.log", 80)
+
+
+def test_a_partition_that_cannot_be_opened_is_remembered_with_the_reason(storage: FaultyStorage) -> None:
+    damaged(storage)
+    replicas = replicas_on(storage)
+    with pytest.raises(CorruptData) as caught:
+        replicas.open(placement())
+    calls = len(storage.calls)
+    with pytest.raises(CorruptData) as again:
+        replicas.open(placement())
+    assert again.value is caught.value
+    assert len(storage.calls) == calls, "the disk is not asked again"
+    assert replicas.offline[ID, 0] == (placement(), caught.value)
+    assert len(replicas) == 0
+    write(replicas.open(placement(1)), "the others go on")
+
+
+def test_a_full_disk_is_not_remembered(storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = replicas_on(storage)
+    partition = replicas.open(placement())
+    write(partition, "a")
+    partition.append(plain_batch("never durable"), NOW)
+    crashed = storage.crash(power_loss=False)
+    path = f"{partition_directory('t', ID, 0)}/00000000000000000000.log"
+    file = crashed.open(path)
+    file.truncate(file.size() - 3)
+    crashed.capacity_bytes = crashed.used_bytes
+    again = replicas_on(crashed)
+    with pytest.raises(DiskFull):
+        again.open(placement())
+    assert not again.offline
+    crashed.capacity_bytes = None
+    assert again.open(placement()).high_watermark == 1
+    (report,) = again.reports
+    assert report.cuts
+
+
+def test_producers_read_back_after_a_crash_count_as_active_now(storage: FaultyStorage) -> None:
+    """Their batches may carry old times; to expire them would let their retries in twice."""
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a", producer=(9, 0, 0))
+    partition = replicas_on(storage.crash(power_loss=False)).open(placement())
+    (known,) = partition.producers()
+    assert known.last_timestamp_ms == NOW
+    assert partition.log.producers.expire(NOW - 1) == 0
+
+
+def test_closing_goes_on_after_a_partition_that_fails(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    for index in range(3):
+        write(replicas.open(placement(index)), "a")
+        replicas.open(placement(index)).append(plain_batch("b"), NOW)
+    storage.fail_next("sync", partition_directory("t", ID, 1), SyncFailed("on purpose"))
+    assert replicas.close() is False
+    assert len(replicas) == 0
+    again = replicas_on(storage.crash(power_loss=True))
+    assert [again.open(placement(index)).high_watermark for index in (0, 2)] == [2, 2]
+
+
+def test_closing_says_that_all_went_well(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a")
+    assert replicas.close() is True
+
+
+# --- deletion
+
+
+def test_a_deleted_topic_answers_who_waits_and_lets_go_of_its_files(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    replicas = replicas_on(LocalStorage(tmp_path))
+    partition = replicas.open(placement())
+    write(partition, "a")
+    partition.append(plain_batch("b"), NOW)
+    told: list[StorageError | None] = []
+    partition.when_committed(2, told.append)
+    replicas.mark_deleting("t", ID)
+    replicas.stop_topic("t", ID)
+    (error,) = told
+    assert error is not None
+    assert error.code == ErrorCode.unknown_topic_or_partition
+    assert len(replicas) == 0
+    replicas.remove_files("t", ID)
+    assert os.listdir(tmp_path / LOGS / "t") == []
+    assert len(os.listdir("/proc/self/fd")) == before, "an open file would keep its room on the disk"
+
+
+def test_a_deleted_topic_is_not_offline_any_more(storage: FaultyStorage) -> None:
+    damaged(storage)
+    replicas = replicas_on(storage)
+    with pytest.raises(CorruptData):
+        replicas.open(placement())
+    replicas.stop_topic("t", ID)
+    assert not replicas.offline
+
+
+def test_removing_files_takes_only_the_topic_that_is_meant(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "old")
+    write(replicas.open(placement(topic_id=OTHER)), "a new topic of the same name")
+    replicas.mark_deleting("t", ID)
+    replicas.stop_topic("t", ID)
+    replicas.remove_files("t", ID)
+    assert storage.list_dir(f"{LOGS}/t") == [f"{OTHER.hex}-0"]
+
+
+def marked(storage: FaultyStorage) -> Replicas:
+    replicas = replicas_on(storage)
+    for index in range(3):
+        write(replicas.open(placement(index)), "a")
+    replicas.mark_deleting("t", ID)
+    return replicas
+
+
+def test_a_crash_before_the_metadata_commit_keeps_the_topic(storage: FaultyStorage) -> None:
+    marked(storage)
+    again = replicas_on(storage.crash(power_loss=True))
+    assert again.leftovers([ID]) == ([], [])
+    assert again.leftovers([]) == ([], [f"{LOGS}/t/{ID.hex}-{index}" for index in range(3)]), "unmarked"
+    assert [again.open(placement(index)).high_watermark for index in range(3)] == [1, 1, 1]
+
+
+def test_a_crash_behind_the_metadata_commit_is_finished_at_the_next_start(storage: FaultyStorage) -> None:
+    marked(storage)
+    crashed = storage.crash(power_loss=True)
+    again = replicas_on(crashed)
+    assert again.leftovers([OTHER]) == ([("t", ID)], [])
+    again.remove_files("t", ID)
+    assert crashed.list_dir(f"{LOGS}/t") == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_crash_while_files_are_removed_never_forgets_the_marker_first(seed: int) -> None:
+    storage = FaultyStorage()
+    storage.rng.seed(seed)
+    replicas = marked(storage)
+    replicas.stop_topic("t", ID)
+    replicas.remove_files("t", ID)
+    crashed = storage.crash(power_loss=True)
+    again = replicas_on(crashed)
+    interrupted, unknown = again.leftovers([])
+    assert unknown == []
+    for topic, topic_id in interrupted:
+        again.remove_files(topic, topic_id)
+    assert crashed.list_dir(f"{LOGS}/t") == []
+
+
+def test_a_refused_deletion_takes_the_marker_back(storage: FaultyStorage) -> None:
+    replicas = marked(storage)
+    replicas.unmark_deleting("t", ID)
+    replicas.unmark_deleting("t", ID)
+    assert replicas.leftovers([]) == ([], [f"{LOGS}/t/{ID.hex}-{index}" for index in range(3)])
+
+
+def test_a_topic_without_files_needs_no_marker(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    replicas.mark_deleting("never written", ID)
+    replicas.remove_files("never written", ID)
+    assert replicas.leftovers([]) == ([], [])
+
+
+def test_what_nobody_knows_is_reported_and_left_alone(tmp_path: Path) -> None:
+    replicas = replicas_on(LocalStorage(tmp_path))
+    write(replicas.open(placement()), "a")
+    (tmp_path / LOGS / "t" / "notes.txt").touch()
+    (tmp_path / LOGS / "t" / "odd.deleting").touch()
+    (tmp_path / LOGS / "strangers" / "deadbeef-0").mkdir(parents=True)
+    (tmp_path / LOGS / "a file").touch()
+    everything = sorted(tmp_path.rglob("*"))
+    interrupted, unknown = replicas.leftovers([ID])
+    assert interrupted == []
+    assert sorted(unknown) == [
+        f"{LOGS}/a file",
+        f"{LOGS}/strangers/deadbeef-0",
+        f"{LOGS}/t/notes.txt",
+        f"{LOGS}/t/odd.deleting",
+    ]
+    assert sorted(tmp_path.rglob("*")) == everything
