@@ -12,7 +12,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import compacting, fetching, idle, latency, machine, starting, throughput
+from bench import (
+    compacting,
+    fetching,
+    idle,
+    latency,
+    machine,
+    rebalancing,
+    starting,
+    throughput,
+    transactions,
+)
 from bench.context import Bench
 from bench.plan import FULL, QUICK, Plan
 from bench.processes import ROOT
@@ -30,7 +40,10 @@ BENCHMARKS: dict[str, Callable[[Bench], Section]] = {
     "partitions": starting.partitions,
     "connections": idle.connections,
     "fetch": fetching.fetch,
+    "transactions": transactions.writing,
+    "committed": transactions.reading,
     "compaction": compacting.compaction,
+    "rebalance": rebalancing.rebalancing,
 }
 
 

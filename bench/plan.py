@@ -30,6 +30,9 @@ class Plan:
     segment_bytes: int
     fetches: int
     compacted_bytes: tuple[int, ...]
+    transaction_records: tuple[int, ...]
+    transactional_records: int
+    group_members: tuple[int, ...]
 
 
 FULL = Plan(
@@ -50,6 +53,9 @@ FULL = Plan(
     segment_bytes=32 * MB,
     fetches=400,
     compacted_bytes=(50 * MB, 500 * MB),
+    transaction_records=(100, 1_000, 10_000),
+    transactional_records=100_000,
+    group_members=(2, 20, 200),
 )
 
 QUICK = Plan(
@@ -70,4 +76,7 @@ QUICK = Plan(
     segment_bytes=2 * MB,
     fetches=20,
     compacted_bytes=(1 * MB, 10 * MB),
+    transaction_records=(100, 1_000),
+    transactional_records=1_000,
+    group_members=(2, 5),
 )

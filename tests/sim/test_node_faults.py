@@ -16,11 +16,11 @@ import random
 from typing import Any
 
 import pytest
+
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
 from support.sim_node import SimClient, SimNode
-
 from tidemill.control.memory import MemoryStore
 from tidemill.errors import ErrorCode, SyncFailed
 from tidemill.records.batch import parse_header
@@ -182,7 +182,10 @@ class Committer:
 class Story:
     """One seed."""
 
+    steps = STEPS
+
     def __init__(self, seed: int) -> None:
+        self.configs = CONFIGS
         self.rng = random.Random(seed)
         self.history = History()
         self.store = MemoryStore()
@@ -198,7 +201,7 @@ class Story:
 
     async def run(self) -> list[Violation]:
         await self._start()
-        for _ in range(STEPS):
+        for _ in range(self.steps):
             try:
                 await self._step()
             except PowerCut:
@@ -210,7 +213,7 @@ class Story:
         while True:
             self.node = SimNode(self.storage, self.store, self.rng)
             try:
-                await self.node.start({TOPIC: (PARTITIONS, CONFIGS)})
+                await self.node.start({TOPIC: (PARTITIONS, self.configs)})
                 break
             except PowerCut:
                 self.storage = self.storage.crash()

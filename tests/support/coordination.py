@@ -43,7 +43,9 @@ class VirtualClock:
 
     async def advance(self, duration_ms: int) -> None:
         end_ms = self.ms + duration_ms
-        while due := [(when, id(handle), handle) for handle, (when, _) in self.timers.items() if when <= end_ms]:
+        while due := [
+            (when, id(handle), handle) for handle, (when, _) in self.timers.items() if when <= end_ms
+        ]:
             when_ms, _, handle = min(due)
             self.ms = max(self.ms, when_ms)
             self.timers.pop(handle)[1]()

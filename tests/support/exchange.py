@@ -16,7 +16,6 @@ from uuid import UUID
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
 from support.sim_node import SimClient, SimNode
-
 from tidemill.control.memory import MemoryStore
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import APIS

@@ -16,24 +16,26 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from support.faulty_storage import FaultyStorage
-
 from tidemill.config.settings import Settings
 from tidemill.control.commands import BumpLeaderEpochs, CreateTopic, RegisterNode, SetClusterId
 from tidemill.control.controller import Controller
 from tidemill.control.memory import MemoryStore
-from tidemill.errors import DiskFull, StorageError
 from tidemill.coordination.clock import LoopClock
+from tidemill.errors import DiskFull, StorageError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.log.flush import FlushJob
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Replicas
-from tidemill.server.broker import OFFSETS_TOPIC, Broker
+from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.budget import ByteBudget
 from tidemill.server.connection import Connection
 from tidemill.server.dispatch import BrokerDispatcher
 from tidemill.server.frame_buffers import FrameBuffers
 from tidemill.server.metrics import RequestMetrics
+from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
+from tidemill.transactions.coordinator import TransactionCoordinator
+from tidemill.transactions.settings import TransactionSettings
 from tidemill.wire.encode import encode_request
 from tidemill.wire.frames import split_frames
 from tidemill.wire.requests import decode_response
@@ -203,6 +205,15 @@ class SimNode:
             broker, GroupSettings(partitions=len(broker.image.topics[OFFSETS_TOPIC].partitions)), LoopClock()
         )
         await broker.groups.start()
+        broker.transactions = TransactionCoordinator(
+            TransactionLogs(broker),
+            BrokerTransactionPartitions(broker),
+            TransactionSettings(partitions=broker.settings.transactions_topic_partitions),
+            LoopClock(),
+            broker.next_producer_id,
+        )
+        if TRANSACTIONS_TOPIC in broker.image.topics:
+            await broker.transactions.start()
         self._dispatcher = BrokerDispatcher(broker, RequestMetrics())
 
     def connect(self) -> SimClient:
@@ -221,6 +232,7 @@ class SimNode:
         """Let go of the tasks of a node that has crashed; nothing is written."""
         for connection in list(self._dispatcher.connections):
             connection.connection_lost(None)
+        await self.broker.transactions.close()
         await self.broker.groups.close()
         await self.controller.stop()
 

@@ -1,7 +1,7 @@
 """Partitions, clients and a transaction coordinator that can crash at any point, all under a test's control.
 
-``WorldPartition`` keeps to the rules of the real partition: transactional writes only where they are allowed, a
-marker ends what its producer has open, older epochs and older coordinators are refused.
+``WorldPartition`` keeps to the rules of the real partition: transactional writes only where they are allowed,
+a marker ends what its producer has open, older epochs and older coordinators are refused.
 """
 
 from __future__ import annotations

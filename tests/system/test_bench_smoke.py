@@ -31,6 +31,14 @@ ROWS = {
     ],
     "Idle connections": ["0", "50"],
     "Fetch cost by log size": ["1 MB, 1 times", "10 MB, 10 times", "20 MB, 20 times"],
+    "Transactional produce": ["100", "1,000"],
+    "Reading committed data": [
+        "read_committed, nothing aborted",
+        "read_committed, half aborted",
+        "read_uncommitted, half aborted",
+    ],
+    "Compaction": [f"{log} MB of {size}" for size in ("100 B", "1,000 B", "10,000 B") for log in (1, 10)],
+    "Rebalance when a member joins": ["classic, 2", "classic, 5", "consumer, 2", "consumer, 5"],
 }
 
 

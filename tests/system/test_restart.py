@@ -119,6 +119,25 @@ def test_an_idempotent_producer_goes_on_without_loss_or_duplicates(
 
 
 @both_ways
+def test_a_batch_that_is_sent_again_after_the_restart_is_recognised(
+    node: NodeProcess, topic: str, restart: Restart
+) -> None:
+    with RawClient(node.address) as raw:
+        raw.request("Metadata", 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": True})
+        producer = raw.request("InitProducerId", 4, {"transaction_timeout": 60_000})
+        identity = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+        batches = [batch_of(b"v", **identity, base_sequence=number) for number in range(7)]
+        for number, batch in enumerate(batches[:6]):
+            assert raw.produce(topic, batch).base_offset == number
+    restart(node)
+    with RawClient(node.address) as raw:
+        for number in (1, 2, 3, 4, 5, 6):
+            answer = raw.produce(topic, batches[number])
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.none, number)
+        assert raw.fetch(topic).high_watermark == 7
+
+
+@both_ways
 def test_a_group_member_goes_on_reading(
     node: NodeProcess, client: ClientProcess, topic: str, restart: Restart
 ) -> None:

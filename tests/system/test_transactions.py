@@ -1,7 +1,13 @@
-"""Transactions of real clients, each in a process of its own. What a step does is in ``clients/*_txn_client.py``."""
+"""Transactions of real clients, each in a process of its own.
+
+What a step does is in ``clients/*_txn_client.py``.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -135,12 +141,10 @@ def test_kills_in_the_middle_of_transactions_tear_none(
     step("start", name="p0", transactional_id="copier")
     must, may = [], []
     name = "p0"
-    for number in range(6):
+    for number in range(4):
         outcomes = [step("begin", name=name)]
         for partition in range(2):
-            outcomes.append(
-                step("send", name=name, topic="out", texts=[f"n{number}"], partition=partition)
-            )
+            outcomes.append(step("send", name=name, topic="out", texts=[f"n{number}"], partition=partition))
             if number % 3 == partition:
                 own_node.kill()
                 own_node.start()
@@ -160,3 +164,68 @@ def test_kills_in_the_middle_of_transactions_tear_none(
     assert len(set(seen[0])) == len(seen[0])
     assert set(must) <= set(seen[0]) <= {*must, *may}
     assert must, "no transaction got through"
+
+
+class TestCommands:
+    """``tidemill txn`` on what confluent-kafka has begun."""
+
+    @pytest.fixture
+    def step(self, node: NodeProcess, start_client: Any) -> Step:
+        return start_client("confluent_txn", node).call
+
+    def test_a_transaction_is_listed_described_and_aborted(
+        self, step: Step, node: NodeProcess, topic: str
+    ) -> None:
+        step("create", topic=topic, partitions=2)
+        begin(step, topic, topic, "x", transactional_id=topic)
+        listed = txn(node, "list", "--state", "Ongoing", "--pattern", topic)
+        assert [(each["transactional_id"], each["state"]) for each in listed] == [(topic, "Ongoing")]
+        found = txn(node, "describe", topic)
+        assert found["partitions"] == [{"topic": topic, "partition": 0}]
+        assert txn(node, "abort", topic)["aborted"]["producer_id"] == found["producer_id"]
+        assert step("commit", name=topic) != "ok"
+        assert step("read", topic=topic, level="read_committed") == []
+        assert "nothing to abort" in txn(node, "abort", topic, exit_code=1)
+        assert "no transactional id" in txn(node, "describe", "never-used", exit_code=3)
+        assert "there is no transaction state" in txn(node, "list", "--state", "Lost", exit_code=1)
+
+    def test_what_hangs_in_a_partition_is_aborted_there(
+        self, step: Step, node: NodeProcess, topic: str
+    ) -> None:
+        step("create", topic=topic, partitions=1)
+        begin(step, topic, topic, "x", transactional_id=topic)
+        step("write_plain", topic=topic, texts=["behind"])
+        (hanging,) = (
+            each for each in txn(node, "describe", "--topic", topic) if each["start_offset"] is not None
+        )
+        assert hanging["start_offset"] == 0
+        where = ("--partition", f"{topic}:0", "--start-offset")
+        assert "no transaction is open" in txn(node, "abort", *where, "5", exit_code=1)
+        txn(node, "abort", *where, "0")
+        assert step("read", topic=topic, level="read_committed") == ["behind"]
+
+    def test_a_command_that_makes_no_sense_says_what_to_name(self, node: NodeProcess) -> None:
+        assert "name either" in txn(node, "describe", exit_code=2)
+        assert "name either" in txn(node, "abort", "x", "--start-offset", "1", exit_code=2)
+
+
+def txn(node: NodeProcess, *arguments: str, exit_code: int = 0) -> Any:
+    """Run ``tidemill txn``; gives its JSON, or its words if it must fail."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tidemill.cli",
+            "txn",
+            *arguments,
+            "--server",
+            node.bootstrap_servers,
+            "--format",
+            "json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == exit_code, (done.stdout, done.stderr)
+    return done.stderr if exit_code else json.loads(done.stdout)

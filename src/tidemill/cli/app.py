@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tidemill import __version__
-from tidemill.cli import bench, consume, doctor, groups, logs, produce, settings, topics, up
+from tidemill.cli import bench, consume, doctor, groups, logs, produce, settings, topics, transactions, up
 from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Session, command
 
 __all__ = ("app",)
@@ -80,6 +80,7 @@ topics.register(_topic)
 produce.register(_topic)
 consume.register(_topic)
 groups.register(_group("group", "Show consumer groups, move their offsets, delete them."))
+transactions.register(_group("txn", "Show transactions, and abort those that hang."))
 logs.register(_group("log", "Look into the files of a data directory, check and repair them."))
 bench.register(_group("bench", "Measure how fast a node is, and check that nothing is lost."))
 doctor.register(app)

@@ -57,16 +57,32 @@ def describe(session: Session, group: GroupArgument) -> None:
             )
             for entry in found["offsets"]
         ],
-        title=f"group {group}: {found['state']}, {len(found['members'])} members, lag {found['lag']}",
+        title=f"group {group} ({found['kind']}): {found['state']}, {len(found['members'])} members, "
+        f"lag {found['lag']}",
     )
     members = Table(
-        ("member", "client", "host", "partitions"),
+        ("member", "instance", "client", "host", "protocol", "partitions"),
         [
-            (each["member_id"], each["client_id"], each["host"], len(each["partitions"]))
+            (
+                each["member_id"],
+                each["instance_id"],
+                each["client_id"],
+                each["host"],
+                each["kind"],
+                _in_short(each["partitions"]),
+            )
             for each in found["members"]
         ],
     )
     show(session, found, offsets, *([members] if found["members"] else []))
+
+
+def _in_short(partitions: list[dict[str, Any]]) -> str:
+    """Partitions by topic, for a column: ``orders 0 1, users 4``."""
+    by_topic: dict[str, list[str]] = {}
+    for each in partitions:
+        by_topic.setdefault(each["topic"], []).append(str(each["partition"]))
+    return ", ".join(f"{topic} {' '.join(indexes)}" for topic, indexes in sorted(by_topic.items()))
 
 
 async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -92,6 +108,7 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
     return {
         "group": name,
         "state": group.state,
+        "kind": group.kind,
         "protocol_type": group.protocol_type,
         "protocol": group.protocol,
         "lag": sum(entry["lag"] or 0 for entry in offsets),
@@ -101,6 +118,7 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
                 "instance_id": member.instance_id,
                 "client_id": member.client_id,
                 "host": member.host,
+                "kind": member.kind,
                 "partitions": [{"topic": topic, "partition": index} for topic, index in member.assignment],
             }
             for member in group.members

@@ -9,7 +9,7 @@ code   meaning
 0      done
 1      refused or failed; the message says why
 2      the command line is wrong
-3      the topic, group or partition does not exist
+3      the topic, group, partition or id does not exist
 4      the server cannot be reached
 130    interrupted (143: terminated)
 =====  ============================================
@@ -39,7 +39,14 @@ __all__ = ("DEFAULT_SERVER", "SERVER_VARIABLE", "ExitCode", "Format", "Session",
 
 DEFAULT_SERVER: Final = "127.0.0.1:9092"
 SERVER_VARIABLE: Final = "TIDEMILL_SERVER"
-_NOT_FOUND: Final = frozenset({"unknown_topic_or_partition", "unknown_topic_id", "group_id_not_found"})
+_NOT_FOUND: Final = frozenset(
+    {
+        "unknown_topic_or_partition",
+        "unknown_topic_id",
+        "group_id_not_found",
+        "transactional_id_not_found",
+    }
+)
 
 _T = TypeVar("_T")
 

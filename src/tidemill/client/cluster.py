@@ -30,7 +30,16 @@ from tidemill.errors import (
     TidemillError,
 )
 
-__all__ = ("Cluster", "PartitionInfo", "TopicInfo", "TopicPartition", "check", "passes_by_itself")
+__all__ = (
+    "GROUP_KEY",
+    "TRANSACTION_KEY",
+    "Cluster",
+    "PartitionInfo",
+    "TopicInfo",
+    "TopicPartition",
+    "check",
+    "passes_by_itself",
+)
 
 _T = TypeVar("_T")
 TopicPartition = tuple[str, int]
@@ -38,7 +47,8 @@ TopicPartition = tuple[str, int]
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 1_000
 _METADATA_VERSIONS: Final[Versions] = (4, 13)
-_GROUP_KEY: Final = 0
+GROUP_KEY: Final = 0
+TRANSACTION_KEY: Final = 1
 
 _PASSING: Final = frozenset(
     {
@@ -59,6 +69,7 @@ _PASSING: Final = frozenset(
         ErrorCode.request_timed_out,
         ErrorCode.throttling_quota_exceeded,
         ErrorCode.unknown_leader_epoch,
+        ErrorCode.unstable_offset_commit,
     }
 )
 
@@ -118,7 +129,7 @@ class Cluster:
         self.nodes: dict[int, Address] = {}
         self._topics: dict[str, TopicInfo] = {}
         self._stale = True
-        self._coordinators: dict[str, int] = {}
+        self._coordinators: dict[tuple[int, str], int] = {}
         self._connections: dict[tuple[int | None, str], Connection] = {}
         self._opening = asyncio.Lock()
 
@@ -208,12 +219,14 @@ class Cluster:
             return await self.to_any(name, body, **options)
         return await (await self.connection(self.controller_id)).request(name, body, **options)
 
-    async def to_coordinator(self, group: str, name: str, body: Mapping[str, Any], **options: Any) -> Any:
-        """Ask the coordinator of a group."""
-        node_id = self._coordinators.get(group)
+    async def to_coordinator(
+        self, key: str, name: str, body: Mapping[str, Any], *, key_type: int = GROUP_KEY, **options: Any
+    ) -> Any:
+        """Ask the coordinator of a group, or of a transactional id with ``TRANSACTION_KEY``."""
+        node_id = self._coordinators.get((key_type, key))
         if node_id is None:
-            node_id = self._coordinators[group] = await self._find_coordinator(group)
-        connection = await self.connection(node_id, purpose=f"group {group}")
+            node_id = self._coordinators[key_type, key] = await self._find_coordinator(key, key_type)
+        connection = await self.connection(node_id, purpose=f"coordinator {key_type} {key}")
         return await connection.request(name, body, **options)
 
     async def leaders(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
@@ -269,11 +282,11 @@ class Cluster:
         assert failure is not None, "there is always an address"
         raise failure
 
-    async def _find_coordinator(self, group: str) -> int:
-        body = {"key": group, "key_type": _GROUP_KEY, "coordinator_keys": [group]}
+    async def _find_coordinator(self, key: str, key_type: int) -> int:
+        body = {"key": key, "key_type": key_type, "coordinator_keys": [key]}
         response = await self.to_any("FindCoordinator", body)
         found = response.coordinators[0] if hasattr(response, "coordinators") else response
-        check(found.error_code, found.error_message, f"finding the coordinator of group {group!r}")
+        check(found.error_code, found.error_message, f"finding the coordinator of {key!r}")
         node_id: int = found.node_id
         self.nodes[node_id] = Address(found.host, found.port)
         return node_id

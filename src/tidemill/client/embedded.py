@@ -15,6 +15,7 @@ import uvloop
 
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address, parse_address
+from tidemill.errors import ConfigError
 from tidemill.server.node import Node
 from tidemill.server.running import run_until
 
@@ -128,7 +129,10 @@ def open_node(
     True
     """
     chosen = Settings(
-        data_dir=Path(path or ""), listen=parse_address(listen), http=_optional_address(http), **settings
+        data_dir=Path(path or ""),
+        listen=_address("listen", listen),
+        http=_address("http", http) if http else None,
+        **settings,
     )
     if path is not None:
         return EmbeddedNode(chosen, None)
@@ -137,5 +141,8 @@ def open_node(
     return EmbeddedNode(replace(chosen, data_dir=ephemeral_dir), ephemeral_dir)
 
 
-def _optional_address(text: str | None) -> Address | None:
-    return parse_address(text) if text else None
+def _address(setting: str, text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise ConfigError(f"setting {setting} cannot be {text!r}: give it as {error}") from error

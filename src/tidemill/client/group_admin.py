@@ -29,6 +29,7 @@ __all__ = (
 _OFFSET_COMMIT_VERSIONS: Final[Versions] = (2, 9)
 _OFFSET_FETCH_VERSIONS: Final[Versions] = (8, 9)
 _DEAD: Final = "Dead"
+_CLASSIC_MEMBER: Final = 0
 _IDLE_STATES: Final = frozenset({"Empty", _DEAD})
 
 
@@ -55,24 +56,26 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member and the partitions that it reads."""
+    """A member and the partitions that it reads. ``kind`` is the protocol that it speaks."""
 
     member_id: str
     instance_id: str | None
     client_id: str
     host: str
     assignment: tuple[TopicPartition, ...]
+    kind: str = "classic"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group and its members."""
+    """A group and its members. ``protocol`` is how partitions are assigned."""
 
     group: str
     state: str
     protocol_type: str
     protocol: str
     members: tuple[GroupMember, ...]
+    kind: str = "classic"
 
     @property
     def idle(self) -> bool:
@@ -108,7 +111,8 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
         response = await cluster.to_coordinator(group, "DescribeGroups", {"groups": [group]})
         (found,) = response.groups
         if found.error_code == ErrorCode.group_id_not_found or found.group_state == _DEAD:
-            raise _no_group(group)
+            # Groups of the new protocol are unknown to this API.
+            return await _describe_consumer_group(cluster, group)
         check(found.error_code, getattr(found, "error_message", None), f"describing group {group!r}")
         members = tuple(
             GroupMember(
@@ -123,6 +127,36 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
         return GroupDescription(group, found.group_state, found.protocol_type, found.protocol_data, members)
 
     return await cluster.retrying(attempt)
+
+
+async def _describe_consumer_group(cluster: Cluster, group: str) -> GroupDescription:
+    try:
+        response = await cluster.to_coordinator(group, "ConsumerGroupDescribe", {"group_ids": [group]})
+    except ApiError as error:
+        if error.code is ErrorCode.unsupported_version:
+            # A server without the new protocol has no such groups.
+            raise _no_group(group) from error
+        raise
+    (found,) = response.groups
+    if found.error_code == ErrorCode.group_id_not_found:
+        raise _no_group(group)
+    check(found.error_code, found.error_message, f"describing group {group!r}")
+    members = tuple(
+        GroupMember(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            tuple(
+                (topic.topic_name, index)
+                for topic in member.assignment.topic_partitions
+                for index in topic.partitions
+            ),
+            "classic" if getattr(member, "member_type", -1) == _CLASSIC_MEMBER else "consumer",
+        )
+        for member in found.members
+    )
+    return GroupDescription(group, found.group_state, "consumer", found.assignor_name, members, "consumer")
 
 
 async def delete_group(cluster: Cluster, group: str) -> None:
@@ -145,11 +179,18 @@ async def delete_group(cluster: Cluster, group: str) -> None:
 
 
 async def fetch_offsets(
-    cluster: Cluster, group: str, partitions: Iterable[TopicPartition] | None = None
+    cluster: Cluster,
+    group: str,
+    partitions: Iterable[TopicPartition] | None = None,
+    *,
+    require_stable: bool = False,
 ) -> dict[TopicPartition, int]:
-    """The committed offsets of the group: of these partitions, or all; those without a commit are absent."""
+    """The committed offsets of the group: of these partitions, or all; those without a commit are absent.
+
+    ``require_stable``: wait for transactions that may change them.
+    """
     topics = None if partitions is None else _indexes_by_topic(partitions)
-    body = {"groups": [{"group_id": group, "topics": topics}], "require_stable": True}
+    body = {"groups": [{"group_id": group, "topics": topics}], "require_stable": require_stable}
 
     async def attempt() -> dict[TopicPartition, int]:
         response = await cluster.to_coordinator(group, "OffsetFetch", body, versions=_OFFSET_FETCH_VERSIONS)

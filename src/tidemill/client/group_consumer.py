@@ -81,7 +81,9 @@ class GroupConsumer:
         # What is fetched ahead belongs to the old assignment.
         await self._reader.assign({})
         partitions = await self._membership.join()
-        positions = await fetch_offsets(self._cluster, self._group, partitions) if partitions else {}
+        positions: dict[TopicPartition, int] = {}
+        if partitions:
+            positions = await fetch_offsets(self._cluster, self._group, partitions, require_stable=True)
         fresh = [partition for partition in partitions if partition not in positions]
         if fresh:
             positions |= await self._start(fresh)

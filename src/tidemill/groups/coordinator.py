@@ -268,9 +268,7 @@ class GroupCoordinator:
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
         _raise_first(
-            await self._shards.on_all(
-                lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms)
-            )
+            await self._shards.on_all(lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms))
         )
 
     async def expire(self) -> None:

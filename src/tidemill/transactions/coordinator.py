@@ -1,8 +1,8 @@
 """The transaction coordinator: which shard an id lives in, producer ids, and Kafka's error codes.
 
-Every public function that serves a client answers with error codes; none raises for what a client sends or a
-disk does. A partition is opened to a transaction only after the log holds that it is part of it, and in a step
-in which that is still true: an end that came in between keeps it closed.
+Every public function that serves a client answers with error codes; none raises for what a client sends or
+a disk does. A partition is opened to a transaction only after the log holds that it is part of it, and in a
+step in which that is still true: an end that came in between keeps it closed.
 """
 
 from __future__ import annotations

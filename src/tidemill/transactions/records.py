@@ -6,8 +6,8 @@
 | value | v1 (flexible, with tagged fields) | v0, v1 |
 
 A value of null is a tombstone. One tagged field is our own: the epoch before the last bump, which Kafka
-forgets with a restart. With it a producer whose InitProducerId was cut off by a crash may ask again and is not
-fenced. A reader that does not know the tag passes over it.
+forgets with a restart. With it a producer whose InitProducerId was cut off by a crash may ask again and is
+not fenced. A reader that does not know the tag passes over it.
 """
 
 from __future__ import annotations

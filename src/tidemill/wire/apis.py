@@ -97,7 +97,7 @@ APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
 """The served APIs by key, in the order of their keys."""
 
 _EXTRA_MODULE: Final = "tidemill.wire.extra"
-_IN_EXTRA_MODULE: Final = frozenset({("ApiVersions", 5), ("TxnOffsetCommit", 6)})
+_IN_EXTRA_MODULE: Final = frozenset({("ApiVersions", 5), ("DescribeTransactions", 0), ("TxnOffsetCommit", 6)})
 
 
 def find_api(api_key: int) -> Api | None:

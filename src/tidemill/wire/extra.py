@@ -4,6 +4,9 @@ writes them.
 ApiVersions v5 (KIP-1242): the request may name the cluster and the node that the client believes it is
 talking to; the response is that of v4.
 
+DescribeTransactions v0: a start time of -1 says that there was no transaction yet; kio's reader refuses
+it. Here it is a plain number.
+
 TxnOffsetCommit v6 (KIP-1319): topics go by id instead of by name, in the request and in the response.
 
 This module must not postpone the evaluation of annotations: kio reads the types of the dataclass fields.
@@ -14,6 +17,8 @@ from typing import ClassVar
 from uuid import UUID
 
 from kio.schema.api_versions.v4 import response as _response_v4
+from kio.schema.describe_transactions.v0.request import DescribeTransactionsRequest
+from kio.schema.describe_transactions.v0.response import TopicData
 from kio.schema.errors import ErrorCode
 from kio.schema.request_header.v2.header import RequestHeader
 from kio.schema.response_header.v1.header import ResponseHeader
@@ -24,6 +29,8 @@ from kio.static.primitive import i16, i32, i32Timedelta, i64
 __all__ = (
     "ApiVersionsRequest",
     "ApiVersionsResponse",
+    "DescribeTransactionsRequest",
+    "DescribeTransactionsResponse",
     "TxnOffsetCommitRequest",
     "TxnOffsetCommitResponse",
 )
@@ -53,6 +60,48 @@ class ApiVersionsResponse(_response_v4.ApiVersionsResponse):
     """ApiVersions response v5: the fields of v4."""
 
     __version__: ClassVar[i16] = i16(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionState:
+    """One transactional id of a DescribeTransactions response v0."""
+
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = True
+    __api_key__: ClassVar[i16] = i16(65)
+    __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
+    error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
+    """Whether the id is known."""
+    transactional_id: TransactionalId = field(metadata={"kafka_type": "string"})
+    """The id."""
+    transaction_state: str = field(metadata={"kafka_type": "string"})
+    """The name of its state."""
+    transaction_timeout: i32Timedelta = field(metadata={"kafka_type": "timedelta_i32"})
+    """After which time a transaction is aborted."""
+    transaction_start_time: i64 = field(metadata={"kafka_type": "int64"})
+    """When the transaction began, in milliseconds; -1 if there was none."""
+    producer_id: ProducerId = field(metadata={"kafka_type": "int64"})
+    """The producer's id."""
+    producer_epoch: i16 = field(metadata={"kafka_type": "int16"})
+    """The producer's epoch."""
+    topics: tuple[TopicData, ...]
+    """The partitions of the transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeTransactionsResponse:
+    """DescribeTransactions response v0."""
+
+    __type__: ClassVar = EntityType.response
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = True
+    __api_key__: ClassVar[i16] = i16(65)
+    __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
+    throttle_time: i32Timedelta = field(metadata={"kafka_type": "timedelta_i32"})
+    """How long the client should pause."""
+    transaction_states: tuple[TransactionState, ...]
+    """The transactional ids that were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

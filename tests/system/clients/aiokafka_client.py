@@ -291,9 +291,14 @@ async def a_missing_topic_is_an_error(topic: str) -> None:
 
 @scenario
 async def retention_by_size_moves_the_start(topic: str) -> None:
-    await create(topic, **{"internal.segment.bytes": 2_000, "retention.bytes": 6_000})
+    small_segments = {"internal.segment.bytes": "2000"}
+    await create(topic, **small_segments)
     sent = [f"{number:03d}" + "x" * 500 for number in range(30)]
     await produce(topic, sent, max_batch_size=600)
+    # Only now, so that one look at the log decides what goes.
+    limits = small_segments | {"retention.bytes": "6000"}
+    async with admin() as client:
+        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=limits)])
     low, high = await until_watermarks(topic, lambda low, high: low > 0)
     assert high == 30
     assert values(await read(topic, 30 - low, low)) == sent[low:]

@@ -13,7 +13,7 @@ _producers: dict[str, AIOKafkaProducer] = {}
 
 
 async def outcome(work: Awaitable[object]) -> str:
-    """"ok", or the name of the error that a call ends with."""
+    """ "ok", or the name of the error that a call ends with."""
     try:
         await work
     except KafkaError as error:
@@ -46,9 +46,7 @@ async def begin(name: str) -> str:
 async def send(name: str, topic: str, texts: list[str], partition: int = 0) -> str:
     """Write, and wait for the acknowledgements."""
     try:
-        futures = [
-            await _producers[name].send(topic, text.encode(), partition=partition) for text in texts
-        ]
+        futures = [await _producers[name].send(topic, text.encode(), partition=partition) for text in texts]
         for future in futures:
             await future
     except KafkaError as error:

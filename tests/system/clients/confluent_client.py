@@ -316,9 +316,12 @@ def a_missing_topic_is_an_error(topic: str) -> None:
 
 @scenario
 def retention_by_size_moves_the_start(topic: str) -> None:
-    create(topic, **{"internal.segment.bytes": 2_000, "retention.bytes": 6_000})
-    for number in range(30):
-        produce(topic, [f"{number:03d}" + "x" * 500])
+    create(topic, **{"internal.segment.bytes": 2_000})
+    produce(topic, [f"{number:03d}" + "x" * 500 for number in range(30)], batch_num_messages=1)
+    # Only now, so that one look at the log decides what goes.
+    limit = ConfigEntry("retention.bytes", "6000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[limit])
+    done(admin().incremental_alter_configs([resource]))
     low = until(lambda: watermarks(topic)[0])
     kept = values(read(topic, 30 - low))
     assert [value[:3] for value in kept] == [f"{number:03d}" for number in range(low, 30)]

@@ -13,7 +13,7 @@ _producers: dict[str, Producer] = {}
 
 
 def outcome(function: Any, *arguments: Any) -> str:
-    """"ok", or the name of the error that a call ends with."""
+    """ "ok", or the name of the error that a call ends with."""
     try:
         function(*arguments)
     except KafkaException as error:

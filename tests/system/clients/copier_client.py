@@ -180,7 +180,9 @@ def finish() -> dict[str, Any]:
 @scenario
 def read_all(topic: str, partitions: int, isolation: str) -> list[str]:
     """Every value of a topic, partition by partition, up to its end."""
-    consumer = Consumer(BASE | {"group.id": "reader", "isolation.level": isolation, "enable.partition.eof": True})
+    consumer = Consumer(
+        BASE | {"group.id": "reader", "isolation.level": isolation, "enable.partition.eof": True}
+    )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
     values, ended = [], 0
     deadline = time.monotonic() + 120

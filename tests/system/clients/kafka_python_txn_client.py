@@ -14,7 +14,7 @@ _producers: dict[str, KafkaProducer] = {}
 
 
 def outcome(function: Any, *arguments: Any) -> str:
-    """"ok", or the name of the error that a call ends with."""
+    """ "ok", or the name of the error that a call ends with."""
     try:
         function(*arguments)
     except KafkaError as error:

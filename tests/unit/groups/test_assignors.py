@@ -40,7 +40,8 @@ def uniform(
 ) -> dict[str, Partitions]:
     before = before or {}
     members = {
-        name: AssignedMember(topics_of, before.get(name, frozenset())) for name, topics_of in subscribed.items()
+        name: AssignedMember(topics_of, before.get(name, frozenset()))
+        for name, topics_of in subscribed.items()
     }
     return assign_uniform(members, topics)
 

@@ -73,9 +73,7 @@ GOLDEN: list[tuple[ConsumerRecord, str, str]] = [
         CurrentAssignmentRecord(
             "g",
             "m",
-            CurrentAssignment(
-                4, 3, MemberState.UNREVOKED_PARTITIONS, frozenset(), frozenset({(TOPIC, 1)})
-            ),
+            CurrentAssignment(4, 3, MemberState.UNREVOKED_PARTITIONS, frozenset(), frozenset({(TOPIC, 1)})),
         ),
         "0008 0001 67 0001 6d",
         f"0000 00000004 00000003 01 01 02 {TOPIC.hex} 02 00000001 00 00",
@@ -166,13 +164,17 @@ records = st.one_of(
     st.builds(
         SubscribedTopicsRecord,
         texts,
-        st.lists(st.builds(SubscribedTopic, st.uuids(), texts, st.integers(0, 2**31 - 1)), max_size=4).map(tuple),
+        st.lists(st.builds(SubscribedTopic, st.uuids(), texts, st.integers(0, 2**31 - 1)), max_size=4).map(
+            tuple
+        ),
     ),
     st.builds(
         PatternRecord,
         texts,
         texts,
-        st.builds(ResolvedPattern, st.frozensets(texts, max_size=4), st.integers(0, 2**62), st.integers(0, 2**62)),
+        st.builds(
+            ResolvedPattern, st.frozensets(texts, max_size=4), st.integers(0, 2**62), st.integers(0, 2**62)
+        ),
     ),
 )
 

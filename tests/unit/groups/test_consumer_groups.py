@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.consumer_groups import SETTINGS, ConsumerScript, FakeTopics
 
+from support.consumer_groups import SETTINGS, ConsumerScript, FakeTopics
 from tidemill.errors import DiskFull, ErrorCode
 from tidemill.groups.consumer_member import MemberState
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
@@ -310,7 +310,9 @@ def test_a_pattern_is_forgotten_with_its_last_member(script: ConsumerScript) -> 
     assert not script.group.is_subscribed_to("u")
 
 
-def test_a_pattern_that_would_ruin_a_backtracking_engine_is_matched_in_no_time(script: ConsumerScript) -> None:
+def test_a_pattern_that_would_ruin_a_backtracking_engine_is_matched_in_no_time(
+    script: ConsumerScript,
+) -> None:
     script.topics.create("a" * 200, 1)
     script.join("a", regex="(a*)*(a|aa)+$x")
     assert script.assigned("a") == set()

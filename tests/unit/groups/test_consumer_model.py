@@ -14,8 +14,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.consumer_groups import ConsumerScript, FakeTopics
 
+from support.consumer_groups import ConsumerScript, FakeTopics
 from tidemill.errors import DiskFull, ErrorCode
 from tidemill.groups.classic import ClassicGroup
 from tidemill.groups.consumer_group import ConsumerGroup
@@ -312,7 +312,15 @@ class ConsumerGroupHistories(RuleBasedStateMachine):
             assert not isinstance(replayed, ConsumerGroup)
             return
         assert isinstance(replayed, ConsumerGroup)
-        for name in ("epoch", "target_epoch", "members", "targets", "subscribed_topics", "_holders", "_static"):
+        for name in (
+            "epoch",
+            "target_epoch",
+            "members",
+            "targets",
+            "subscribed_topics",
+            "_holders",
+            "_static",
+        ):
             assert getattr(replayed, name) == getattr(self.group, name), name
         resolved = {pattern: found.topics for pattern, found in self.group.patterns.items()}
         assert {pattern: found.topics for pattern, found in replayed.patterns.items()} == resolved
@@ -333,7 +341,9 @@ class ConsumerGroupHistories(RuleBasedStateMachine):
         if group is None or not self.members():
             return
         assert str(group.state) == "Stable", group.members
-        names = {name for member in group.members.values() for name in group.topics_of(member, group.patterns)}
+        names = {
+            name for member in group.members.values() for name in group.topics_of(member, group.patterns)
+        }
         wanted = self.script.topics.ids(self.script.topics.all(*names))
         assert frozenset[Any]().union(*(client.reading for client in self.members())) == wanted
 

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from tidemill.groups.deadlines import Deadlines
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["set", "set_if_absent", "cancel", "due"]), st.sampled_from("abc"), st.integers(0, 9))
+    st.tuples(
+        st.sampled_from(["set", "set_if_absent", "cancel", "due"]), st.sampled_from("abc"), st.integers(0, 9)
+    )
 )
 
 

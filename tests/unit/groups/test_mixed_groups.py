@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.consumer_groups import ConsumerScript, FakeTopics, subscription
 
+from support.consumer_groups import ConsumerScript, FakeTopics, subscription
 from tidemill.errors import DiskFull, ErrorCode
 from tidemill.groups.classic import ClassicGroup
 from tidemill.groups.consumer_group import ConsumerGroup
@@ -73,7 +73,9 @@ def test_a_new_member_makes_a_classic_group_a_consumer_group(script: ConsumerScr
     reply = script.join("new", "t")
     assert (reply.error, reply.assignment) == (ErrorCode.none, frozenset())
     assert reply.member_epoch == generation + 1
-    assert script.assigned(first) == {("t", 0), ("t", 1), ("t", 2)}, "nobody loses anything by the upgrade alone"
+    assert script.assigned(first) == {("t", 0), ("t", 1), ("t", 2)}, (
+        "nobody loses anything by the upgrade alone"
+    )
     assert script.assigned(second) == {("t", 3), ("t", 4), ("t", 5)}
     assert script.state.offsets.get("g", "t", 0) is not None
 
@@ -181,7 +183,9 @@ def test_a_cooperative_member_revokes_before_others_get_its_partitions(script: C
     assert script.group.state == "Stable"
 
 
-def test_a_member_that_waits_for_others_is_called_when_its_partitions_are_free(script: ConsumerScript) -> None:
+def test_a_member_that_waits_for_others_is_called_when_its_partitions_are_free(
+    script: ConsumerScript,
+) -> None:
     script.join("new", "t")
     member = joined(script.classic_join())
     script.classic_sync(member.member_id, member.generation)
@@ -264,7 +268,9 @@ def test_a_classic_member_has_the_session_timeout_that_it_asked_for(script: Cons
 
 
 @pytest.mark.parametrize("stops_at", ["sync", "join"])
-def test_a_classic_member_that_only_sends_heartbeats_is_removed(script: ConsumerScript, stops_at: str) -> None:
+def test_a_classic_member_that_only_sends_heartbeats_is_removed(
+    script: ConsumerScript, stops_at: str
+) -> None:
     script.join("new", "t")
     member = joined(script.classic_join(rebalance_timeout_ms=20_000))
     if stops_at == "join":

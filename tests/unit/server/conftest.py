@@ -18,13 +18,23 @@ from tidemill.control.memory import MemoryStore
 from tidemill.coordination.clock import LoopClock
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
+from tidemill.groups.topics import ImageTopics
 from tidemill.log.storage import LocalStorage
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.replicas import Replicas
 from tidemill.server.broker import Broker
 from tidemill.server.budget import ByteBudget
 from tidemill.server.call import Call, ReplyBuffers
-from tidemill.server.handlers import configs, groups, log_dirs, metadata, producers, topics, transactions
+from tidemill.server.handlers import (
+    configs,
+    consumer_groups,
+    groups,
+    log_dirs,
+    metadata,
+    producers,
+    topics,
+    transactions,
+)
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.settings import TransactionSettings
@@ -58,6 +68,8 @@ HANDLERS = {
     "ListGroups": groups.list_groups,
     "DescribeGroups": groups.describe_groups,
     "DeleteGroups": groups.delete_groups,
+    "ConsumerGroupHeartbeat": consumer_groups.consumer_group_heartbeat,
+    "ConsumerGroupDescribe": consumer_groups.consumer_group_describe,
     "AddPartitionsToTxn": transactions.add_partitions_to_txn,
     "AddOffsetsToTxn": transactions.add_offsets_to_txn,
     "EndTxn": transactions.end_txn,
@@ -99,7 +111,9 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
         broker = Broker(settings, controller, replicas, flusher, ByteBudget(settings.max_inflight_bytes))
         broker.advertised = Address("advertised", 9999)
         group_settings = GroupSettings(partitions=2, initial_rebalance_delay_ms=0)
-        broker.groups = GroupCoordinator(broker, group_settings, LoopClock())
+        broker.groups = GroupCoordinator(
+            broker, group_settings, LoopClock(), ImageTopics(lambda: broker.image)
+        )
         broker.transactions = TransactionCoordinator(
             TransactionLogs(broker),
             BrokerTransactionPartitions(broker),

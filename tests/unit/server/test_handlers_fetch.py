@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+
 from support.batches import plain_batch
 from support.exchange import Answer, Exchange, fetch_part, produce_part
-
 from tidemill.control.commands import BumpLeaderEpochs, DeleteTopic
 from tidemill.errors import ErrorCode, SyncFailed
 from tidemill.records.batch import HEADER_BYTES, parse_header

@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+
 from support.batches import plain_batch
 from support.exchange import Answer, Exchange, produce_part
-
 from tidemill.control.commands import DeleteTopic
 from tidemill.errors import DiskFull, ErrorCode, SyncFailed
 from tidemill.records.compression import ZSTD

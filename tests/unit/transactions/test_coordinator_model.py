@@ -1,4 +1,4 @@
-"""The coordinator against a model: clients of both kinds, crashes at any point, lost answers, faults, timeouts.
+"""The coordinator against a model: clients of both kinds, crashes anywhere, lost answers, faults, timeouts.
 
 What must hold:
 
@@ -18,6 +18,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from support.coordination import settle
 from support.transaction_world import World, Write
 from tidemill.errors import DiskFull, ErrorCode
@@ -32,7 +33,7 @@ FATAL = (ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping, Error
 
 @dataclass
 class Client:
-    """A producer's client. It has one request under way at most, and repeats one whose answer it never got."""
+    """A producer's client: one request under way at most, and repeated if its answer never came."""
 
     number: int
     transactional_id: str

@@ -23,7 +23,14 @@ from tidemill.server.broker import OFFSETS_TOPIC, Broker
 from tidemill.server.call import Call
 from tidemill.wire.requests import ms
 
-__all__ = ("commit_existing", "has_groups", "offset_commit", "offset_delete", "offset_fetch", "prepare_groups")
+__all__ = (
+    "commit_existing",
+    "has_groups",
+    "offset_commit",
+    "offset_delete",
+    "offset_fetch",
+    "prepare_groups",
+)
 
 _FIRST_FETCH_WITH_GROUP_ERROR: Final = 2
 _FIRST_FETCH_OF_SEVERAL: Final = 8

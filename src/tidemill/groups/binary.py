@@ -1,3 +1,0 @@
-"""Moved: see ``tidemill.coordination.binary``."""
-
-from tidemill.coordination.binary import *  # noqa: F403

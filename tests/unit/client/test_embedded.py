@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+import tidemill
+from tidemill.client import embedded
+from tidemill.errors import ConfigError, DataDirectoryInUse
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "tidemill-node"]
+
+
+def test_an_ephemeral_node_takes_its_data_along() -> None:
+    with tidemill.open() as node:
+        host, _, port = node.bootstrap_servers.rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        assert node.data_dir.is_dir()
+        assert node.http_url is None
+        assert node.bootstrap_servers in repr(node)
+        assert str(node.data_dir) in repr(node)
+    assert not node.data_dir.exists()
+
+
+def test_a_node_with_a_path_keeps_its_data(tmp_path: Path) -> None:
+    with tidemill.open(tmp_path / "data") as node:
+        assert node.data_dir == tmp_path / "data"
+    assert (tmp_path / "data" / "clean-stop").exists()
+    with tidemill.open(str(tmp_path / "data")):
+        pass
+
+
+def test_closing_twice_is_fine() -> None:
+    node = tidemill.open()
+    node.close()
+    node.close()
+    assert not node.data_dir.exists()
+
+
+def test_an_error_of_the_start_is_raised_in_the_caller(tmp_path: Path) -> None:
+    with tidemill.open(tmp_path) as first:
+        with pytest.raises(DataDirectoryInUse, match=first.bootstrap_servers):
+            tidemill.open(tmp_path)
+        with pytest.raises(ConfigError, match="cannot listen"):
+            tidemill.open(listen=first.bootstrap_servers)
+
+
+@pytest.mark.parametrize("bad", [{"listen": "no port"}, {"http": "no port"}, {"default_partitions": 0}])
+def test_settings_that_are_refused_leave_no_directory_behind(
+    bad: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"setting {next(iter(bad))} "):
+        tidemill.open(**bad)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_fails_removes_the_ephemeral_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded.tempfile, "tempdir", str(tmp_path))
+    with tidemill.open() as first, pytest.raises(ConfigError):
+        tidemill.open(listen=first.bootstrap_servers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_http_is_served_if_it_is_asked_for() -> None:
+    with tidemill.open(http="127.0.0.1:0") as node:
+        assert node.http_url is not None
+        with urlopen(f"{node.http_url}/readyz", timeout=10) as answer:
+            assert answer.status == 200
+
+
+def test_settings_reach_the_node() -> None:
+    with tidemill.open(auto_create_topics=False, default_partitions=3) as node:
+        assert node._node.settings.auto_create_topics is False
+        assert node._node.settings.default_partitions == 3
+
+
+def test_a_failure_inside_the_with_block_still_stops_the_node() -> None:
+    with pytest.raises(RuntimeError, match="mine"), tidemill.open() as node:
+        raise RuntimeError("mine")
+    assert not node.data_dir.exists()
+
+
+def test_the_package_loads_the_server_only_when_it_is_used() -> None:
+    assert tidemill.EmbeddedNode is embedded.EmbeddedNode
+    assert tidemill.open is embedded.open_node
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        tidemill.nonsense  # noqa: B018

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tidemill.config.settings import Settings
+from tidemill.config.values import Address
+from tidemill.control.commands import CreateTopic
+from tidemill.errors import ConfigError, SyncFailed
+from tidemill.server.http import HttpServer
+from tidemill.server.node import Node
+from tidemill.server.running import run_until
+
+LOCAL = Address("127.0.0.1", 0)
+LABEL = r'[a-z_]+="(?:[^"\\]|\\.)*"'
+SAMPLE = re.compile(rf"^([a-z_]+)(\{{{LABEL}(?:,{LABEL})*\}})? (-?[0-9][0-9.e+-]*)$")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(Settings(data_dir=tmp_path / "data", listen=LOCAL, http=LOCAL))
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[httpx.AsyncClient]:
+    server = HttpServer(node)
+    address = await server.start(LOCAL)
+    assert node.http_address == address
+    async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as made:
+        yield made
+    await server.stop()
+
+
+async def test_a_node_that_is_starting_lives_and_is_not_ready(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/healthz")).status_code == 200
+    answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "problems": ["the node is starting or stopping"]}
+    assert "tidemill_ready 0" in (await client.get("/metrics")).text
+
+
+async def test_a_ready_node_tells_its_problems(client: httpx.AsyncClient, node: Node) -> None:
+    await node.start()
+    assert (await client.get("/readyz")).json() == {"ready": True, "problems": []}
+    await node.broker.controller.submit(CreateTopic(name="t", topic_id=uuid4(), partitions=1, replication=1))
+    node.broker.partition(node.broker.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
+    answer = await client.get("/readyz")
+    assert answer.status_code == 200, "the other partitions still want their requests"
+    assert answer.json() == {"ready": True, "problems": ["t-0 is stopped: a bad disk"]}
+    await node.stop()
+    assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_metrics_are_in_the_format_of_prometheus(client: httpx.AsyncClient, node: Node) -> None:
+    await node.start()
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    typed: dict[str, str] = {}
+    for line in answer.text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            assert name not in typed, "samples of one name come together"
+            assert kind in ("counter", "gauge")
+            assert name.endswith("_total") == (kind == "counter")
+            typed[name] = kind
+        elif not line.startswith("# HELP "):
+            sample = SAMPLE.match(line)
+            assert sample, line
+            assert sample[1] in typed
+            float(sample[3])
+    assert {"tidemill_ready", "tidemill_topics", "tidemill_flushes_total"} <= set(typed)
+    await node.stop()
+
+
+async def test_an_unknown_path_is_not_found(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/")).status_code == 404
+
+
+async def test_an_address_in_use_is_told(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot serve HTTP on 127\.0\.0\.1:{port}.*--http"):
+            await HttpServer(node).start(Address("127.0.0.1", port))
+
+
+async def test_run_until_serves_http_around_the_whole_life_of_the_node(node: Node) -> None:
+    stop, ready = asyncio.Event(), asyncio.Event()
+    running = asyncio.get_running_loop().create_task(run_until(node, stop, ready.set))
+    await asyncio.wait_for(ready.wait(), 10)
+    assert node.ready
+    async with httpx.AsyncClient(base_url=f"http://{node.http_address}", trust_env=False) as client:
+        assert (await client.get("/readyz")).status_code == 200
+    stop.set()
+    await asyncio.wait_for(running, 10)
+    assert not node.ready
+    assert node.directory._lock is None
+
+
+async def test_a_start_that_fails_takes_http_down_again(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    node = Node(Settings(data_dir=tmp_path / "data", listen=LOCAL, http=LOCAL))
+    with pytest.raises(Exception, match="cannot use"):
+        await run_until(node, asyncio.Event(), lambda: None)
+    assert node.http_address is not None
+    with pytest.raises(OSError, match=r"refused|Connect"):
+        await asyncio.open_connection(node.http_address.host, node.http_address.port)

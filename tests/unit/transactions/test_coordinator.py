@@ -1,0 +1,307 @@
+"""The transaction coordinator over a log and partitions whose durability is a test's choice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.coordination import settle
+from support.transaction_world import World, Write
+from tidemill.errors import ApiError, DiskFull, ErrorCode
+from tidemill.transactions.messages import Marker, Producer
+from tidemill.transactions.transaction import TransactionState
+
+NONE = ErrorCode.none
+T0, T1 = ("t", 0), ("t", 1)
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World(T0, T1, end_wait_ms=500)
+    await world.coordinator.start()
+    yield world
+    await world.coordinator.close()
+
+
+async def begin(
+    world: World, *places: tuple[str, int], name: str = "x", timeout_ms: int = 10_000
+) -> Producer:
+    result = await world.coordinator.init_producer_id(name, timeout_ms)
+    assert result.error is NONE
+    assert await world.coordinator.add_partitions(name, result.producer, places) is NONE
+    return result.producer
+
+
+def markers(world: World, place: tuple[str, int]) -> list[Marker]:
+    return [entry for entry in world.partitions[place].entries if isinstance(entry, Marker)]
+
+
+def state(world: World, name: str = "x") -> str:
+    return world.stored()[name].state.label
+
+
+class TestDurability:
+    async def test_no_answer_before_the_log_is_durable(self, world: World) -> None:
+        world.log.syncs_at_once = False
+        request = asyncio.create_task(world.coordinator.init_producer_id("x", 1_000))
+        await settle()
+        assert not request.done()
+        world.log.sync()
+        assert (await request).error is NONE
+
+    async def test_no_write_before_the_start_is_durable(self, world: World) -> None:
+        producer = (await world.coordinator.init_producer_id("x", 1_000)).producer
+        world.log.syncs_at_once = False
+        adding = asyncio.create_task(world.coordinator.add_partitions("x", producer, [T0]))
+        looking = asyncio.create_task(world.coordinator.verify("x", *producer, *T0))
+        await settle()
+        assert not world.partitions[T0].may_write(producer)
+        assert not adding.done()
+        assert not looking.done()
+        world.log.sync()
+        assert (await adding, await looking) == (NONE, NONE)
+        assert world.partitions[T0].may_write(producer)
+
+    async def test_no_marker_before_the_decision_is_durable(self, world: World) -> None:
+        producer = await begin(world, T0, T1)
+        world.log.syncs_at_once = False
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        assert markers(world, T0) == []
+        world.log.sync()
+        await settle()
+        world.log.sync()
+        assert (await ending).error is NONE
+        assert markers(world, T0) == markers(world, T1) == [Marker(producer, True, 0)]
+
+    async def test_not_complete_before_all_markers_are_durable(self, world: World) -> None:
+        producer = await begin(world, T0, T1)
+        world.partitions[T1].syncs_at_once = False
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        assert state(world) == "PrepareCommit"
+        assert (
+            await world.coordinator.add_partitions("x", producer, [T0]) is ErrorCode.concurrent_transactions
+        )
+        world.partitions[T1].sync()
+        assert (await ending).error is NONE
+        assert state(world) == "CompleteCommit"
+
+    async def test_the_answer_to_an_end_does_not_wait_for_ever(self, world: World) -> None:
+        producer = await begin(world, T0)
+        world.partitions[T0].syncs_at_once = False
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        assert not ending.done()
+        await world.clock.advance(500)
+        assert (await ending).error is NONE
+        assert state(world) == "PrepareCommit"
+
+
+class TestCrashes:
+    @pytest.mark.parametrize("commit", [True, False])
+    async def test_a_decision_is_carried_out_after_a_crash(self, world: World, *, commit: bool) -> None:
+        producer = await begin(world, T0, T1)
+        world.partitions[T1].syncs_at_once = False
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=commit, new_epoch=False))
+        await settle()
+        ending.cancel()
+        world.partitions[T1].syncs_at_once = True
+        await world.crash()
+        assert state(world) == ("CompleteCommit" if commit else "CompleteAbort")
+        assert [marker.commit for marker in markers(world, T1)] == [commit]
+        assert [marker.coordinator_epoch for marker in markers(world, T0)] == [0, 1]
+
+    async def test_an_ongoing_transaction_still_times_out(self, world: World) -> None:
+        producer = await begin(world, T0, timeout_ms=5_000)
+        world.partitions[T0].write(Write(producer, "w"))
+        await world.crash()
+        assert state(world) == "Ongoing"
+        await world.clock.advance(5_000)
+        assert state(world) == "CompleteAbort"
+        assert world.partitions[T0].decisions() == {"w": [False]}
+
+    async def test_after_a_crash_a_write_is_let_in_by_asking(self, world: World) -> None:
+        producer = await begin(world, T0)
+        await world.crash()
+        assert not world.partitions[T0].may_write(producer)
+        assert await world.coordinator.verify("x", *producer, *T0) is NONE
+        assert world.partitions[T0].may_write(producer)
+        assert await world.coordinator.verify("x", *producer, *T1) is ErrorCode.transaction_abortable
+
+    async def test_an_interrupted_init_can_be_asked_again(self, world: World) -> None:
+        producer = (await world.coordinator.init_producer_id("x", 1_000)).producer
+        bumped = (await world.coordinator.init_producer_id("x", 1_000, producer)).producer
+        await world.crash()
+        assert (await world.coordinator.init_producer_id("x", 1_000, producer)).producer == bumped
+
+    async def test_a_failed_fsync_stops_the_shard_and_the_next_request_loads_it(self, world: World) -> None:
+        producer = await begin(world, T0)
+        world.log.syncs_at_once = False
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        world.log.fail_sync()
+        assert (await ending).error is ErrorCode.not_coordinator
+        world.log.syncs_at_once = True
+        assert (await world.coordinator.end("x", producer, commit=False, new_epoch=False)).error is NONE
+        assert [marker.commit for marker in markers(world, T0)] == [False]
+
+
+class TestMarkers:
+    async def test_a_partition_that_fails_is_tried_again(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.ERROR)
+        producer = await begin(world, T0)
+        world.partitions[T0].failures_left = 3
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        await world.clock.advance(10_000)
+        assert (await ending).error is NONE
+        assert state(world) == "CompleteCommit"
+
+    async def test_a_deleted_partition_is_given_up(self, world: World) -> None:
+        producer = await begin(world, T0, T1)
+        world.partitions[T0].deleted = True
+        await world.coordinator.end("x", producer, commit=True, new_epoch=False)
+        assert state(world) == "CompleteCommit"
+        assert len(markers(world, T1)) == 1
+
+    async def test_a_fenced_coordinator_stops(self, world: World) -> None:
+        producer = await begin(world, T0)
+        world.partitions[T0].entries.append(Marker(producer, False, 9))
+        ending = await world.coordinator.end("x", producer, commit=True, new_epoch=False)
+        await settle()
+        assert ending.error in (NONE, ErrorCode.not_coordinator)
+        assert state(world) == "PrepareCommit"
+        assert [marker.coordinator_epoch for marker in markers(world, T0)] == [9]
+
+    async def test_a_full_disk_delays_the_completion(self, world: World) -> None:
+        producer = await begin(world, T0)
+        world.partitions[T0].syncs_at_once = False
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        world.log.refuse_with = DiskFull("no room")
+        world.partitions[T0].sync()
+        await world.clock.advance(1_000)
+        assert (await ending).error is NONE
+        assert state(world) == "PrepareCommit"
+        world.log.refuse_with = None
+        await world.clock.advance(10_000)
+        assert state(world) == "CompleteCommit"
+
+    async def test_the_new_epoch_is_in_the_marker_of_v2(self, world: World) -> None:
+        producer = await begin(world, T0)
+        result = await world.coordinator.end("x", producer, commit=True, new_epoch=True)
+        assert result.producer == producer._replace(epoch=1)
+        assert markers(world, T0) == [Marker(result.producer, True, 0)]
+
+
+class TestFencing:
+    async def test_a_second_producer_ends_the_first_ones_transaction(self, world: World) -> None:
+        first = await begin(world, T0)
+        world.partitions[T0].write(Write(first, "first"))
+        again = await world.coordinator.init_producer_id("x", 1_000)
+        assert again.error is ErrorCode.concurrent_transactions
+        await settle()
+        second = (await world.coordinator.init_producer_id("x", 1_000)).producer
+        assert second.epoch == first.epoch + 2
+        assert not world.partitions[T0].may_write(first)
+        assert (await world.coordinator.end("x", first, commit=True, new_epoch=False)).error is (
+            ErrorCode.producer_fenced
+        )
+        assert world.partitions[T0].decisions() == {"first": [False]}
+
+    async def test_a_timeout_takes_an_epoch(self, world: World) -> None:
+        producer = await begin(world, T0, timeout_ms=700)
+        await world.clock.advance(699)
+        assert state(world) == "Ongoing"
+        await world.clock.advance(1)
+        assert state(world) == "CompleteAbort"
+        assert markers(world, T0)[0].producer.epoch == producer.epoch + 1
+        assert await world.coordinator.add_partitions("x", producer, [T0]) is ErrorCode.producer_fenced
+
+    async def test_more_partitions_do_not_prolong_it(self, world: World) -> None:
+        producer = await begin(world, T0, timeout_ms=700)
+        await world.clock.advance(500)
+        await world.coordinator.add_partitions("x", producer, [T1])
+        await world.clock.advance(200)
+        assert state(world) == "CompleteAbort"
+
+    async def test_a_timeout_waits_for_a_full_disk(self, world: World) -> None:
+        await begin(world, T0, timeout_ms=700)
+        world.log.refuse_with = DiskFull("no room")
+        await world.clock.advance(700)
+        assert state(world) == "Ongoing"
+        world.log.refuse_with = None
+        await world.clock.advance(1_000)
+        assert state(world) == "CompleteAbort"
+
+
+class TestHousekeeping:
+    async def test_ids_that_nobody_uses_are_forgotten(self, world: World) -> None:
+        world.settings = world.settings.__class__(partitions=1, expiration_ms=HOUR_MS)
+        await world.crash()
+        producer = await begin(world, T0, name="ended")
+        await world.coordinator.end("ended", producer, commit=True, new_epoch=False)
+        await world.clock.advance(HOUR_MS - 1)
+        await begin(world, T0, name="ongoing", timeout_ms=800_000)
+        await world.coordinator.expire()
+        assert set(world.stored()) == {"ended", "ongoing"}
+        await world.clock.advance(1)
+        await world.coordinator.expire()
+        assert set(world.stored()) == {"ongoing"}
+        assert await world.coordinator.add_partitions("ended", producer, [T0]) is (
+            ErrorCode.invalid_producer_id_mapping
+        )
+
+    async def test_open_transactions_are_counted(self, world: World) -> None:
+        assert world.coordinator.open_count() == 0
+        producer = await begin(world, T0)
+        assert world.coordinator.open_count() == 1
+        await world.coordinator.end("x", producer, commit=True, new_epoch=False)
+        assert world.coordinator.open_count() == 0
+
+
+class TestRefusals:
+    async def test_a_full_disk_is_told_and_changes_nothing(self, world: World) -> None:
+        world.log.refuse_with = DiskFull("no room")
+        assert (await world.coordinator.init_producer_id("x", 1_000)).error is (
+            ErrorCode.coordinator_not_available
+        )
+        world.log.refuse_with = None
+        assert (await world.coordinator.init_producer_id("x", 1_000)).producer.epoch == 0
+
+    async def test_an_id_too_long_to_store_is_refused(self, world: World) -> None:
+        assert (await world.coordinator.init_producer_id("x" * 40_000, 1_000)).error is (
+            ErrorCode.invalid_request
+        )
+
+    async def test_a_closed_coordinator_sends_clients_away(self, world: World) -> None:
+        producer = await begin(world, T0)
+        await world.coordinator.close()
+        result = await world.coordinator.end("x", producer, commit=True, new_epoch=False)
+        assert result.error is ErrorCode.coordinator_not_available
+
+    async def test_a_partition_led_elsewhere_is_not_coordinated_here(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await world.coordinator.close()
+
+        def elsewhere(_: int) -> None:
+            raise ApiError(ErrorCode.not_coordinator, "another node leads it")
+
+        monkeypatch.setattr(world, "open_log", elsewhere)
+        world.coordinator = world._start()
+        assert (await world.coordinator.init_producer_id("x", 1)).error is ErrorCode.not_coordinator
+        assert (await world.coordinator.list_transactions()).error is NONE
+
+    async def test_a_state_that_does_not_exist_matches_nothing(self, world: World) -> None:
+        await begin(world, T0)
+        found = await world.coordinator.list_transactions(["Lost"])
+        assert (found.unknown_states, found.transactions) == (("Lost",), ())
+        assert TransactionState.ONGOING.label == "Ongoing"
