@@ -1,10 +1,10 @@
 """A node with compacted topics under random crashes: compaction runs step by step between everything else.
 
-The story is that of ``test_node_faults``, with keyed records and tombstones from idempotent producers, transactions
-that commit and abort, and compactions of every partition, the groups' included. A compaction can be cut off at any
-storage call. At the end a fresh reader of committed data must find exactly the last record of every key that was
-acknowledged: nothing older, nothing aborted, nothing lost. A reader that was there all the time must have come to the
-same state, unless tombstones went before it had seen them.
+The story is that of ``test_node_faults``, with keyed records and tombstones from idempotent producers,
+transactions that commit and abort, and compactions of every partition, the groups' included. A compaction can
+be cut off at any storage call. At the end a fresh reader of committed data must find exactly the last record
+of every key that was acknowledged: nothing older, nothing aborted, nothing lost. A reader that was there all
+the time must have come to the same state, unless tombstones went before it had seen them.
 
 Replay one with ``asyncio.run(CompactedStory(seed).run())``.
 """
