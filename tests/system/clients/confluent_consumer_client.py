@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from confluent_client import BASE, DEADLINE_SECONDS, admin, create, done, produce
+from confluent_client import BASE, DEADLINE_SECONDS, create, done, produce
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, ConsumerGroupType, TopicPartition
+from confluent_kafka.admin import AdminClient
 from worker import MemberState, scenario, serve
 
 
@@ -94,16 +95,23 @@ def produce_to_partitions(topic: str, texts: list[str], partitions: int) -> None
     produce(topic, [{"value": text, "partition": number % partitions} for number, text in enumerate(texts)])
 
 
+def fresh_admin() -> AdminClient:
+    """A new one for each question: librdkafka's may hang for good once its only node was away for a moment."""
+    return AdminClient(BASE)
+
+
 @scenario
 def group_kinds() -> dict[str, str]:
     """The groups, and which protocol each speaks."""
-    listing = admin().list_consumer_groups(request_timeout=DEADLINE_SECONDS).result()
+    admin = fresh_admin()
+    listing = admin.list_consumer_groups(request_timeout=DEADLINE_SECONDS).result()
     return {one.group_id: ConsumerGroupType(one.type).name for one in listing.valid}
 
 
 @scenario
 def describe_group(group: str) -> dict[str, Any]:
-    (found,) = done(admin().describe_consumer_groups([group], request_timeout=DEADLINE_SECONDS))
+    admin = fresh_admin()
+    (found,) = done(admin.describe_consumer_groups([group], request_timeout=DEADLINE_SECONDS))
     return {
         "state": found.state.name,
         "type": ConsumerGroupType(found.type).name,
@@ -120,7 +128,8 @@ def describe_group(group: str) -> dict[str, Any]:
 def committed_offsets(group: str) -> int:
     """How many records the group has committed, over all partitions."""
     asked = [ConsumerGroupTopicPartitions(group)]
-    (found,) = done(admin().list_consumer_group_offsets(asked))
+    admin = fresh_admin()
+    (found,) = done(admin.list_consumer_group_offsets(asked))
     return sum(place.offset for place in found.topic_partitions)
 
 

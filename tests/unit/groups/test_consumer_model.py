@@ -1,8 +1,8 @@
 """Random histories of a consumer group against a model that only knows what each client was told.
 
 A client reads what it was told to read and, until it lets go, what it was told before. Two clients that the
-group counts as members must never read the same partition. Answers get lost, disks fill up, the node restarts,
-topics come and go, and clients of the classic protocol, eager and cooperative, take part.
+group counts as members must never read the same partition. Answers get lost, disks fill up, the node
+restarts, topics come and go, and clients of the classic protocol, eager and cooperative, take part.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class ConsumerGroupHistories(RuleBasedStateMachine):
             self.enter(Client("", classic=kind, subscribed={"names": list(topics)}))
 
     def enter(self, client: Client) -> None:
-        """JoinGroup and SyncGroup. An eager client gives everything up before, a cooperative one says what it has."""
+        """JoinGroup and SyncGroup. An eager client gives all up before, a cooperative one says what it has."""
         if client.classic == "eager":
             client.reading = client.told = frozenset()
         owned = None if client.classic == "eager" else self.script.topics.named(client.reading)
@@ -326,7 +326,7 @@ class ConsumerGroupHistories(RuleBasedStateMachine):
         assert {pattern: found.topics for pattern, found in replayed.patterns.items()} == resolved
 
     def teardown(self) -> None:
-        """After the last fault everything is read, by somebody who subscribes to it, and the group is stable."""
+        """After the last fault everything is read by somebody who subscribes to it, and the group is stable."""
         self.script.fail_append_with = None
         for _ in range(12):
             self.script.wait(1_100)

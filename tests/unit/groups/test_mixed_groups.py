@@ -183,7 +183,7 @@ def test_a_cooperative_member_revokes_before_others_get_its_partitions(script: C
     assert script.group.state == "Stable"
 
 
-def test_a_member_that_waits_for_others_is_called_when_its_partitions_are_free(
+def test_a_member_that_waits_for_others_is_called_when_they_let_go(
     script: ConsumerScript,
 ) -> None:
     script.join("new", "t")
@@ -268,9 +268,7 @@ def test_a_classic_member_has_the_session_timeout_that_it_asked_for(script: Cons
 
 
 @pytest.mark.parametrize("stops_at", ["sync", "join"])
-def test_a_classic_member_that_only_sends_heartbeats_is_removed(
-    script: ConsumerScript, stops_at: str
-) -> None:
+def test_a_classic_member_that_only_heartbeats_is_removed(script: ConsumerScript, stops_at: str) -> None:
     script.join("new", "t")
     member = joined(script.classic_join(rebalance_timeout_ms=20_000))
     if stops_at == "join":

@@ -114,9 +114,7 @@ async def test_groups_are_described(broker: Broker, ask: Ask, version: int) -> N
 
 
 @pytest.mark.parametrize("version", VERSIONS["DescribeGroups"])
-async def test_the_old_description_does_not_know_the_new_groups(
-    broker: Broker, ask: Ask, version: int
-) -> None:
+async def test_the_old_description_knows_no_new_groups(broker: Broker, ask: Ask, version: int) -> None:
     await join(broker, ask)
     (found,) = (await ask(broker, "DescribeGroups", version, groups=["g"])).groups
     assert found.group_state == "Dead"
