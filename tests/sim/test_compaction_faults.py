@@ -101,7 +101,7 @@ class KeyedProducer:
 
 
 class Transactions:
-    """A transactional producer of one partition together with its coordinator, whose decisions are durable."""
+    """A transactional producer of one partition and its coordinator, whose decisions are durable."""
 
     def __init__(self, story: CompactedStory, producer_id: int, partition: int) -> None:
         self.story = story
@@ -314,8 +314,9 @@ class CompactedStory(Story):
 
     def _compaction_step(self) -> None:
         if self.cleaning is not None:
-            if next(self.cleaning, "end") == "end":
-                self.cleaning = None
+            for _ in range(self.rng.randint(1, 4)):
+                if self.cleaning is not None and next(self.cleaning, "end") == "end":
+                    self.cleaning = None
             return
         written = [
             partition
@@ -325,9 +326,11 @@ class CompactedStory(Story):
         if not written:
             return
         partition = self.rng.choice(written)
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.6:
             partition.log.roll()
             self.node.flusher.request(partition)
+            if self.rng.random() < 0.5:
+                self._flush_all()
         self.cleaning = self._clean(partition)
 
     def _clean(self, partition: Partition) -> Iterator[None]:

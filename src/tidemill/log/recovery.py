@@ -222,6 +222,9 @@ class _Opening:
             data = segment.file.read(position, min(_WRITE_BACK_BYTES, segment.size_bytes - position))
             segment.file.write(position, [data])
             position += len(data)
+        # So with the end of the file: a truncation whose sync failed may be undone by a power loss.
+        segment.file.truncate(segment.size_bytes + 1)
+        segment.file.truncate(segment.size_bytes)
 
     def _write_side_file(self, side_file: SideFile) -> None:
         try:

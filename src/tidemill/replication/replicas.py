@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -24,6 +25,7 @@ __all__ = ("LOGS", "PartitionKey", "Placement", "Replicas", "partition_directory
 
 LOGS = "logs"
 _MARKER_ENDING = ".deleting"
+_CLOSING_THREADS = 16
 
 logger = logging.getLogger(__name__)
 
@@ -138,13 +140,9 @@ class Replicas:
 
     def close(self) -> bool:
         """Close all in an orderly way. False if some could not be: the next start has to look at them."""
-        orderly = True
-        for partition in self:
-            try:
-                partition.close()
-            except StorageError as error:
-                orderly = False
-                logger.error("%s-%d did not stop cleanly: %s", partition.topic, partition.index, error)
+        # Each is a handful of syncs, which the disk takes side by side.
+        with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="tidemill-close") as pool:
+            orderly = all(list(pool.map(_close_and_report, self)))
         self._partitions.clear()
         return orderly
 
@@ -218,3 +216,12 @@ def _marked_id(name: str) -> UUID | None:
         return UUID(hex=name.removesuffix(_MARKER_ENDING))
     except ValueError:
         return None
+
+
+def _close_and_report(partition: Partition) -> bool:
+    try:
+        partition.close()
+    except StorageError as error:
+        logger.error("%s-%d did not stop cleanly: %s", partition.topic, partition.index, error)
+        return False
+    return partition.log.failure is None

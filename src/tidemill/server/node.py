@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import time
@@ -23,7 +24,7 @@ from tidemill.groups.settings import GroupSettings
 from tidemill.groups.topics import ImageTopics
 from tidemill.log.storage import LocalStorage
 from tidemill.replication.flusher import Flusher
-from tidemill.replication.replicas import Replicas
+from tidemill.replication.replicas import Placement, Replicas
 from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.budget import ByteBudget
 from tidemill.server.connection import Connection
@@ -159,24 +160,31 @@ class Node:
     async def _recover(self) -> None:
         """After a crash: a new leader epoch for every partition, every log read from its recovery point."""
         broker = self.broker
-        written: dict[str, list[int]] = {}
+        written: dict[str, set[int]] = {}
         for placement in broker.led_placements():
             if broker.replicas.exists_on_disk(placement):
-                written.setdefault(placement.topic, []).append(placement.index)
+                written.setdefault(placement.topic, set()).add(placement.index)
         commands: list[Command[TopicImage]] = [
-            BumpLeaderEpochs(name=topic, partitions=tuple(indexes)) for topic, indexes in written.items()
+            BumpLeaderEpochs(name=topic, partitions=tuple(sorted(indexes)))
+            for topic, indexes in written.items()
         ]
         for result in await broker.controller.submit_many(commands):
             if isinstance(result, Exception):
                 raise result
-        placements = [placement for placement in broker.led_placements() if placement.topic in written]
+        placements = [
+            placement
+            for placement in broker.led_placements()
+            if placement.index in written.get(placement.topic, ())
+        ]
         logger.info("the last stop was not orderly: checking %d partitions", len(placements))
+        # In a thread, because reading large logs takes long, and /healthz is asked meanwhile.
+        await asyncio.to_thread(self._open_all, placements)
+
+    def _open_all(self, placements: list[Placement]) -> None:
         for placement in placements:
-            try:
-                # In a thread, because reading a large log takes long, and /healthz is asked meanwhile.
-                await asyncio.to_thread(broker.replicas.open, placement)
-            except StorageError:
-                continue  # Noted and logged: the others go on.
+            # A partition that is damaged is noted and logged: the others go on.
+            with contextlib.suppress(StorageError):
+                self.broker.replicas.open(placement)
 
     async def _start_groups(self) -> None:
         settings, broker = self.settings, self.broker

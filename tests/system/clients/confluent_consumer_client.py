@@ -96,7 +96,7 @@ def produce_to_partitions(topic: str, texts: list[str], partitions: int) -> None
 
 
 def fresh_admin() -> AdminClient:
-    """A new one for each question: librdkafka's may hang for good once its only node was away for a moment."""
+    """A new one for each question: librdkafka's may hang for good once its only node was away."""
     return AdminClient(BASE)
 
 

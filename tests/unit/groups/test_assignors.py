@@ -52,10 +52,10 @@ def test_uniform_gives_everything_once_and_balanced(
 ) -> None:
     result = uniform(subscribed, topics)
     check_complete(result, subscribed, topics)
-    for owner, partitions in result.items():
+    for partitions in result.values():
         for topic, _ in partitions:
-            for other in subscribed:
-                if topic in subscribed[other]:
+            for other, wanted in subscribed.items():
+                if topic in wanted:
                     assert len(partitions) - len(result[other]) <= 1
 
 

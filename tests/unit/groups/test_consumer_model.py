@@ -190,7 +190,7 @@ class ConsumerGroupHistories(RuleBasedStateMachine):
             self.enter(Client("", classic=kind, subscribed={"names": list(topics)}))
 
     def enter(self, client: Client) -> None:
-        """JoinGroup and SyncGroup. An eager client gives all up before, a cooperative one says what it has."""
+        """JoinGroup and SyncGroup. Eager clients give all up before, cooperative ones say what they have."""
         if client.classic == "eager":
             client.reading = client.told = frozenset()
         owned = None if client.classic == "eager" else self.script.topics.named(client.reading)
@@ -326,7 +326,7 @@ class ConsumerGroupHistories(RuleBasedStateMachine):
         assert {pattern: found.topics for pattern, found in replayed.patterns.items()} == resolved
 
     def teardown(self) -> None:
-        """After the last fault everything is read by somebody who subscribes to it, and the group is stable."""
+        """After the last fault everything is read by a subscriber, and the group is stable."""
         self.script.fail_append_with = None
         for _ in range(12):
             self.script.wait(1_100)

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.control.commands import CreateTopic, RegisterNode
 from tidemill.errors import ErrorCode, StorageError
-from tidemill.server.broker import OFFSETS_TOPIC, Broker
+from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.wire.apis import APIS
 
 Ask = Callable[..., Awaitable[Any]]
@@ -118,18 +118,19 @@ async def test_metadata_answers_when_the_metadata_store_is_gone(broker: Broker, 
     assert [topic.error_code for topic in answer.topics] == [ErrorCode.none, ErrorCode.broker_not_available]
 
 
-async def test_metadata_creates_the_offsets_topic_with_its_own_shape(broker: Broker, ask: Ask) -> None:
+async def test_metadata_creates_internal_topics_with_their_own_shape(broker: Broker, ask: Ask) -> None:
     answer = await ask(
         broker,
         "Metadata",
         9,
-        topics=named(OFFSETS_TOPIC, "__transaction_state"),
+        topics=named(OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__share_group_state"),
         allow_auto_topic_creation=True,
     )
-    offsets, transactions = answer.topics
-    assert (offsets.error_code, len(offsets.partitions), offsets.is_internal) == (ErrorCode.none, 2, True)
-    assert (transactions.error_code, transactions.is_internal) == (ErrorCode.unknown_topic_or_partition, True)
-    assert broker.image.topics[OFFSETS_TOPIC].configs["cleanup.policy"] == "compact"
+    *created, shares = answer.topics
+    for topic in created:
+        assert (topic.error_code, len(topic.partitions), topic.is_internal) == (ErrorCode.none, 2, True)
+        assert broker.image.topics[topic.name].configs["cleanup.policy"] == "compact"
+    assert (shares.error_code, shares.is_internal) == (ErrorCode.unknown_topic_or_partition, True)
 
 
 @pytest.mark.parametrize("version", [12, 13])
@@ -298,7 +299,6 @@ async def test_find_coordinator_of_several_groups(broker: Broker, ask: Ask, vers
 @pytest.mark.parametrize(
     ("key_type", "code", "word"),
     [
-        (1, ErrorCode.coordinator_not_available, "transactions"),
         (2, ErrorCode.invalid_request, "type 2"),
         (9, ErrorCode.invalid_request, "type 9"),
     ],
@@ -320,6 +320,8 @@ async def test_find_coordinator_is_not_available_if_the_group_partition_is_stopp
     broker.partition(broker.topic(OFFSETS_TOPIC), index).flush_failed(StorageError("broken"))
     answer = await ask(broker, "FindCoordinator", 3, key="g", key_type=0)
     assert answer.error_code is ErrorCode.coordinator_not_available
+    answer = await ask(broker, "FindCoordinator", 3, key="g", key_type=1)
+    assert answer.error_code is ErrorCode.none, "transactional ids live elsewhere"
 
 
 async def test_find_coordinator_is_not_available_without_the_offsets_topic(

@@ -11,8 +11,8 @@ __all__ = ("api_versions_body",)
 
 _PRODUCE_KEY = 0
 
-#: What clients may rely on beyond the versions of APIs: with the one a consumer may use the new protocol, with
-#: the other a producer uses transactions V2.
+#: What clients may rely on beyond the versions of APIs: with the one a consumer may use the new protocol,
+#: with the other a producer uses transactions V2.
 _FEATURES = {"group.version": 1, "transaction.version": 2}
 
 
