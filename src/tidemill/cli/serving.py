@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
@@ -14,9 +15,7 @@ from tidemill.cli.output import write_json, write_line
 from tidemill.cli.session import DEFAULT_SERVER, Session, warn
 from tidemill.config.settings import Settings
 from tidemill.server.node import Node
-
-if TYPE_CHECKING:
-    from tidemill.server.http import HttpServer
+from tidemill.server.running import run_until
 
 __all__ = ("serve",)
 
@@ -42,37 +41,13 @@ class _Run:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         node = Node(self._settings)
-        starting = asyncio.ensure_future(node.start())
-        if not await self._unless_stopped(starting):
-            return
-        http: HttpServer | None = None
-        try:
-            if self._settings.http is not None:
-                # HTTP costs an import of its own, so it is loaded only when it is wanted.
-                from tidemill.server.http import HttpServer
-
-                http = HttpServer(node)
-                await http.start(self._settings.http)
-            self._announce(node)
-            await self._stop.wait()
-        finally:
-            if http is not None:
-                await http.stop()
-            await node.stop()
+        await run_until(node, self._stop, lambda: self._ready(node))
         self._say({"event": "stopped"}, ["stopped"])
 
-    async def _unless_stopped(self, starting: asyncio.Future[Any]) -> bool:
-        """Wait for the start. False if a signal came first: what was begun has been undone."""
-        stopped: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-        if starting.cancelled():
-            return False
-        starting.result()
-        return True
+    def _ready(self, node: Node) -> None:
+        # What was made until now stays: the collector need not look at it again and again.
+        gc.freeze()
+        self._announce(node)
 
     def _signalled(self, number: int) -> None:
         if self._stop.is_set():

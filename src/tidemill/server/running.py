@@ -1,4 +1,4 @@
-"""Running a node with its HTTP side, from start to stop, for the command line and ``tidemill.open``."""
+"""Running a node with its HTTP side: what the command line and ``tidemill.open`` share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ("run_until",)
 async def run_until(node: Node, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Start ``node``, call ``on_ready``, and stop it in an orderly way when ``stop`` is set.
 
-    HTTP comes first and goes last, so that health can be asked for while a long recovery runs.
+    HTTP comes first and goes last, so that health can be asked for while a long recovery runs. If ``stop`` is
+    set during the start, what was begun is undone and ``on_ready`` is not called.
     """
     async with AsyncExitStack() as stack:
         if node.settings.http is not None:
@@ -24,7 +25,23 @@ async def run_until(node: Node, stop: asyncio.Event, on_ready: Callable[[], None
             http = HttpServer(node)
             await http.start(node.settings.http)
             stack.push_async_callback(http.stop)
-        await node.start()
+        if not await _started(node, stop):
+            return
         stack.push_async_callback(node.stop)
         on_ready()
         await stop.wait()
+
+
+async def _started(node: Node, stop: asyncio.Event) -> bool:
+    """Wait for the start. False if ``stop`` came first: what was begun has been undone."""
+    starting = asyncio.ensure_future(node.start())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True
