@@ -25,6 +25,7 @@ from typing import IO, Any
 __all__ = ("ClientFailed", "ClientProcess", "NodeProcess", "wait_until")
 
 _TESTS = Path(__file__).resolve().parents[1]
+_AS_INSTALLED = Path(__file__).with_name("as_installed")
 _RUN_NODE = Path(__file__).with_name("run_node.py")
 _START_DEADLINE_SECONDS = 60.0
 _STOP_DEADLINE_SECONDS = 60.0
@@ -112,7 +113,7 @@ class _Process:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-    paths = [str(_TESTS.parent / "src"), str(_TESTS), kept.get("PYTHONPATH", "")]
+    paths = [str(_AS_INSTALLED), str(_TESTS.parent / "src"), str(_TESTS), kept.get("PYTHONPATH", "")]
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
 
 

@@ -19,11 +19,12 @@ import pytest
 _DEADLINE_SECONDS = 60
 _COMMAND = [sys.executable, "-m", "tidemill.cli"]
 _SRC = Path(__file__).parents[2] / "src"
+_AS_INSTALLED = Path(__file__).parents[1] / "support" / "as_installed"
 
 
 def environment(**changes: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-    paths = [str(_SRC), kept.get("PYTHONPATH", "")]
+    paths = [str(_AS_INSTALLED), str(_SRC), kept.get("PYTHONPATH", "")]
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | changes
 
 

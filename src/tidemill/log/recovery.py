@@ -203,6 +203,10 @@ class _Opening:
         for segment in segments:
             if segment.next_offset >= recovery_point:
                 self._write_back(segment, recovery_point)
+                if segment is segments[-1]:
+                    # So with the end of the file: a truncation whose sync failed may be undone by a power loss.
+                    segment.file.truncate(segment.size_bytes + 1)
+                    segment.file.truncate(segment.size_bytes)
                 segment.file.sync()
         self.storage.sync_dir(self.directory)
         for segment in scanned:
@@ -222,9 +226,6 @@ class _Opening:
             data = segment.file.read(position, min(_WRITE_BACK_BYTES, segment.size_bytes - position))
             segment.file.write(position, [data])
             position += len(data)
-        # So with the end of the file: a truncation whose sync failed may be undone by a power loss.
-        segment.file.truncate(segment.size_bytes + 1)
-        segment.file.truncate(segment.size_bytes)
 
     def _write_side_file(self, side_file: SideFile) -> None:
         try:
