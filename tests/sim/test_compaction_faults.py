@@ -22,11 +22,9 @@ from support.faulty_storage import PowerCut
 from support.history import Violation, conflicting_reads, duplicates, reads_of_unsent
 from support.sim_node import SimClient
 from tidemill.errors import ErrorCode, StorageError
-from tidemill.log import batch_filter, compacting
+from tidemill.log import batch_filter
 from tidemill.log.cleaner import CleaningRun
-from tidemill.log.compaction import Cleanable, find_cleanable
 from tidemill.log.inspect import verify
-from tidemill.log.log import PartitionLog
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
 
@@ -406,20 +404,6 @@ async def test_the_last_record_of_every_key_survives_any_crash(first_seed: int) 
 async def test_forgetting_which_transactions_were_aborted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ablation: an aborted record that counts as the last of its key takes the real one away."""
     monkeypatch.setattr(batch_filter.AbortedBatches, "__contains__", lambda self, header: False)
-    assert await _first_violating_seed(40) is not None
-
-
-async def test_compacting_open_transactions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ablation: what may still be aborted must not count as the last record of its key."""
-
-    def up_to_the_durable_offset(log: PartitionLog, now_ms: int, floor_offset: int) -> Cleanable:
-        upper = min(log.durable_offset, floor_offset)
-        dirty = log.first_dirty_offset
-        return find_cleanable(
-            log.segments, log.config, first_dirty_offset=dirty, upper_offset=upper, now_ms=now_ms
-        )
-
-    monkeypatch.setattr(compacting, "cleanable_part", up_to_the_durable_offset)
     assert await _first_violating_seed(40) is not None
 
 

@@ -204,7 +204,7 @@ class _Opening:
             if segment.next_offset >= recovery_point:
                 self._write_back(segment, recovery_point)
                 if segment is segments[-1]:
-                    # So with the end of the file: a truncation whose sync failed may be undone by a power loss.
+                    # So with its end: a truncation whose sync failed may be undone by a power loss.
                     segment.file.truncate(segment.size_bytes + 1)
                     segment.file.truncate(segment.size_bytes)
                 segment.file.sync()
