@@ -183,6 +183,13 @@ class NodeProcess:
             answer: dict[str, Any] = json.load(response)
         return answer
 
+    def metric(self, name: str) -> float:
+        """One of those of ``/metrics`` that have no labels."""
+        with urllib.request.urlopen(f"http://{self._settings['http']}/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        (found,) = (line for line in lines if line.startswith(f"{name} "))
+        return float(found.split()[1])
+
     def resident_bytes(self) -> int:
         """Memory of the process that is in RAM."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])

@@ -26,6 +26,7 @@ from tidemill.log.recovery import list_segments, unused_name
 from tidemill.log.scan import Damage, SoundBatch, scan_segment
 from tidemill.log.segment import segment_name
 from tidemill.log.storage import Storage, StorageFile, write_atomic
+from tidemill.log.swap import list_swaps
 from tidemill.records.record import build_empty_batch
 
 __all__ = ("DamageTreatment", "RepairPlan", "apply_repair", "plan_repair")
@@ -128,6 +129,11 @@ def plan_repair(
     """Find out what is wrong and what would be done about it; changes nothing."""
     plan = RepairPlan(storage, directory, treatment, verify(storage, directory))
     serious = [problem for problem in plan.found.problems if problem.kind is not ProblemKind.TORN]
+    if serious and list_swaps(storage.list_dir(directory)):
+        raise StorageError(
+            f"a compaction of {directory} was interrupted: start the node once, which finishes it, and "
+            "repair then"
+        )
     if serious:
         _Planning(plan).run()
     return plan

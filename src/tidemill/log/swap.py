@@ -31,6 +31,7 @@ __all__ = (
     "load_clean_point",
     "remove_cleaned",
     "save_clean_point",
+    "swap_path",
 )
 
 CLEANED_ENDING = ".cleaned"
@@ -49,7 +50,7 @@ def cleaned_paths(directory: str, base_offset: int) -> tuple[str, str]:
 def commit(storage: Storage, directory: str, base_offset: int, end_offset: int) -> None:
     """The moment of the change. If the rename fails nothing has changed."""
     log_path, _ = cleaned_paths(directory, base_offset)
-    storage.rename(log_path, _swap_path(directory, base_offset, end_offset))
+    storage.rename(log_path, swap_path(directory, base_offset, end_offset))
     storage.sync_dir(directory)
 
 
@@ -66,7 +67,7 @@ def carry_out(
     # If the last rename became durable before these removals did, there would be offsets twice.
     storage.sync_dir(directory)
     path = f"{directory}/{segment_name(base_offset)}.log"
-    storage.rename(_swap_path(directory, base_offset, end_offset), path)
+    storage.rename(swap_path(directory, base_offset, end_offset), path)
     index_name = f"{segment_name(base_offset)}.index{CLEANED_ENDING}"
     if index_name in names:
         storage.rename(f"{directory}/{index_name}", f"{directory}/{segment_name(base_offset)}.index")
@@ -106,7 +107,8 @@ def remove_cleaned(storage: Storage, directory: str, base_offset: int) -> None:
             continue
 
 
-def _swap_path(directory: str, base_offset: int, end_offset: int) -> str:
+def swap_path(directory: str, base_offset: int, end_offset: int) -> str:
+    """Where a segment waits that replaces all from ``base_offset`` to ``end_offset``."""
     return f"{directory}/{segment_name(base_offset)}-{segment_name(end_offset)}{_SWAP_ENDING}"
 
 

@@ -434,6 +434,9 @@ def test_a_crash_while_an_interrupted_swap_is_carried_out_is_no_harm() -> None:
             if not list_swaps(storage.list_dir(DIRECTORY)):
                 break
             interrupted += 1
+            found = verify(storage, DIRECTORY)
+            assert found.ok, f"calls {first}: {found.problems}"
+            assert found.notes
             storage.cut_power_after(second)
             with contextlib.suppress(PowerCut):
                 open_again(storage)
