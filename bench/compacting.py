@@ -25,7 +25,7 @@ _NOW_MS = 1_700_000_000_000
 
 
 def compaction(bench: Bench) -> Section:
-    """Logs of two lengths and three record sizes, all of them dirty, compacted without a limit on the rate."""
+    """Logs of two lengths and three record sizes, all of them dirty, without a limit on the rate."""
     plan = bench.plan
     section = Section(
         "Compaction",
@@ -38,7 +38,7 @@ def compaction(bench: Bench) -> Section:
             "memory above the start MB",
         ),
         note=f"One record in {_KEYS_SHARE} is the last of its key; batches of {_RECORDS_PER_BATCH} records, "
-        f"uncompressed, in segments of {plan.segment_bytes // 1_000_000} MB. All of the log is dirty, so it is "
+        f"uncompressed, in segments of {plan.segment_bytes // 1_000_000} MB. All of the log is dirty: it is "
         "read twice, checked, written, synced and read back. The peer reads, writes and syncs the same bytes "
         "through the same Storage. No rate limit.",
     )

@@ -33,10 +33,15 @@ def rebalancing(bench: Bench) -> Section:
     """Groups of two, twenty and two hundred members get one more."""
     section = Section(
         "Rebalance when a member joins",
-        ("protocol, members", "until all are settled ms", "ms per member", "ratio to a round trip per member"),
+        (
+            "protocol, members",
+            "until all are settled ms",
+            "ms per member",
+            "ratio to a round trip per member",
+        ),
         note=f"All members in one process, {_PARTITIONS} partitions, heartbeats every "
-        f"{_HEARTBEAT_SECONDS * 1000:.0f} ms so that the server is measured and not the interval. The peer is as many "
-        "heartbeat round trips as there are members, one after the other.",
+        f"{_HEARTBEAT_SECONDS * 1000:.0f} ms so that the server is measured and not the interval. The peer "
+        "is as many heartbeat round trips as there are members, one after the other.",
     )
     with bench.node() as node:
         RawClient.of(node).create_topic(_TOPIC, _PARTITIONS)
@@ -68,7 +73,7 @@ def rebalancing(bench: Bench) -> Section:
 
 
 class _Classic:
-    """A member of a classic group, whose leader gives every member an empty share: the exchange is the same."""
+    """A member of a classic group; its leader gives everybody an empty share: the exchange is the same."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         self._connection = connection

@@ -26,8 +26,8 @@ def writing(bench: Bench) -> Section:
     section = Section(
         "Transactional produce",
         ("records per transaction", "transactional MB/s", "idempotent MB/s", "ratio"),
-        note="1 KB records to one partition, confluent-kafka. A transaction ends with commit_transaction, which "
-        "waits for everything in it: small ones cost a round trip and several syncs for few records.",
+        note="1 KB records to one partition, confluent-kafka. A transaction ends with commit_transaction, "
+        "which waits for everything in it: small ones cost a round trip and several syncs for few records.",
     )
     for size in plan.transaction_records:
         bench.progress(f"transactions: {size} records each")
@@ -51,8 +51,8 @@ def reading(bench: Bench) -> Section:
     section = Section(
         "Reading committed data",
         ("what", "records/s given to the reader", "MB/s of log passed", "ratio of MB/s to the first row"),
-        note="1 KB records in transactions of 100, one partition. Aborted records travel to the client, which "
-        "leaves them out; the ratio says whether finding out which costs anything.",
+        note="1 KB records in transactions of 100, one partition. Aborted records travel to the client, "
+        "which leaves them out; the ratio says whether finding out which costs anything.",
     )
     with bench.node() as node:
         client = RawClient.of(node)

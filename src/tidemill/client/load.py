@@ -169,7 +169,7 @@ async def read_back(
         cluster,
         produced.start_offsets,
         {partition: end.offset for partition, end in ends.items()},
-        lambda index, value: checker.note(index, value),
+        checker.note,
         progress,
     )
     checker.finish(produced.sent_by_partition)
@@ -225,5 +225,3 @@ async def _read(
                 del reader.positions[key]
     finally:
         await reader.close()
-
-

@@ -1,7 +1,7 @@
 """Records for a load test: numbered, so that a reader can tell whether each is there once and in order.
 
-A value starts with a magic, the number of the run and the record's own number in its partition; the rest is filler.
-Batches are made by patching numbers into a template: making the load must not be what is measured.
+A value starts with a magic, the number of the run and the record's own number in its partition; the rest is
+filler. Batches are made by patching numbers into a template: making the load must not be what is measured.
 """
 
 from __future__ import annotations

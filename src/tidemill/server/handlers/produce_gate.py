@@ -1,7 +1,7 @@
 """The gate in front of transactional writes: a partition takes them only if the coordinator knows of it.
 
-The first batch of a transaction in a partition asks the coordinator; the others find the partition open. While a
-producer waits at the gate, its later requests wait behind it, so that its batches keep their order.
+The first batch of a transaction in a partition asks the coordinator; the others find the partition open.
+While a producer waits at the gate, its later requests wait behind it, so that its batches keep their order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Refusals = dict[TopicPartition, ApiError]
 
 
 def pass_gate(broker: Broker, call: Call, append: Callable[[Refusals], None]) -> None:
-    """Call ``append`` with the partitions that may not be written: now, or when the coordinator has answered."""
+    """Call ``append`` with what may not be written: now, or when the coordinator has answered."""
     producer, closed = _closed_partitions(broker, call)
     queue = broker.transactional_writes
     before = queue.get(producer.id)
