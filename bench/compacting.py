@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -79,7 +78,7 @@ def compaction(bench: Bench) -> Section:
 def _measure(directory: str, log_bytes: int, record_bytes: int, segment_bytes: int) -> dict[str, float]:
     from tidemill.config.topic import TopicConfig
     from tidemill.log.cleaner import CleaningRun
-    from tidemill.log.compacting import order_cleaning, swap_in
+    from tidemill.log.compacting import begin_swap, carry_swap, end_swap, order_cleaning
     from tidemill.log.pace import Pace
     from tidemill.log.recovery import open_log
     from tidemill.log.storage import LocalStorage
@@ -98,7 +97,8 @@ def _measure(directory: str, log_bytes: int, record_bytes: int, segment_bytes: i
     log.finish_flush(job)
     size, records = log.size_bytes, log.end_offset
     copy_seconds = _copy(storage, [segment.log_path for segment in log.segments])
-    memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # from here on the peak is counted anew
+    memory_before = _status_mb("VmRSS")
     started = time.perf_counter()
     complete = False
     while not complete:
@@ -107,21 +107,29 @@ def _measure(directory: str, log_bytes: int, record_bytes: int, segment_bytes: i
         run = CleaningRun(storage, order, map_bytes=64 * 1024 * 1024, pace=Pace())
         run.map_keys()
         while (cleaned := run.next()) is not None:
-            for file in swap_in(log, cleaned):
+            begin_swap(log, cleaned)
+            carry_swap(storage, log.directory, cleaned)
+            for file in end_swap(log, cleaned):
                 file.close()
         run.finish()
         log.first_dirty_offset = run.mapped_to
         complete = run.is_complete
     seconds = time.perf_counter() - started
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before
     return {
         "bytes": size,
         "bytes_left": log.size_bytes,
         "records": records,
         "compaction_seconds": seconds,
         "copy_seconds": copy_seconds,
-        "memory_mb": memory * 1024 / 1e6,
+        "memory_mb": _status_mb("VmHWM") - memory_before,
     }
+
+
+def _status_mb(name: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise SystemExit(f"/proc/self/status has no {name}")
 
 
 def _batches(log_bytes: int, record_bytes: int) -> Iterator[bytes]:

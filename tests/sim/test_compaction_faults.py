@@ -24,6 +24,7 @@ from support.sim_node import SimClient
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log import batch_filter
 from tidemill.log.cleaner import CleaningRun
+from tidemill.log.compacting import carry_swap
 from tidemill.log.inspect import verify
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
@@ -247,6 +248,7 @@ class CompactedStory(Story):
     """One seed."""
 
     steps = 150
+    transactional_ids = ()
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -341,7 +343,14 @@ class CompactedStory(Story):
         yield
         while (cleaned := run.next()) is not None:
             yield
-            for file in partition.swap_in(cleaned):
+            partition.begin_swap(cleaned)
+            try:
+                carry_swap(self.storage, log.directory, cleaned)
+            except StorageError as error:
+                partition.end_swap(cleaned, error)
+                raise
+            yield
+            for file in partition.end_swap(cleaned):
                 file.close()
             self.swaps += 1
             yield
@@ -379,13 +388,13 @@ class CompactedStory(Story):
         while self.node.flusher.busy:
             self.node.flusher.step()
 
-    async def _drain(self, reader: Any) -> None:
+    async def _drain_partition(self, partition: int) -> None:
         if not self.drained:
             await self._settle_producers()
-        fresh = CommittedReader(self, "drain", reader.partition)
+        fresh = CommittedReader(self, "drain", partition)
         self.drained.append(fresh)
-        await super()._drain(fresh)  # type: ignore[arg-type]
-        await super()._drain(self.readers[reader.partition])
+        await self._drain(fresh)  # type: ignore[arg-type]
+        await self._drain(self.readers[partition])
 
 
 @pytest.mark.parametrize("first_seed", range(0, SEEDS, SEEDS_PER_TEST))

@@ -1,10 +1,11 @@
 """A whole node under random crashes, over a disk that loses, tears and reorders what was not synced.
 
-One seed is one story. Idempotent producers send Produce requests, several in flight; a reader fetches as data
-becomes visible; a worker commits offsets; flushes begin and end at random moments; the disk fills up, an fsync
-fails, the power goes in the middle of a storage call. The node starts again on what is left, the clients retry. At
-the end everything heals and a fresh reader drains the log. Invariants 1–5 must hold for the recorded history, and
-a committed offset, once acknowledged, never goes back.
+One seed is one story. Idempotent producers send Produce requests, several in flight; transactional producers
+commit, abort, die and come back; readers, of everything and of committed data, fetch what becomes visible; a worker
+commits offsets; flushes begin and end at random moments; the disk fills up, an fsync fails, time passes, the power
+goes in the middle of a storage call. The node starts again on what is left, the clients retry. At the end everything
+heals and fresh readers drain the log. Invariants 1–6 must hold for the recorded history, and a committed offset,
+once acknowledged, never goes back.
 
 Replay one with ``asyncio.run(Story(seed).run())``.
 """
@@ -21,17 +22,23 @@ from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
 from support.sim_node import SimClient, SimNode
+from support.sim_transactions import TransactionalProducer
 from tidemill.control.memory import MemoryStore
 from tidemill.errors import ErrorCode, SyncFailed
+from tidemill.log.transactions import TransactionStates
 from tidemill.records.batch import parse_header
+from tidemill.records.control import read_marker
 from tidemill.records.record import read_records
 from tidemill.replication.partition import Partition, Waiter
+from tidemill.transactions.shard import TransactionShard
 
 SEEDS = 500
 SEEDS_PER_TEST = 25
 STEPS = 60
 PARTITIONS = 2
 IN_FLIGHT_MAX = 5
+#: Far from those that the node gives to transactional producers.
+FIRST_PRODUCER_ID = 1_000_000
 TOPIC = "orders"
 GROUP = "workers"
 PRODUCE, FETCH, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 8, 9
@@ -81,9 +88,7 @@ class Producer:
         body = {
             "acks": -1,
             "timeout": 60_000,
-            "topic_data": [
-                {"name": TOPIC, "partition_data": [{"index": self.partition, "records": batch}]}
-            ],
+            "topic_data": [{"name": TOPIC, "partition_data": [{"index": self.partition, "records": batch}]}],
         }
         client.send(PRODUCE, 9, body, lambda answer: self.answered(sequence, values, answer))
 
@@ -102,35 +107,32 @@ class Producer:
 
 
 class Reader:
-    """Fetches a partition from its position, through restarts of the node."""
+    """Fetches a partition from its position, through restarts of the node.
 
-    def __init__(self, story: Story, name: str, partition: int) -> None:
+    An ``isolated`` one reads committed data only, and leaves out what it is told was aborted.
+    """
+
+    def __init__(self, story: Story, name: str, partition: int, *, isolated: bool = False) -> None:
         self.story = story
         self.name = name
         self.partition = partition
+        self.isolated = isolated
         self.position = 0
         self.waiting = False
+        if isolated:
+            story.history.isolated(name)
 
     def fetch(self, client: SimClient) -> None:
         if self.waiting:
             return
         self.waiting = True
+        wanted = {"partition": self.partition, "fetch_offset": self.position, "partition_max_bytes": 100_000}
         body = {
             "max_wait": 0,
             "min_bytes": 0,
             "max_bytes": self.story.rng.choice((1, 500, 100_000)),
-            "topics": [
-                {
-                    "topic": TOPIC,
-                    "partitions": [
-                        {
-                            "partition": self.partition,
-                            "fetch_offset": self.position,
-                            "partition_max_bytes": 100_000,
-                        }
-                    ],
-                }
-            ],
+            "isolation_level": int(self.isolated),
+            "topics": [{"topic": TOPIC, "partitions": [wanted]}],
         }
         client.send(FETCH, 11, body, self.answered)
 
@@ -140,15 +142,26 @@ class Reader:
         if result.error_code in RETRIABLE:
             return
         assert result.error_code == ErrorCode.none, result
+        aborted = sorted((each.first_offset, each.producer_id) for each in result.aborted_transactions or ())
+        left_out: set[int] = set()
         data = result.records or b""
-        while len(data) > 61 and parse_header(data).size_bytes <= len(data):
-            size = parse_header(data).size_bytes
-            for record in read_records(data[:size]):
-                if record.offset >= self.position:
-                    value = (record.value or b"").decode()
-                    self.story.history.read(self.name, f"{TOPIC}-{self.partition}", record.offset, value)
-                    self.position = record.offset + 1
-            data = data[size:]
+        while len(data) > 61 and (header := parse_header(data)).size_bytes <= len(data):
+            batch, data = data[: header.size_bytes], data[header.size_bytes :]
+            while aborted and aborted[0][0] <= header.last_offset:
+                left_out.add(aborted.pop(0)[1])
+            if header.is_control:
+                marker = read_marker(batch)
+                if marker is not None and not marker.commit:
+                    left_out.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in left_out):
+                self.take(batch)
+            self.position = max(self.position, header.next_offset)
+
+    def take(self, batch: bytes) -> None:
+        for record in read_records(batch):
+            if record.offset >= self.position:
+                value = (record.value or b"").decode()
+                self.story.history.read(self.name, f"{TOPIC}-{self.partition}", record.offset, value)
 
 
 class Committer:
@@ -183,6 +196,7 @@ class Story:
     """One seed."""
 
     steps = STEPS
+    transactional_ids: tuple[str, ...] = ("t1", "t2")
 
     def __init__(self, seed: int) -> None:
         self.configs = CONFIGS
@@ -194,8 +208,19 @@ class Story:
         self.writing: SimClient
         self.reading: SimClient
         self.committing: SimClient
-        self.producers = [Producer(self, number, number % PARTITIONS) for number in range(3)]
-        self.readers = [Reader(self, "live", partition) for partition in range(PARTITIONS)]
+        self.transacting: list[SimClient]
+        self.producers = [
+            Producer(self, FIRST_PRODUCER_ID + number, number % PARTITIONS) for number in range(3)
+        ]
+        self.transactional = [
+            TransactionalProducer(name, TOPIC, PARTITIONS, self.rng, self.history)
+            for name in self.transactional_ids
+        ]
+        self.readers = [
+            Reader(self, name, partition, isolated=isolated)
+            for partition in range(PARTITIONS)
+            for name, isolated in (("live", False), ("live committed", True))
+        ]
         self.committer = Committer()
         self.crashes = 0
 
@@ -207,7 +232,7 @@ class Story:
             except PowerCut:
                 await self._crash()
         await self._heal_and_drain()
-        return check(self.history, "drain")
+        return check(self.history, "drain", "drain committed")
 
     async def _start(self) -> None:
         while True:
@@ -219,13 +244,16 @@ class Story:
                 self.storage = self.storage.crash()
         # Answers leave in the order of a connection's requests: clients of different kinds have their own.
         self.writing, self.reading, self.committing = (self.node.connect() for _ in range(3))
+        self.transacting = [self.node.connect() for _ in self.transactional]
         for producer in self.producers:
             producer.sent = 0
+        for transactional in self.transactional:
+            transactional.reconnect()
         for reader in self.readers:
             reader.waiting = False
 
     def _receive(self) -> None:
-        for client in (self.writing, self.reading, self.committing):
+        for client in (self.writing, self.reading, self.committing, *self.transacting):
             client.receive()
 
     async def _crash(self) -> None:
@@ -236,7 +264,10 @@ class Story:
 
     async def _step(self) -> None:
         rng, action = self.rng, self.rng.random()
-        if action < 0.40:
+        for transactional, client in zip(self.transactional, self.transacting, strict=True):
+            if rng.random() < 0.6:
+                transactional.step(client, self.node.now_ms)
+        if action < 0.30:
             producer = rng.choice(self.producers)
             producer.make()
             producer.send_next(self.writing)
@@ -256,7 +287,9 @@ class Story:
         elif action < 0.98:
             self.storage.fail_next("sync", "", SyncFailed("a failed fsync"))
         else:
-            self.node.now_ms += rng.randint(1, 10**9)
+            self.node.advance(rng.randint(1, 10**9))
+            for transactional in self.transactional:
+                transactional.may_be_fenced = True
         await self.node.settle()
         if self.storage.power_is_cut:
             raise PowerCut
@@ -273,15 +306,17 @@ class Story:
         for _ in range(500):
             for producer in self.producers:
                 producer.send_next(self.writing)
+            for transactional, client in zip(self.transactional, self.transacting, strict=True):
+                transactional.come_to_rest(client, self.node.now_ms)
             while self.node.flusher.busy:
                 self.node.flusher.step()
             await self.node.settle()
             self._receive()
-            if not any(producer.unacked for producer in self.producers):
+            if self._producers_at_rest:
                 break
-        assert not any(producer.unacked for producer in self.producers), "producers do not come to an end"
+        assert self._producers_at_rest, "producers do not come to an end"
         for partition in range(PARTITIONS):
-            await self._drain(Reader(self, "drain", partition))
+            await self._drain_partition(partition)
         self.committer.fetch(self.committing)
         await self.node.settle()
         self._receive()
@@ -289,6 +324,19 @@ class Story:
         assert found is not None
         assert self.committer.acknowledged <= max(found, 0) <= self.committer.asked
         await self.node.abandon()
+
+    @property
+    def _producers_at_rest(self) -> bool:
+        return not any(producer.unacked for producer in self.producers) and all(
+            transactional.at_rest for transactional in self.transactional
+        )
+
+    async def _drain_partition(self, partition: int) -> None:
+        everything = Reader(self, "drain", partition)
+        committed = Reader(self, "drain committed", partition, isolated=True)
+        for reader in (everything, committed):
+            await self._drain(reader)
+        assert committed.position == everything.position, "a transaction that is over holds up readers"
 
     async def _drain(self, reader: Reader) -> None:
         position = -1
@@ -301,13 +349,15 @@ class Story:
 
 @pytest.mark.parametrize("first_seed", range(0, SEEDS, SEEDS_PER_TEST))
 async def test_no_crash_loses_reorders_or_duplicates_anything(first_seed: int) -> None:
-    crashes = 0
+    crashes = committed = 0
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         story = Story(seed)
         violations = await story.run()
         assert not violations, f"seed {seed}: {violations}"
         crashes += story.crashes
+        committed += sum(transactional.committed for transactional in story.transactional)
     assert crashes >= SEEDS_PER_TEST, "the stories have too few crashes to show anything"
+    assert committed >= SEEDS_PER_TEST, "the stories have too few transactions to show anything"
 
 
 async def test_acknowledging_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +374,27 @@ async def test_reading_above_the_high_watermark_is_caught(monkeypatch: pytest.Mo
     """Ablation: a reader that sees what is not durable yet sees values change."""
     monkeypatch.setattr(Partition, "high_watermark", property(lambda self: self.log.end_offset))
     assert await _first_violating_seed(60) is not None
+
+
+async def test_reading_above_the_last_stable_offset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation: a reader of committed data that does not wait for the end of transactions."""
+    monkeypatch.setattr(TransactionStates, "last_stable_offset", lambda self, durable_offset: durable_offset)
+    assert await _first_violating_seed(60) is not None
+
+
+async def test_markers_before_the_decision_is_durable_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation: a crash takes a decision back that a partition has heard of already."""
+    wait = TransactionShard.barrier
+
+    def only_for_answers(self: TransactionShard) -> asyncio.Future[None]:
+        if asyncio.current_task() not in self._finishing.values():
+            return wait(self)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(TransactionShard, "barrier", only_for_answers)
+    assert await _first_violating_seed(200) is not None
 
 
 async def _first_violating_seed(seeds: int) -> int | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tidemill.log.cleaner import CleaningRun
-from tidemill.log.compacting import order_cleaning, swap_in
+from tidemill.errors import StorageError
+from tidemill.log.cleaner import CleanedSegment, CleaningRun
+from tidemill.log.compacting import begin_swap, carry_swap, end_swap, order_cleaning
 from tidemill.log.compaction import NO_FLOOR
 from tidemill.log.log import PartitionLog
 from tidemill.log.pace import Pace
@@ -25,6 +26,7 @@ __all__ = (
     "keyed",
     "no_pause",
     "seal",
+    "swap",
     "write",
 )
 
@@ -46,12 +48,23 @@ def clean(
         run = CleaningRun(log.storage, order, map_bytes=map_bytes, pace=no_pause())
         run.map_keys()
         while (cleaned := run.next()) is not None:
-            for file in swap_in(log, cleaned):
-                file.close()
+            swap(log, cleaned)
         run.finish()
         log.first_dirty_offset = run.mapped_to
         runs.append(run)
     return runs
+
+
+def swap(log: PartitionLog, cleaned: CleanedSegment) -> None:
+    """Put a compacted segment in its place, all at once."""
+    begin_swap(log, cleaned)
+    try:
+        carry_swap(log.storage, log.directory, cleaned)
+    except StorageError as error:
+        end_swap(log, cleaned, error)
+        raise
+    for file in end_swap(log, cleaned):
+        file.close()
 
 
 class ReadRecord(NamedTuple):

@@ -1,4 +1,4 @@
-"""Recorded histories, and the checks of invariants 1 to 5 over them.
+"""Recorded histories, and the checks of invariants 1 to 6 over them.
 
 A test, in one process or over many, records what its clients saw; the checks run afterwards and know nothing
 of how the log works. Every record that is ever sent has a value of its own, so a value names a record.
@@ -6,8 +6,12 @@ of how the log works. Every record that is ever sent has a value of its own, so 
 1. after the last fault a full drain returns every acknowledged record, at the offset that was acknowledged;
 2. one value per (partition, offset), over all readers and all time;
 3. no value at two offsets: an idempotent producer's retries leave no duplicates;
-4. nothing is read that definitely failed, or that nobody sent;
-5. a reader neither goes backwards nor passes over an offset that holds a record.
+4. nothing is read that definitely failed, or that nobody sent; nothing aborted is read as committed;
+5. a reader neither goes backwards nor passes over an offset that holds a record;
+6. a transaction of which anything is read as committed is there as a whole.
+
+Readers see everything, also what belongs to no committed transaction, unless they are said to read committed
+data. To such a reader a transaction whose end nobody knows may be there or not, but not a part of it.
 
     history = History()
     history.sent("t-0", "a1"); history.acked("t-0", "a1", offset=0); history.read("drain", "t-0", 0, "a1")
@@ -25,18 +29,22 @@ from typing import Literal, NamedTuple
 
 __all__ = ("Event", "History", "Violation", "check")
 
-Kind = Literal["sent", "acked", "failed", "read", "seek", "deleted"]
+Kind = Literal["sent", "acked", "failed", "read", "seek", "deleted", "committed", "aborted", "isolated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that a client saw. ``offset`` is -1 where there is none."""
+    """One thing that a client saw. ``offset`` is -1 where there is none.
+
+    ``transaction`` names the one that a sent value is part of, or that has ended.
+    """
 
     kind: Kind
     partition: str
     value: str = ""
     offset: int = -1
     reader: str = ""
+    transaction: str = ""
 
 
 class Violation(NamedTuple):
@@ -52,9 +60,9 @@ class History:
     def __init__(self, events: list[Event] | None = None) -> None:
         self.events = events or []
 
-    def sent(self, partition: str, value: str) -> None:
+    def sent(self, partition: str, value: str, transaction: str = "") -> None:
         """About to be sent; without another event its fate is unknown, and both fates are right."""
-        self.events.append(Event("sent", partition, value))
+        self.events.append(Event("sent", partition, value, transaction=transaction))
 
     def acked(self, partition: str, value: str, offset: int) -> None:
         self.events.append(Event("acked", partition, value, offset))
@@ -74,6 +82,18 @@ class History:
         """Records below were deleted on purpose and need not be read any more."""
         self.events.append(Event("deleted", partition, "", before_offset))
 
+    def committed(self, transaction: str) -> None:
+        """Its commit was acknowledged: all that was sent in it is there for good."""
+        self.events.append(Event("committed", "", transaction=transaction))
+
+    def aborted(self, transaction: str) -> None:
+        """Its abort was asked for, or nobody ever asked for its commit: it is never read as committed."""
+        self.events.append(Event("aborted", "", transaction=transaction))
+
+    def isolated(self, reader: str) -> None:
+        """The reader reads committed data only."""
+        self.events.append(Event("isolated", "", reader=reader))
+
     def of(self, kind: Kind) -> Iterator[Event]:
         return (event for event in self.events if event.kind == kind)
 
@@ -85,27 +105,50 @@ class History:
         self.events += [Event(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def check(history: History, drain: str) -> list[Violation]:
-    """All violations; ``drain`` is the reader that read everything after the last fault."""
+def check(history: History, drain: str, *more_drains: str) -> list[Violation]:
+    """All violations; ``drain`` and others are readers that read everything after the last fault."""
+    drains = (drain, *more_drains)
     return [
-        *lost_writes(history, drain),
+        *(violation for each in drains for violation in lost_writes(history, each)),
         *conflicting_reads(history),
         *duplicates(history),
         *reads_of_unsent(history),
+        *reads_of_aborted(history),
         *skips_and_rewinds(history),
+        *(violation for each in drains for violation in partial_transactions(history, each)),
     ]
 
 
+def _isolated(history: History) -> set[str]:
+    return {event.reader for event in history.of("isolated")}
+
+
+def _transactions(history: History) -> dict[tuple[str, str], str]:
+    """(partition, value) → transaction, of what was sent in one."""
+    return {
+        (event.partition, event.value): event.transaction for event in history.of("sent") if event.transaction
+    }
+
+
+def _uncommitted(history: History) -> set[tuple[str, str]]:
+    """(partition, value) of what was sent in transactions that are not known to be committed."""
+    committed = {event.transaction for event in history.of("committed")}
+    return {place for place, transaction in _transactions(history).items() if transaction not in committed}
+
+
 def lost_writes(history: History, drain: str) -> Iterator[Violation]:
-    """Invariant 1."""
+    """Invariant 1. A write in a transaction is promised to readers of committed data by the commit."""
     drained = {
         (event.partition, event.value): event.offset for event in history.of("read") if event.reader == drain
     }
+    not_promised = _uncommitted(history) if drain in _isolated(history) else set()
     starts: dict[str, int] = defaultdict(int)
     for event in history.of("deleted"):
         starts[event.partition] = max(starts[event.partition], event.offset)
     for event in history.of("acked"):
         found = drained.get((event.partition, event.value))
+        if found is None and (event.partition, event.value) in not_promised:
+            continue
         if found is None and event.offset >= starts[event.partition]:
             yield Violation(
                 1, f"{event.value} was acknowledged at {event.partition}@{event.offset} and is gone"
@@ -146,12 +189,54 @@ def reads_of_unsent(history: History) -> Iterator[Violation]:
             yield Violation(4, f"{event.value} at {event.partition}@{event.offset} was never sent")
 
 
+def reads_of_aborted(history: History) -> Iterator[Violation]:
+    """Invariant 4, for readers of committed data."""
+    isolated, transactions = _isolated(history), _transactions(history)
+    aborted = {event.transaction for event in history.of("aborted")}
+    for event in history.of("read"):
+        transaction = transactions.get((event.partition, event.value))
+        if event.reader in isolated and transaction in aborted:
+            yield Violation(
+                4,
+                f"{event.reader} read {event.value} at {event.partition}@{event.offset}, but {transaction} "
+                "was aborted",
+            )
+
+
+def partial_transactions(history: History, drain: str) -> Iterator[Violation]:
+    """Invariant 6. What any reader of committed data has seen a part of, the drain must find as a whole."""
+    isolated, transactions = _isolated(history), _transactions(history)
+    if drain not in isolated:
+        return
+    whole: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for place, transaction in transactions.items():
+        whole[transaction].add(place)
+    drained: set[tuple[str, str]] = set()
+    visible = {event.transaction for event in history.of("committed")}
+    for event in history.of("read"):
+        place = (event.partition, event.value)
+        if event.reader in isolated and place in transactions:
+            visible.add(transactions[place])
+        if event.reader == drain:
+            drained.add(place)
+    for transaction in sorted(visible):
+        if missing := sorted(whole[transaction] - drained):
+            yield Violation(6, f"{transaction} is visible, but not to {drain}: {missing}")
+
+
 def skips_and_rewinds(history: History) -> Iterator[Violation]:
-    """Invariant 5. Offsets may have gaps; passing over one that is known to hold a record is a skip."""
+    """Invariant 5. Offsets may have gaps; passing over one that is known to hold a record is a skip.
+
+    Readers of committed data may pass over what is not known to be committed.
+    """
     known: dict[str, set[int]] = defaultdict(set)
+    known_committed: dict[str, set[int]] = defaultdict(set)
+    isolated, uncommitted = _isolated(history), _uncommitted(history)
     for event in history.events:
         if event.kind in ("read", "acked"):
             known[event.partition].add(event.offset)
+            if (event.partition, event.value) not in uncommitted:
+                known_committed[event.partition].add(event.offset)
     starts: dict[str, int] = defaultdict(int)
     positions: dict[tuple[str, str], int] = {}
     for event in history.events:
@@ -171,7 +256,8 @@ def skips_and_rewinds(history: History) -> Iterator[Violation]:
                 )
                 continue
             first = max(expected, starts[event.partition])
-            passed = [offset for offset in range(first, event.offset) if offset in known[event.partition]]
+            held = (known_committed if event.reader in isolated else known)[event.partition]
+            passed = [offset for offset in range(first, event.offset) if offset in held]
             if passed:
                 yield Violation(
                     5,

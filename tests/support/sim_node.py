@@ -1,8 +1,8 @@
 """A whole node without sockets, threads or a real disk: requests go in as frames, answers come out as frames.
 
-Only three things are not the real ones: the transport (two lists of bytes), the flusher (the test decides when
-a flush begins, runs and ends), and the storage. Metadata is a ``MemoryStore``, which survives crashes as an etcd
-beside the node would.
+Only three things are not the real ones: the transport (two lists of bytes), the flusher (the test decides
+when a flush begins, runs and ends), and the storage. Metadata is a ``MemoryStore``, which survives crashes as an
+etcd beside the node would.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from support.coordination import VirtualClock
 from support.faulty_storage import FaultyStorage
 from tidemill.config.settings import Settings
 from tidemill.control.commands import BumpLeaderEpochs, CreateTopic, RegisterNode, SetClusterId
@@ -131,7 +132,9 @@ class SimClient:
         self._expected: dict[int, tuple[int, int, Callable[[Any], None]]] = {}
         self._correlation_id = 0
 
-    def send(self, api_key: int, version: int, body: dict[str, Any], on_answer: Callable[[Any], None]) -> None:
+    def send(
+        self, api_key: int, version: int, body: dict[str, Any], on_answer: Callable[[Any], None]
+    ) -> None:
         """Send a request; ``on_answer`` is called by ``receive``."""
         self._correlation_id += 1
         self._expected[self._correlation_id] = (api_key, version, on_answer)
@@ -158,13 +161,32 @@ class SimNode:
     def __init__(self, storage: FaultyStorage, store: MemoryStore, rng: random.Random) -> None:
         self.storage = storage
         self.store = store
-        self.now_ms = 1_700_000_000_000
+        self.clock = VirtualClock()
+        self.clock.ms = 1_700_000_000_000
         self.flusher = SimFlusher(rng)
         self.budget = ByteBudget(64 * 1024 * 1024)
-        self.settings = Settings(data_dir=Path("sim"), offsets_topic_partitions=1)
+        self.settings = Settings(
+            data_dir=Path("sim"), offsets_topic_partitions=1, transactions_topic_partitions=1
+        )
         self.controller = Controller(store)
         self.broker: Broker
         self._dispatcher: BrokerDispatcher
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.ms
+
+    @now_ms.setter
+    def now_ms(self, time_ms: int) -> None:
+        self.clock.ms = time_ms
+
+    def advance(self, duration_ms: int) -> None:
+        """Let time pass at once; what was due in between happens after it."""
+        self.clock.ms += duration_ms
+        timers = self.clock.timers
+        for handle in [handle for handle, (when_ms, _) in timers.items() if when_ms <= self.clock.ms]:
+            if handle in timers:
+                timers.pop(handle)[1]()
 
     async def start(self, topics: dict[str, tuple[int, dict[str, str]]]) -> None:
         """Start, recover every log, and create ``topics`` (name → partitions, configs) that are missing."""
@@ -194,7 +216,11 @@ class SimNode:
             if name not in broker.image.topics:
                 await controller.submit(
                     CreateTopic(
-                        name=name, topic_id=_stable_id(name), partitions=partitions, replication=1, configs=configs
+                        name=name,
+                        topic_id=_stable_id(name),
+                        partitions=partitions,
+                        replication=1,
+                        configs=configs,
                     )
                 )
         await broker.ensure_offsets_topic()
@@ -209,7 +235,7 @@ class SimNode:
             TransactionLogs(broker),
             BrokerTransactionPartitions(broker),
             TransactionSettings(partitions=broker.settings.transactions_topic_partitions),
-            LoopClock(),
+            self.clock,
             broker.next_producer_id,
         )
         if TRANSACTIONS_TOPIC in broker.image.topics:

@@ -121,6 +121,84 @@ def test_partitions_are_apart() -> None:
     assert broken(history) == set()
 
 
+def with_transactions() -> History:
+    """On two partitions: one committed, one aborted, one whose end is unknown, and something without."""
+    history = sound()
+    history.isolated("committed")
+    for partition, offset in ((P, 3), ("t-1", 0)):
+        for number, name in enumerate(("good", "bad", "open")):
+            history.sent(partition, f"{name} in {partition}", transaction=name)
+            history.acked(partition, f"{name} in {partition}", offset + number)
+            history.read("drain", partition, offset + number, f"{name} in {partition}")
+    history.committed("good")
+    history.aborted("bad")
+    for number, value in enumerate(("a", "b", "c", f"good in {P}")):
+        history.read("committed", P, number, value)
+    history.read("committed", "t-1", 0, "good in t-1")
+    return history
+
+
+def broken_for_committed(history: History) -> set[int]:
+    return {violation.invariant for violation in check(history, "drain", "committed")}
+
+
+def without(history: History, reader: str, value: str) -> History:
+    return History([event for event in history.events if (event.reader, event.value) != (reader, value)])
+
+
+def test_a_reader_of_committed_data_does_not_see_what_is_aborted_or_open() -> None:
+    assert broken_for_committed(with_transactions()) == set()
+
+
+def test_an_aborted_record_may_be_read_only_by_those_who_read_everything() -> None:
+    history = with_transactions()
+    for partition, offset in ((P, 4), ("t-1", 1)):
+        history.read("committed", partition, offset, f"bad in {partition}")
+    assert broken_for_committed(history) == {4}
+
+
+def test_an_unknown_transaction_is_visible_as_a_whole_or_not_at_all() -> None:
+    history = with_transactions()
+    history.read("committed", P, 5, f"open in {P}")
+    assert broken_for_committed(history) == {6}
+    history.read("committed", "t-1", 2, "open in t-1")
+    assert broken_for_committed(history) == set()
+
+
+def test_what_was_visible_once_must_stay_visible() -> None:
+    history = with_transactions()
+    history.isolated("live")
+    history.read("live", P, 5, f"open in {P}")
+    assert broken_for_committed(history) == {6}
+
+
+def test_a_part_of_a_committed_transaction_that_is_not_visible() -> None:
+    assert broken_for_committed(without(with_transactions(), "committed", "good in t-1")) == {1, 6}
+
+
+def test_a_committed_transaction_of_which_nothing_is_visible() -> None:
+    history = without(with_transactions(), "committed", "good in t-1")
+    assert broken_for_committed(without(history, "committed", f"good in {P}")) == {1, 6}
+
+
+def test_a_reader_of_committed_data_that_passes_over_a_committed_record() -> None:
+    history = with_transactions()
+    history.isolated("skipping")
+    history.sent(P, "later")
+    for reader in ("drain", "committed"):
+        history.read(reader, P, 6, "later")
+    history.seek("skipping", P, 4)
+    history.read("skipping", P, 6, "later")
+    assert broken_for_committed(history) == set()
+    history.seek("skipping", P, 3)
+    history.read("skipping", P, 6, "later")
+    assert broken_for_committed(history) == {5}
+
+
+def test_everything_of_a_transaction_is_found_by_those_who_read_everything() -> None:
+    assert broken_for_committed(without(with_transactions(), "drain", f"bad in {P}")) == {1, 5}
+
+
 def test_histories_of_several_processes_are_joined(tmp_path: Path) -> None:
     first, second = sound(), History()
     second.sent(P, "x")

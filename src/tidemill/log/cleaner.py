@@ -8,7 +8,7 @@ place:
     run = CleaningRun(order, ...)
     run.map_keys()                      worker
     while (cleaned := run.next()):      worker
-        swap_in(log, cleaned)           owner: see ``PartitionLog.swap_in``
+        …                               see ``compacting``: begin_swap, carry_swap, end_swap
     run.finish()                        worker
 
 Memory is the key map's budget and a few chunks, however large the log is. If the map is full before the dirty
@@ -55,6 +55,8 @@ class CleaningOrder:
     aborted: AbortedBatches
     producers: Mapping[int, RememberedProducer]
     cache: IndexCache
+    #: What is known of the producers behind these segments; made durable before anything is taken away.
+    snapshot_path: str
     now_ms: int
 
 
@@ -94,8 +96,8 @@ class CleaningRun:
         self._pace = pace
         self._max_decompressed_bytes = max_decompressed_bytes
         self._is_stopped = is_stopped
-        span = order.cleanable.end_offset - order.cleanable.first_dirty_offset
-        self._keys = KeyMap(map_bytes, span)
+        self._map_bytes = map_bytes
+        self._keys = KeyMap(0, 0)
         self._groups: Iterator[list[Segment]] = iter(())
         self._filter: BatchFilter | None = None
         #: Below this offset no key is twice once the run is through.
@@ -117,7 +119,9 @@ class CleaningRun:
 
     def map_keys(self) -> None:
         """Read the dirty part. Raises ``StorageError``, ``CorruptData`` if something does not check out."""
-        first_dirty = self.mapped_to
+        self._sync_snapshot()
+        cleanable, first_dirty = self._order.cleanable, self.mapped_to
+        self._keys = KeyMap(self._map_bytes, cleanable.end_offset - first_dirty)
         for segment in self._order.segments:
             if segment.next_offset > first_dirty and not self._map_segment(segment, first_dirty):
                 break
@@ -134,6 +138,15 @@ class CleaningRun:
         )
         touched = [segment for segment in order.segments if segment.base_offset < self.mapped_to]
         self._groups = iter(group_segments(touched, order.config.segment_bytes))
+
+    def _sync_snapshot(self) -> None:
+        """The one that an orderly stop left is not durable yet."""
+        file = self._storage.open(self._order.snapshot_path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._storage.sync_dir(self._order.directory)
 
     def _map_segment(self, segment: Segment, first_dirty: int) -> bool:
         """False if the map is full before the segment ends."""

@@ -1,4 +1,7 @@
-"""What a log's owner does for compaction, on its own thread: order a run, and put the results in place."""
+"""What a log's owner does for compaction, on its own thread: order a run, and take in the results.
+
+Only the change of names on disk, ``carry_swap``, is done by the worker: it waits for the disk several times.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ from tidemill.log.batch_filter import AbortedBatches, remembered_producers
 from tidemill.log.cleaner import CleanedSegment, CleaningOrder
 from tidemill.log.compaction import NO_FLOOR, Cleanable, find_cleanable
 from tidemill.log.log import PartitionLog, list_snapshots, snapshot_name
-from tidemill.log.storage import StorageFile
+from tidemill.log.storage import Storage, StorageFile
 from tidemill.log.swap import carry_out, commit
 
-__all__ = ("cleanable_part", "order_cleaning", "roll_for_compaction", "swap_in")
+__all__ = (
+    "begin_swap",
+    "carry_swap",
+    "cleanable_part",
+    "end_swap",
+    "order_cleaning",
+    "roll_for_compaction",
+)
 
 
 def cleanable_part(log: PartitionLog, now_ms: int, floor_offset: int = NO_FLOOR) -> Cleanable:
@@ -45,12 +55,6 @@ def order_cleaning(log: PartitionLog, now_ms: int, floor_offset: int = NO_FLOOR)
     cleanable = cleanable_part(log, now_ms, min(floor_offset, snapshots[-1]))
     if not cleanable.dirty_bytes:
         return None
-    file = log.storage.open(f"{log.directory}/{snapshot_name(snapshots[-1])}")
-    try:
-        file.sync()
-    finally:
-        file.close()
-    log.storage.sync_dir(log.directory)
     segments = log.segments[: cleanable.segment_count]
     start_offset = segments[0].base_offset
     return CleaningOrder(
@@ -61,46 +65,58 @@ def order_cleaning(log: PartitionLog, now_ms: int, floor_offset: int = NO_FLOOR)
         AbortedBatches(log.producers.transactions.aborted_between(start_offset, cleanable.end_offset)),
         remembered_producers(log.producers),
         log.index_cache,
+        f"{log.directory}/{snapshot_name(snapshots[-1])}",
         now_ms,
     )
 
 
-def swap_in(log: PartitionLog, cleaned: CleanedSegment) -> list[StorageFile]:
-    """Put a compacted segment in its place, on disk and in memory; returns old files, to be closed.
-
-    Raises ``StorageError`` and then nothing has changed, unless ``log.failure`` is set: what is on disk is
-    right in any case, but this process cannot go on with it.
-    """
-    directory, storage = log.directory, log.storage
+def begin_swap(log: PartitionLog, cleaned: CleanedSegment) -> None:
+    """Prepare the log for ``carry_swap``: what is replaced stays readable without its names."""
     if not set(cleaned.old) <= set(log.segments):
-        raise StorageError(f"segments of {directory} were deleted while they were compacted")
-    _drop_snapshots(log, cleaned.end_offset)
+        raise StorageError(f"segments of {log.directory} were deleted while they were compacted")
+    for segment in cleaned.old:
+        segment.hold()
+    log.held = frozenset(cleaned.old)
+
+
+def carry_swap(storage: Storage, directory: str, cleaned: CleanedSegment) -> None:
+    """Put a compacted segment in its place on disk. Slow: runs in another thread.
+
+    Raises ``SyncFailed`` if what is on disk is not known, though it is right in any case; another
+    ``StorageError`` if nothing has changed.
+    """
+    _drop_snapshots(storage, directory, cleaned.end_offset)
+    commit(storage, directory, cleaned.base_offset, cleaned.end_offset)
     try:
-        commit(storage, directory, cleaned.base_offset, cleaned.end_offset)
-    except SyncFailed as error:
-        log.fail(error)
-        raise
-    try:
-        files = [segment.detach() for segment in cleaned.old]
         names = storage.list_dir(directory)
         carry_out(storage, directory, cleaned.base_offset, cleaned.end_offset, names)
     except StorageError as error:
-        log.fail(error)
-        raise
+        raise SyncFailed(f"a compaction is only half in place, restart to finish it: {error}") from error
+
+
+def end_swap(
+    log: PartitionLog, cleaned: CleanedSegment, error: StorageError | None = None
+) -> list[StorageFile]:
+    """Take account of a ``carry_swap``; returns the old files, to be closed. With an error nothing is new."""
+    log.held = frozenset()
+    if error is not None:
+        if isinstance(error, SyncFailed):
+            log.fail(error)
+        return []
     log.exchange(cleaned.old, cleaned.new)
     cleaned.new.unpin()
     log.producers.transactions.forget_aborted(cleaned.base_offset, cleaned.end_offset, cleaned.abort_markers)
-    return files
+    return [file for segment in cleaned.old if (file := segment.detach()) is not None]
 
 
-def _drop_snapshots(log: PartitionLog, end_offset: int) -> None:
+def _drop_snapshots(storage: Storage, directory: str, end_offset: int) -> None:
     """Remove the snapshots of producers below the offset; there is one behind it.
 
     They are only there in case that one is damaged. But replayed from one of them, a transaction whose marker
     compaction has dropped would stay open for ever; replayed from the beginning of the log it would not.
     """
-    old = [offset for offset in list_snapshots(log.storage, log.directory) if offset < end_offset]
+    old = [offset for offset in list_snapshots(storage, directory) if offset < end_offset]
     for offset in old:
-        log.storage.remove(f"{log.directory}/{snapshot_name(offset)}")
+        storage.remove(f"{directory}/{snapshot_name(offset)}")
     if old:
-        log.storage.sync_dir(log.directory)
+        storage.sync_dir(directory)

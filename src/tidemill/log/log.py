@@ -99,6 +99,8 @@ class PartitionLog:
         self.producers = producers
         self.epochs = epochs
         self.log_start_offset = checkpoint.current.log_start_offset if checkpoint else 0
+        #: Segments whose files are being replaced: they are still read, and must not be removed by name.
+        self.held: frozenset[Segment] = frozenset()
         #: Below it no key is there twice: compaction has been there. Of no meaning in other logs.
         self.first_dirty_offset = 0
         self.durable_offset = self.end_offset
@@ -482,7 +484,11 @@ class PartitionLog:
             self.log_start_offset = offset
         removed = []
         forgettable = self._producers_kept_below() if self._is_first_below_start() else 0
-        while self._is_first_below_start() and self._segments[0].next_offset <= forgettable:
+        while (
+            self._is_first_below_start()
+            and self._segments[0].next_offset <= forgettable
+            and self._segments[0] not in self.held
+        ):
             removed.append(self._segments.pop(0))
         if removed:
             self.producers.forgetful = True

@@ -123,10 +123,15 @@ class Segment:
             self._cache.put(self.path, self._index)
             self._index = None
 
-    def detach(self) -> StorageFile:
-        """The open file, for the caller to close: another segment takes this one's name."""
-        file, self._file = self.file, None
+    def hold(self) -> None:
+        """Go on without the names of the files: another segment takes them. The last handle is the file's."""
+        _ = self.file
+        self._index = self.index
         self._cache.drop(self.path)
+
+    def detach(self) -> StorageFile | None:
+        """The open file, for the caller to close: nobody reads the segment any more."""
+        file, self._file = self._file, None
         return file
 
     def index_bytes(self) -> bytes:

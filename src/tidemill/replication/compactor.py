@@ -1,6 +1,6 @@
 """Compacts partitions in a thread of its own, one at a time, the dirtiest first.
 
-The thread reads and writes files; what changes a log happens on the event loop, between two segments. A full
+The thread reads and writes files; what changes a log in memory happens on the event loop, in one step. A full
 disk or a deleted topic ends a run without a trace, and it is tried again later. Damage that a run finds ends
 compaction of that partition until the node is started again, and is reported: nothing is removed that could
 not be read.
@@ -20,7 +20,8 @@ from typing import TypeVar
 from uuid import UUID
 
 from tidemill.errors import CorruptData, StorageError
-from tidemill.log.cleaner import CleaningRun, CleaningStopped
+from tidemill.log.cleaner import CleanedSegment, CleaningRun, CleaningStopped
+from tidemill.log.compacting import carry_swap
 from tidemill.log.pace import Pace
 from tidemill.log.storage import Storage, StorageFile
 from tidemill.replication.partition import Partition
@@ -123,12 +124,23 @@ class Compactor:
         written_before = 0
         while (cleaned := await self._in_thread(partition, run.next)) is not None:
             written_before += sum(segment.size_bytes for segment in cleaned.old)
-            files = partition.swap_in(cleaned)
-            await self._in_thread(partition, partial(_close, files))
+            await self._swap(partition, cleaned)
         await self._in_thread(partition, run.finish)
         partition.log.first_dirty_offset = run.mapped_to
         self._count(run, written_before, time.perf_counter() - started, now_ms)
         return run.is_complete
+
+    async def _swap(self, partition: Partition, cleaned: CleanedSegment) -> None:
+        """Put a compacted segment in the place of the old ones."""
+        partition.begin_swap(cleaned)
+        try:
+            directory = partition.log.directory
+            await self._in_thread(partition, partial(carry_swap, self._storage, directory, cleaned))
+        except StorageError as error:
+            partition.end_swap(cleaned, error)
+            raise
+        files = partition.end_swap(cleaned)
+        await self._in_thread(partition, partial(_close, files))
 
     def _count(self, run: CleaningRun, bytes_before: int, seconds: float, now_ms: int) -> None:
         counts = self.counts

@@ -19,7 +19,13 @@ from uuid import UUID
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, StorageError, SyncFailed
 from tidemill.log.cleaner import CleanedSegment, CleaningOrder
-from tidemill.log.compacting import cleanable_part, order_cleaning, roll_for_compaction, swap_in
+from tidemill.log.compacting import (
+    begin_swap,
+    cleanable_part,
+    end_swap,
+    order_cleaning,
+    roll_for_compaction,
+)
 from tidemill.log.compaction import NO_FLOOR, is_due
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import prepare_batch
@@ -221,6 +227,10 @@ class Partition:
         return job
 
     def flushed(self, job: FlushJob) -> None:
+        if self.log.failure is not None:
+            # Another sync has failed since the job began: after that, a success proves nothing.
+            self.flush_failed(self.log.failure)
+            return
         self._let_go_if_stopped()
         self.log.finish_flush(job)
         reached = self.log.durable_offset
@@ -316,14 +326,16 @@ class Partition:
         """What a compaction would do now; None if nothing."""
         return order_cleaning(self.log, now_ms, self.retention_floor())
 
-    def swap_in(self, cleaned: CleanedSegment) -> list[StorageFile]:
-        """Put a compacted segment in its place. Raises ``StorageError``; the partition may have stopped."""
-        try:
-            return swap_in(self.log, cleaned)
-        except StorageError:
-            if self.log.failure is not None:
-                self.flush_failed(self.log.failure)
-            raise
+    def begin_swap(self, cleaned: CleanedSegment) -> None:
+        """Before a compacted segment takes its place on disk. Raises ``StorageError`` if it cannot any more."""
+        begin_swap(self.log, cleaned)
+
+    def end_swap(self, cleaned: CleanedSegment, error: StorageError | None = None) -> list[StorageFile]:
+        """When it has done so, or has failed to; returns the old files, to be closed."""
+        files = end_swap(self.log, cleaned, error)
+        if self.log.failure is not None:
+            self.flush_failed(self.log.failure)
+        return files
 
     def check_leader_epoch(self, epoch: int) -> None:
         """Compare the epoch that a client believes in; -1 means that it does not say."""

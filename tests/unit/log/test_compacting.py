@@ -18,13 +18,14 @@ from support.compacting import (
     keyed,
     no_pause,
     seal,
+    swap,
     write,
 )
 from support.faulty_storage import FaultyStorage, PowerCut
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, StorageError, SyncFailed
 from tidemill.log.cleaner import CleaningRun, CleaningStopped
-from tidemill.log.compacting import order_cleaning, roll_for_compaction, swap_in
+from tidemill.log.compacting import begin_swap, carry_swap, end_swap, order_cleaning, roll_for_compaction
 from tidemill.log.inspect import verify
 from tidemill.log.log import PartitionLog, list_snapshots, snapshot_name
 from tidemill.log.recovery import open_log
@@ -486,7 +487,7 @@ def test_a_failed_sync_of_the_swap_stops_the_log_and_a_restart_finds_all(storage
         storage.remove(f"{DIRECTORY}/{snapshot_name(offset)}")
     storage.fail_next("sync_dir", DIRECTORY)
     with pytest.raises(SyncFailed):
-        swap_in(log, cleaned)
+        swap(log, cleaned)
     assert log.failure is not None
     assert fold(consume(open_again(storage.crash()), committed=True)) == expected
 
@@ -511,7 +512,7 @@ def test_segments_that_were_deleted_meanwhile_are_not_brought_back(storage: Faul
     start = log.segments[-1].base_offset
     log.delete_before(start)
     with pytest.raises(StorageError, match="deleted"):
-        swap_in(log, cleaned)
+        swap(log, cleaned)
     assert log.log_start_offset == start
     assert found(log) == []
 
@@ -538,11 +539,42 @@ def test_reading_is_right_between_two_swaps_and_while_more_is_written(storage: F
     run.map_keys()
     while (cleaned := run.next()) is not None:
         write(log, keyed("new", "x"))
-        swap_in(log, cleaned)
+        swap(log, cleaned)
         assert fold(consume(log, committed=True)).items() >= expected.items()
         flush(log)
         assert fold(consume(log, committed=True)).items() >= expected.items()
     run.finish()
+
+
+def test_while_names_change_on_disk_the_log_is_read_and_nothing_is_removed_by_name(
+    storage: FaultyStorage,
+) -> None:
+    """The names change in another thread; here every step of that is followed by a look at the log."""
+    log, expected = busy_log(storage)
+    order = order_cleaning(log, 100)
+    assert order is not None
+    run = CleaningRun(storage, order, map_bytes=1 << 20, pace=no_pause())
+    run.map_keys()
+    cleaned = run.next()
+    assert cleaned is not None
+    begin_swap(log, cleaned)
+    looks = []
+
+    def look() -> None:
+        looks.append(fold(consume(log, committed=True)) == expected)
+
+    for call in ("rename", "remove", "remove", "remove", "rename", "rename", "sync_dir"):
+        storage.before_next(call, DIRECTORY, look)
+    carry_swap(storage, DIRECTORY, cleaned)
+    look()
+    assert len(looks) >= 6
+    assert all(looks)
+    log.delete_before(cleaned.end_offset)
+    assert log.segments[0] is cleaned.old[0], "its name belongs to another file now"
+    end_swap(log, cleaned)
+    look()
+    log.delete_before(cleaned.end_offset)
+    assert log.segments[0].base_offset == cleaned.end_offset
 
 
 def test_the_log_reads_to_its_end_if_that_lies_in_what_was_compacted(

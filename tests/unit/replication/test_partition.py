@@ -103,6 +103,24 @@ def test_a_failure_reaches_everybody_who_waits_and_who_comes_later() -> None:
     assert not partition.is_dirty
 
 
+def test_a_flush_proves_nothing_after_another_sync_has_failed() -> None:
+    """A kernel that could not write pages counts them as clean: the next sync says yes to nothing."""
+    made, called = Made(), list[StorageError | None]()
+    made.partition.append(plain_batch("a"), NOW)
+    made.partition.when_committed(1, called.append)
+    job = made.partition.begin_flush()
+    assert job is not None
+    made.storage.capacity_bytes = made.storage.used_bytes
+    made.storage.fail_next("sync", ".log")
+    with pytest.raises(StorageError):
+        made.partition.append(plain_batch("b"), NOW)  # undone, and the sync of that fails
+    made.storage.capacity_bytes = None
+    job.run()
+    made.partition.flushed(job)
+    assert called == [made.partition.log.failure]
+    assert made.partition.high_watermark == 0
+
+
 def test_a_waiter_may_append_and_wait_again() -> None:
     made, called = Made(), list[str]()
     partition = made.partition

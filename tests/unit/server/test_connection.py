@@ -274,6 +274,20 @@ def test_a_connection_that_goes_away_while_it_waits_holds_nobody_up() -> None:
     busy.dispatcher.answer(1)
     next_one.deliver()
     assert next_one.dispatcher.started == [3]
+    next_one.dispatcher.answer(3)
+    assert budget.used_bytes == 0
+
+
+def test_a_connection_that_goes_away_as_the_only_one_takes_nothing_more() -> None:
+    budget = ByteBudget(MIB)
+    busy = Peer(budget=budget)
+    busy.send(padded_frame(1, 520_000))
+    gone = greeted(Peer(budget=budget))
+    gone.send(padded_frame(2, 700_000))
+    assert not gone.transport.reading
+    gone.lose()
+    busy.dispatcher.answer(1)
+    assert budget.used_bytes == 0
 
 
 def test_many_small_requests_stop_the_reading_too() -> None:

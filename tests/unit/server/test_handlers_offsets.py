@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -201,6 +202,25 @@ async def test_minus_one_deletes_up_to_the_high_watermark(node: Exchange) -> Non
     assert (await deleted(node, -1)).low_watermark == 3
     await node.flush()
     assert (await listed(node, 5, LATEST)).offset == 4
+
+
+async def test_deleting_what_is_written_but_not_durable_waits_for_the_flush(node: Exchange) -> None:
+    """A producer with acks=1 was told of these offsets."""
+    node.produce(9, produce_part("t", plain_batch("a", "b", "c")), acks=1)
+    body = {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "offset": 2}]}]}
+    answer = node.send("DeleteRecords", 2, timeout=60_000, **body)
+    await node.settle()
+    assert not answer.arrived
+    await node.flush()
+    assert answer.value.topics[0].partitions[0].low_watermark == 2
+
+    node.produce(9, produce_part("t", plain_batch("d")), acks=1)
+    body["topics"][0]["partitions"][0]["offset"] = 4
+    late = node.send("DeleteRecords", 2, timeout=1, **body)
+    await asyncio.sleep(0.003)
+    await node.settle()
+    assert late.value.topics[0].partitions[0].error_code == ErrorCode.request_timed_out
+    assert node.partition("t").log_start_offset == 2
 
 
 @pytest.mark.parametrize("offset", [4, -2, 2**62])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.log.log import TimedOffset
+from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
+from tidemill.wire.requests import ms
 
 __all__ = ("delete_records", "list_offsets", "offset_for_leader_epoch")
 
@@ -104,12 +107,15 @@ async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
     """Move the start of logs up; what lies below is gone for good."""
     topics = []
     for topic in call.request.topics:
-        partitions = [_delete_one(broker, topic.name, entry) for entry in topic.partitions]
+        partitions = [
+            await _delete_one(broker, topic.name, entry, ms(call.request.timeout))
+            for entry in topic.partitions
+        ]
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
 
 
-def _delete_one(broker: Broker, topic_name: str, entry: Any) -> dict[str, Any]:
+async def _delete_one(broker: Broker, topic_name: str, entry: Any, timeout_ms: int) -> dict[str, Any]:
     index = entry.partition_index
     try:
         topic = broker.topic(topic_name)
@@ -119,7 +125,21 @@ def _delete_one(broker: Broker, topic_name: str, entry: Any) -> dict[str, Any]:
                 ErrorCode.policy_violation,
                 f"records of {topic_name} cannot be deleted: its cleanup.policy does not contain 'delete'",
             )
+        await _wait_until_durable(partition, entry.offset, timeout_ms)
         broker.discard(partition, partition.delete_records(entry.offset))
     except TidemillError as error:
         return {"partition_index": index, "error_code": error.code, "low_watermark": -1}
     return {"partition_index": index, "low_watermark": partition.log_start_offset}
+
+
+async def _wait_until_durable(partition: Partition, offset: int, timeout_ms: int) -> None:
+    """A client that wrote with acks=1 knows offsets which only the next flush makes durable: wait for it."""
+    if not partition.high_watermark < offset <= partition.log.end_offset:
+        return
+    try:
+        await asyncio.wait_for(wait_committed(partition, offset), max(0, timeout_ms) / 1000)
+    except TimeoutError:
+        raise ApiError(
+            ErrorCode.request_timed_out,
+            f"offset {offset} of {partition.topic}-{partition.index} was not durable in {timeout_ms} ms",
+        ) from None
