@@ -1,11 +1,11 @@
 """A whole node under random crashes, over a disk that loses, tears and reorders what was not synced.
 
 One seed is one story. Idempotent producers send Produce requests, several in flight; transactional producers
-commit, abort, die and come back; readers, of everything and of committed data, fetch what becomes visible; a worker
-commits offsets; flushes begin and end at random moments; the disk fills up, an fsync fails, time passes, the power
-goes in the middle of a storage call. The node starts again on what is left, the clients retry. At the end everything
-heals and fresh readers drain the log. Invariants 1–6 must hold for the recorded history, and a committed offset,
-once acknowledged, never goes back.
+commit, abort, die and come back; readers, of everything and of committed data, fetch what becomes visible; a
+worker commits offsets; flushes begin and end at random moments; the disk fills up, an fsync fails, time
+passes, the power goes in the middle of a storage call. The node starts again on what is left, the clients
+retry. At the end everything heals and fresh readers drain the log. Invariants 1 to 6 must hold for the
+recorded history, and a committed offset, once acknowledged, never goes back.
 
 Replay one with ``asyncio.run(Story(seed).run())``.
 """
@@ -262,19 +262,31 @@ class Story:
         await self.node.abandon()
         await self._start()
 
-    async def _step(self) -> None:
-        rng, action = self.rng, self.rng.random()
+    def _transact(self) -> None:
         for transactional, client in zip(self.transactional, self.transacting, strict=True):
-            if rng.random() < 0.6:
+            if self.rng.random() < 0.7:
                 transactional.step(client, self.node.now_ms)
-        if action < 0.30:
+        # Every step of a transaction waits for the disk, often more than once.
+        for _ in range(self.rng.randint(0, 3) if self.transactional else 0):
+            self.node.flusher.step()
+
+    def _let_time_pass(self) -> None:
+        self.node.advance(self.rng.randint(1, 10**9))
+        for transactional in self.transactional:
+            transactional.may_be_fenced = True
+
+    async def _step(self) -> None:
+        self._transact()
+        rng, action = self.rng, self.rng.random()
+        if action < 0.35:
             producer = rng.choice(self.producers)
             producer.make()
             producer.send_next(self.writing)
-        elif action < 0.70:
+        elif action < 0.55:
             self.node.flusher.step()
         elif action < 0.80:
-            rng.choice(self.readers).fetch(self.reading)
+            for reader in rng.sample(self.readers, 2):
+                reader.fetch(self.reading)
         elif action < 0.86:
             self.committer.commit(self.committing)
         elif action < 0.90:
@@ -287,9 +299,7 @@ class Story:
         elif action < 0.98:
             self.storage.fail_next("sync", "", SyncFailed("a failed fsync"))
         else:
-            self.node.advance(rng.randint(1, 10**9))
-            for transactional in self.transactional:
-                transactional.may_be_fenced = True
+            self._let_time_pass()
         await self.node.settle()
         if self.storage.power_is_cut:
             raise PowerCut
@@ -410,4 +420,4 @@ async def _first_violating_seed(seeds: int) -> int | None:
 if __name__ == "__main__":
     import sys
 
-    print(asyncio.run(Story(int(sys.argv[1])).run()))
+    print(asyncio.run(Story(int(sys.argv[1])).run()))  # noqa: T201

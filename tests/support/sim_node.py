@@ -1,8 +1,8 @@
 """A whole node without sockets, threads or a real disk: requests go in as frames, answers come out as frames.
 
 Only three things are not the real ones: the transport (two lists of bytes), the flusher (the test decides
-when a flush begins, runs and ends), and the storage. Metadata is a ``MemoryStore``, which survives crashes as an
-etcd beside the node would.
+when a flush begins, runs and ends), and the storage. Metadata is a ``MemoryStore``, which survives crashes as
+an etcd beside the node would.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A transactional producer against a simulated node, with the rules that real clients keep to.
 
-- It asks for a commit only when all that it wrote is acknowledged, and for an abort only when nothing is on its
-  way; otherwise it starts anew, which ends the transaction and makes its old self a zombie.
+- It asks for a commit only when all that it wrote is acknowledged, and for an abort only when nothing is on
+  its way; otherwise it starts anew, which ends the transaction and makes its old self a zombie.
 - Errors that pass are retried. Any other means that it has lost its place: it starts anew.
 - It knows the outcome of a commit only from the answer. Without one, both outcomes are right.
 
-One of two kinds: clients of transactions V1 say beforehand which partitions they write to and keep their epoch;
-those of V2 leave that to the node and get a new epoch with every end.
+One of two kinds: clients of transactions V1 say beforehand which partitions they write to and keep their
+epoch; those of V2 leave that to the node and get a new epoch with every end.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class TransactionalProducer:
         return self._producer is not None and not self._transaction
 
     def reconnect(self) -> None:
-        """The node has crashed: nothing that was asked will be answered."""
+        """The node has crashed: nothing that was asked will be answered. It may take the client with it."""
+        if self._rng.random() < 0.3:
+            self._start_anew(0)
         self._waiting = False
         for lane in self._lanes.values():
             lane.sent = 0
@@ -94,14 +96,14 @@ class TransactionalProducer:
     def step(self, client: SimClient, now_ms: int) -> None:
         """Do one thing of what a client may do now."""
         chance = self._rng.random()
-        if chance < 0.06:
+        if chance < 0.03:
             self._start_anew(now_ms)
-        elif chance < 0.10 and self._zombies:
+        elif chance < 0.06 and self._zombies:
             client.send(_PRODUCE, 9, self._zombies.pop(), lambda answer: None)
         elif not self._go_on(client):
             if not self._transaction:
                 self._begin()
-            elif self._can_end and chance < 0.50:
+            elif self._can_end and chance < 0.60:
                 self._end(client, commit=self._rng.random() < 0.7)
             else:
                 self._make()

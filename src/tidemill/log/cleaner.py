@@ -181,6 +181,7 @@ class CleaningRun:
         group = next(self._groups, None)
         if group is None:
             return None
+        self._stop()
         try:
             return self._clean(group)
         except BaseException:

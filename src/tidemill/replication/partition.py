@@ -327,7 +327,7 @@ class Partition:
         return order_cleaning(self.log, now_ms, self.retention_floor())
 
     def begin_swap(self, cleaned: CleanedSegment) -> None:
-        """Before a compacted segment takes its place on disk. Raises ``StorageError`` if it cannot any more."""
+        """Before a compacted segment takes its place on disk. Raises ``StorageError`` if it cannot now."""
         begin_swap(self.log, cleaned)
 
     def end_swap(self, cleaned: CleanedSegment, error: StorageError | None = None) -> list[StorageFile]:

@@ -546,7 +546,7 @@ def test_reading_is_right_between_two_swaps_and_while_more_is_written(storage: F
     run.finish()
 
 
-def test_while_names_change_on_disk_the_log_is_read_and_nothing_is_removed_by_name(
+def test_while_names_change_the_log_is_read_and_nothing_is_removed_by_name(
     storage: FaultyStorage,
 ) -> None:
     """The names change in another thread; here every step of that is followed by a look at the log."""
