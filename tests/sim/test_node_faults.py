@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,10 +33,11 @@ from tidemill.records.control import read_marker
 from tidemill.records.record import read_records
 from tidemill.replication.partition import Partition, Waiter
 from tidemill.transactions.shard import TransactionShard
+from tidemill.transactions.transaction import TransactionState
 
 SEEDS = 500
 SEEDS_PER_TEST = 25
-STEPS = 60
+STEPS = 50
 PARTITIONS = 2
 IN_FLIGHT_MAX = 5
 #: Far from those that the node gives to transactional producers.
@@ -392,19 +395,18 @@ async def test_reading_above_the_last_stable_offset_is_caught(monkeypatch: pytes
     assert await _first_violating_seed(60) is not None
 
 
-async def test_markers_before_the_decision_is_durable_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ablation: a crash takes a decision back that a partition has heard of already."""
-    wait = TransactionShard.barrier
+async def test_forgetting_open_transactions_at_a_restart_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation: what a coordinator does not know of it cannot end, and readers wait for it for ever."""
+    serve = TransactionShard._loaded
 
-    def only_for_answers(self: TransactionShard) -> asyncio.Future[None]:
-        if asyncio.current_task() not in self._finishing.values():
-            return wait(self)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+    def forgetful(self: TransactionShard, now_ms: int) -> Iterable[str]:
+        for name, value in self.state.transactions.items():
+            if value.state is TransactionState.ONGOING:
+                self.state.replay(name, replace(value, state=TransactionState.EMPTY, partitions=frozenset()))
+        return serve(self, now_ms)
 
-    monkeypatch.setattr(TransactionShard, "barrier", only_for_answers)
-    assert await _first_violating_seed(200) is not None
+    monkeypatch.setattr(TransactionShard, "_loaded", forgetful)
+    assert await _first_violating_seed(60) is not None
 
 
 async def _first_violating_seed(seeds: int) -> int | None:

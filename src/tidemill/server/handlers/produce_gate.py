@@ -21,6 +21,8 @@ __all__ = ("Refusals", "pass_gate")
 #: From this version on the client leaves it to the broker to add partitions to its transaction (KIP-890).
 _IMPLICIT_ADD_MIN_VERSION = 12
 _TOPIC_ID_MIN_VERSION = 13
+#: Older clients do not know the error that asks them to abort.
+_ABORTABLE_MIN_VERSION = 11
 #: What older clients take for fatal although it passes by itself: they are told something they retry.
 _PASSING = frozenset(
     {
@@ -84,6 +86,8 @@ async def _open(broker: Broker, call: Call, producer: Producer, closed: list[Top
 def _refusal(place: TopicPartition, code: ErrorCode, call: Call) -> ApiError:
     if code in _PASSING and call.version < _IMPLICIT_ADD_MIN_VERSION:
         code = ErrorCode.not_enough_replicas
+    elif code == ErrorCode.transaction_abortable and call.version < _ABORTABLE_MIN_VERSION:
+        code = ErrorCode.invalid_txn_state
     return ApiError(
         code,
         f"{place[0]}-{place[1]} is not part of the present transaction of {call.request.transactional_id!r}",
