@@ -87,7 +87,7 @@ class TransactionalProducer:
 
     def reconnect(self) -> None:
         """The node has crashed: nothing that was asked will be answered. It may take the client with it."""
-        if self._rng.random() < 0.3:
+        if self._rng.random() < 0.15:
             self._start_anew(0)
         self._waiting = False
         for lane in self._lanes.values():
