@@ -277,9 +277,9 @@ class Story:
             self.storage.capacity_bytes = None
 
     def _let_time_pass(self) -> None:
-        self.node.advance(self.rng.randint(1, 10**9))
         for transactional in self.transactional:
             transactional.may_be_fenced = True
+        self.node.advance(self.rng.randint(1, 10**9))
 
     async def _step(self) -> None:
         self._transact()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
-from tidemill.errors import CorruptData
+from tidemill.errors import CorruptData, StorageError, SyncFailed
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
 __all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile", "damaged_slots")
@@ -51,6 +51,7 @@ class CheckpointFile:
         self._slot = slot
         # Flushes write hints from a pool thread while the owner saves from its own.
         self._lock = threading.Lock()
+        self._sync_failed = False
         self.current = checkpoint
 
     @classmethod
@@ -90,6 +91,7 @@ class CheckpointFile:
     def save_recovery_point(self, recovery_point: int) -> None:
         """Write and sync a new recovery point; the log start stays what the owner made it meanwhile."""
         with self._lock:
+            self._insist_on_syncs()
             self._save(Checkpoint(self.current.log_start_offset, recovery_point))
 
     def save_log_start(self, log_start_offset: int) -> None:
@@ -100,11 +102,32 @@ class CheckpointFile:
     def hint(self, recovery_point: int) -> None:
         """Note a new recovery point without syncing."""
         with self._lock:
+            self._insist_on_syncs()
             self.current = replace(self.current, recovery_point=recovery_point, clean=False)
             self._write_slot(_HINT_SLOT, self.current)
 
+    def sync_beside_flushes(self, file: StorageFile) -> None:
+        """Sync a file that a flush may be syncing at this moment.
+
+        A failure is told to one of the two only: if it is this one, the other's success proves nothing, and
+        what it takes for the new recovery point is refused with ``SyncFailed``.
+        """
+        with self._lock:
+            try:
+                file.sync()
+            except StorageError:
+                self._sync_failed = True
+                raise
+
     def close(self) -> None:
         self._file.close()
+
+    def _insist_on_syncs(self) -> None:
+        if self._sync_failed:
+            raise SyncFailed(
+                f"{self._file.path}: a sync beside the flush has failed, so it is not known what is on disk; "
+                "check the disk and restart the node"
+            )
 
     def _save(self, checkpoint: Checkpoint) -> None:
         slot = 1 - self._slot

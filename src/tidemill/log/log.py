@@ -235,11 +235,12 @@ class PartitionLog:
         self._checkpoint = CheckpointFile.create(self._storage, self.directory, checkpoint)
 
     def _undo_write(self, segment: Segment) -> None:
+        assert self._checkpoint is not None, "a segment exists only behind a checkpoint"
         try:
             segment.file.truncate(segment.size_bytes)
             # If the segment is rolled without another batch, no flush would sync it again, and a crash could
             # bring the remains back behind batches that count as durable.
-            segment.file.sync()
+            self._checkpoint.sync_beside_flushes(segment.file)
         except StorageError as error:
             self.fail(error)
 

@@ -139,3 +139,18 @@ def test_without_a_whole_slot_it_is_corrupt_data_even_if_a_hint_is_whole() -> No
     with pytest.raises(CorruptData) as caught:
         load(storage)
     assert caught.value.path == PATH
+
+
+def test_after_a_failed_sync_beside_it_no_flush_moves_the_recovery_point() -> None:
+    storage = storage_with_dir()
+    checkpoint = CheckpointFile.create(storage, "t", Checkpoint(1, 2))
+    data = storage.open("t/data", create=True)
+    checkpoint.sync_beside_flushes(data)
+    checkpoint.hint(3)
+    storage.fail_next("sync", "data")
+    with pytest.raises(SyncFailed):
+        checkpoint.sync_beside_flushes(data)
+    for advance in (checkpoint.hint, checkpoint.save_recovery_point):
+        with pytest.raises(SyncFailed, match="restart the node"):
+            advance(50)
+    assert load(storage) == checkpoint.current == Checkpoint(1, 3)

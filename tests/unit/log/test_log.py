@@ -192,6 +192,22 @@ def test_if_even_undoing_a_write_fails_the_log_stops() -> None:
         append(log, "c")
 
 
+def test_a_flush_that_overlaps_a_failed_sync_does_not_move_the_recovery_point() -> None:
+    """The kernel tells a failed write-back once: the flush's own sync succeeds, and proves nothing."""
+    storage, log = opened()
+    append(log, "a")
+    job = log.begin_flush()
+    assert job is not None
+    before = job.checkpoint.current
+    storage.fail_next("write", ".log", DiskFull("no room"))
+    storage.fail_next("sync", ".log")
+    with pytest.raises(DiskFull):
+        append(log, "b")
+    with pytest.raises(SyncFailed):
+        job.run()
+    assert job.checkpoint.current == before
+
+
 # --- rolling
 
 

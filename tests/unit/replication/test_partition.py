@@ -110,12 +110,12 @@ def test_a_flush_proves_nothing_after_another_sync_has_failed() -> None:
     made.partition.when_committed(1, called.append)
     job = made.partition.begin_flush()
     assert job is not None
+    job.run()
     made.storage.capacity_bytes = made.storage.used_bytes
     made.storage.fail_next("sync", ".log")
     with pytest.raises(StorageError):
         made.partition.append(plain_batch("b"), NOW)  # undone, and the sync of that fails
     made.storage.capacity_bytes = None
-    job.run()
     made.partition.flushed(job)
     assert called == [made.partition.log.failure]
     assert made.partition.high_watermark == 0
