@@ -26,7 +26,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tidemill.errors import ProtocolError
+from crc32c import crc32c
+
+from tidemill.client.assignment import pack_subscription
+from tidemill.config.topic import TopicConfig
+from tidemill.coordination.binary import MalformedBytes
+from tidemill.errors import ApiError, ProtocolError
+from tidemill.groups.subscription import parse_subscription
+from tidemill.log.incoming import prepare_batch
+from tidemill.records.batch import HEADER_BYTES
+from tidemill.records.record import Record, build_batch, read_records
 from tidemill.wire.apis import all_versions, is_flexible, is_served, request_class, response_class
 from tidemill.wire.encode import encode_request, encode_response
 from tidemill.wire.guard import write_uvarint
@@ -37,6 +46,9 @@ CORPUS = Path(__file__).parent / "corpus"
 MAX_INPUT_MS = 50
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 ADDRESS_SPACE_BYTES = 2 * 1024 * 1024 * 1024
+MAX_DECOMPRESSED_BYTES = 1024 * 1024
+#: A topic that has every record of a batch looked at.
+COMPACTED = TopicConfig(cleanup_policy=frozenset({"compact"}))
 
 HOSTILE_NUMBERS = (
     *(value.to_bytes(size, "big", signed=True) for size in (1, 2, 4, 8) for value in (-1, -2, 0, 1, 127)),
@@ -278,11 +290,63 @@ def parse_response(data: bytes) -> object:
     return decode_response(api_key, version, data[2:])
 
 
+# ---- targets: record batches and member metadata
+
+
+def batch_seeds(rng: random.Random) -> list[bytes]:
+    """A flag (see ``parse_batch``) and a batch of every codec."""
+    seeds = []
+    for codec in range(5):
+        for producer_id in (-1, 7):
+            records = [
+                Record(
+                    rng.choice((b"key", rng.randbytes(20))),
+                    rng.choice((None, b"", b"value", rng.randbytes(100))),
+                    timestamp_ms=1_000 + number,
+                    headers=(("name", b"x"), ("empty", None)) if number % 2 else (),
+                )
+                for number in range(rng.randint(1, 5))
+            ]
+            sequence = 0 if producer_id >= 0 else -1
+            batch = build_batch(
+                records, codec=codec, producer_id=producer_id, producer_epoch=sequence, base_sequence=sequence
+            )
+            seeds += [b"\x00" + batch, b"\x01" + batch]
+    return seeds
+
+
+def parse_batch(data: bytes) -> object:
+    """With the flag 1, length and checksum are made to fit first: or else nothing behind them is reached."""
+    flag, batch = data[:1], bytearray(data[1:])
+    if flag == b"\x01" and len(batch) >= HEADER_BYTES:
+        batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+        batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
+    try:
+        prepared, _ = prepare_batch(bytes(batch), COMPACTED, 10_000, MAX_DECOMPRESSED_BYTES)
+        return list(read_records(prepared, MAX_DECOMPRESSED_BYTES))
+    except ApiError as error:
+        raise ProtocolError(f"{error.code.name}: {error.message}") from error
+
+
+def member_seeds(rng: random.Random) -> list[bytes]:
+    topics = ["orders", "", "é☃", "a" * 249]
+    return [pack_subscription(rng.sample(topics, rng.randint(0, 4))) for _ in range(10)]
+
+
+def parse_member(data: bytes) -> object:
+    try:
+        return parse_subscription(data)
+    except MalformedBytes as error:
+        raise ProtocolError(str(error)) from error
+
+
 TARGETS = {
     target.name: target
     for target in (
         Target("request", request_seeds, parse_request),
         Target("response", response_seeds, parse_response),
+        Target("batch", batch_seeds, parse_batch),
+        Target("member", member_seeds, parse_member),
     )
 }
 
