@@ -29,8 +29,7 @@ from tidemill.log.inspect import verify
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
 
-#: Each is as long as two and a half of the stories without compaction, of which there are 500.
-SEEDS = 200
+SEEDS = 500
 SEEDS_PER_TEST = 25
 PARTITIONS = 2
 KEYS = 6

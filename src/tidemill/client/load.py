@@ -23,6 +23,8 @@ _BATCH_BYTES = 256 * 1024
 _BATCH_MS_MAX = 10
 _NO_PRODUCER = (-1, -1)
 _PRODUCE_VERSIONS = (3, 12)
+_VISIBLE_SECONDS_MAX = 10.0
+_VISIBLE_PAUSE_SECONDS = 0.01
 
 Progress = Callable[[int], None]
 
@@ -164,16 +166,31 @@ async def read_back(
 ) -> IntegrityCheck:
     """Read everything that a run produced, and check that each record is there once and in order."""
     checker = IntegrityCheck(plan.run)
-    ends = await list_offsets(cluster, dict.fromkeys(produced.start_offsets, LATEST))
     await _read(
         cluster,
         produced.start_offsets,
-        {partition: end.offset for partition, end in ends.items()},
+        await _visible_ends(cluster, produced),
         checker.note,
         progress,
     )
     checker.finish(produced.sent_by_partition)
     return checker
+
+
+async def _visible_ends(cluster: Cluster, produced: LoadResult) -> dict[TopicPartition, int]:
+    """The ends of the partitions, once all that was sent can be read: without acks=all that takes a moment."""
+    deadline = time.monotonic() + _VISIBLE_SECONDS_MAX
+    while True:
+        found = await list_offsets(cluster, dict.fromkeys(produced.start_offsets, LATEST))
+        ends = {partition: end.offset for partition, end in found.items()}
+        missing = [
+            partition
+            for partition, start in produced.start_offsets.items()
+            if ends[partition] - start < produced.sent_by_partition[partition[1]]
+        ]
+        if not missing or time.monotonic() > deadline:
+            return ends
+        await asyncio.sleep(_VISIBLE_PAUSE_SECONDS)
 
 
 async def consume_load(cluster: Cluster, topic: str, limit: int | None, progress: Progress) -> LoadResult:
