@@ -28,6 +28,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     settings = {
         "compaction_check_interval_ms": 50,
         "offsets_topic_partitions": 1,
+        "transactions_topic_partitions": 1,
     }
     with NodeProcess(tmp_path_factory.mktemp("node") / "data", **settings) as running:
         yield running
