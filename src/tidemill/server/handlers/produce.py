@@ -78,6 +78,8 @@ def _append_one(
             )
         records = _checked_records(entry.records, call.version)
         partition = broker.partition(topic, entry.index)
+        if request.acks == _ACKS_ALL:
+            _check_in_sync(topic, partition)
         now_ms = broker.clock_ms()
         appended = partition.append(records, now_ms)
     except TidemillError as error:
@@ -100,6 +102,16 @@ def _find_topic(broker: Broker, name: str | UUID | None) -> TopicImage:
 def _check_acks(acks: int) -> None:
     if acks not in (0, 1, _ACKS_ALL):
         raise ApiError(ErrorCode.invalid_required_acks, f"acks must be 0, 1 or -1 (all), not {acks}")
+
+
+def _check_in_sync(topic: TopicImage, partition: Partition) -> None:
+    in_sync = len(topic.partitions[partition.index].isr)
+    wanted = partition.config.min_insync_replicas
+    if in_sync < wanted:
+        raise ApiError(
+            ErrorCode.not_enough_replicas,
+            f"{topic.name}-{partition.index} has {in_sync} replicas in sync, min.insync.replicas is {wanted}",
+        )
 
 
 def _checked_records(records: bytes | None, version: int) -> Buffer:
