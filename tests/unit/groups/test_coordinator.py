@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.coordination import VirtualClock, settle
 from tidemill.coordination.clock import LoopClock
 from tidemill.coordination.log import ReplayedRecord
 from tidemill.coordination.shards import partition_of_key
@@ -28,46 +29,12 @@ from tidemill.groups import (
 from tidemill.groups.records import OffsetCommitRecord, encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 
     from tidemill.errors import TidemillError
 
 NONE = ErrorCode.none
 T0 = ("t", 0)
-
-
-class VirtualClock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-        self.timers: dict[object, tuple[int, Callable[[], None]]] = {}
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Any:
-        timers = self.timers
-
-        class Handle:
-            def cancel(self) -> None:
-                timers.pop(self, None)
-
-        handle = Handle()
-        timers[handle] = (when_ms, callback)
-        return handle
-
-    async def advance(self, duration_ms: int) -> None:
-        end_ms = self.ms + duration_ms
-        while due := [
-            (when, id(handle), handle) for handle, (when, _) in self.timers.items() if when <= end_ms
-        ]:
-            when_ms, _, handle = min(due)
-            self.ms = max(self.ms, when_ms)
-            self.timers.pop(handle)[1]()
-            await settle()
-        self.ms = end_ms
-        await settle()
 
 
 class MemoryLog:
@@ -186,12 +153,6 @@ class Node:
             if task.done():
                 return
         raise AssertionError("never answered")
-
-
-async def settle() -> None:
-    """Let everything that can run, run."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
