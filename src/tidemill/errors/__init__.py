@@ -4,6 +4,7 @@ The tree::
 
     TidemillError                  carries a Kafka error code; ``retriable`` follows from the code
     ├── ApiError                   a request that is refused; nothing was changed
+    │   └── TableError             the same for tables and scans, with a code of ``TableCode``
     ├── ProtocolError              the peer sent bytes that are not the protocol; its connection is closed
     ├── ConfigError                a setting that cannot be used
     ├── MetadataConflict           another writer changed the metadata first; read again and retry
@@ -14,12 +15,14 @@ The tree::
         ├── CorruptData            bytes that were durable no longer check out; names file and position
         └── DataDirectoryInUse     another process holds the data directory
 
-``ErrorCode`` is Kafka's own table of codes.
+``ErrorCode`` is Kafka's own table of codes; ``TableCode`` has those of what Kafka does not have, from 1000 up.
 """
 
 from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
+
+from tidemill.errors.table_codes import TableCode
 
 __all__ = (
     "ApiError",
@@ -33,6 +36,8 @@ __all__ = (
     "ProtocolError",
     "StorageError",
     "SyncFailed",
+    "TableCode",
+    "TableError",
     "TidemillError",
 )
 
@@ -40,9 +45,9 @@ __all__ = (
 class TidemillError(Exception):
     """Base of all errors of this package. ``code`` is what a Kafka client would be told."""
 
-    code: ErrorCode = ErrorCode.unknown_server_error
+    code: ErrorCode | TableCode = ErrorCode.unknown_server_error
 
-    def __init__(self, message: str, *, code: ErrorCode | None = None) -> None:
+    def __init__(self, message: str, *, code: ErrorCode | TableCode | None = None) -> None:
         super().__init__(message)
         self.message = message
         if code is not None:
@@ -62,8 +67,23 @@ class ApiError(TidemillError):
     ('invalid_topic_exception', False)
     """
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    def __init__(self, code: ErrorCode | TableCode, message: str) -> None:
         super().__init__(message, code=code)
+
+
+class TableError(ApiError):
+    """A request about a table, a scan or a snapshot that is refused. The refusal changed nothing.
+
+    ``index`` is the number of the row at fault, where one row is.
+
+    >>> error = TableError(TableCode.too_many_scanners, "8 scans of bucket 0 are open")
+    >>> error.code.value, error.retriable
+    (1069, True)
+    """
+
+    def __init__(self, code: TableCode, message: str, *, index: int | None = None) -> None:
+        super().__init__(code, message)
+        self.index = index
 
 
 class ProtocolError(TidemillError):
