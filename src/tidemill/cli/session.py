@@ -201,7 +201,7 @@ def _report(error: Exception) -> ExitCode:
 
 def describe(error: TidemillError) -> str:
     """The error's code and words, on one line."""
-    return f"{error.code.name.upper()}: {' '.join(error.message.split())}"
+    return f"{error.name}: {' '.join(error.message.split())}"
 
 
 def fail(message: str) -> None:

@@ -186,7 +186,7 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
             end = (await admin.list_offsets(cluster, {key: admin.LATEST}))[key].offset
         except TidemillError as error:
             # One stopped partition must not hide the others.
-            problem = error.code.name.upper()
+            problem = error.name
         partitions.append(
             {
                 "partition": partition.index,

@@ -45,9 +45,9 @@ __all__ = (
 class TidemillError(Exception):
     """Base of all errors of this package. ``code`` is what a Kafka client would be told."""
 
-    code: ErrorCode | TableCode = ErrorCode.unknown_server_error
+    code: ErrorCode = ErrorCode.unknown_server_error
 
-    def __init__(self, message: str, *, code: ErrorCode | TableCode | None = None) -> None:
+    def __init__(self, message: str, *, code: ErrorCode | None = None) -> None:
         super().__init__(message)
         self.message = message
         if code is not None:
@@ -58,6 +58,11 @@ class TidemillError(Exception):
         """Whether the same call can succeed later without a change by the caller."""
         return self.code.retriable
 
+    @property
+    def name(self) -> str:
+        """The name of the most exact code, as the command line and the logs show it."""
+        return self.code.name.upper()
+
 
 class ApiError(TidemillError):
     """A request that is refused with a Kafka error code. The refusal changed nothing.
@@ -67,23 +72,33 @@ class ApiError(TidemillError):
     ('invalid_topic_exception', False)
     """
 
-    def __init__(self, code: ErrorCode | TableCode, message: str) -> None:
+    def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message, code=code)
 
 
 class TableError(ApiError):
     """A request about a table, a scan or a snapshot that is refused. The refusal changed nothing.
 
-    ``index`` is the number of the row at fault, where one row is.
+    ``code`` is what a Kafka client is told, ``table_code`` says it exactly. ``index`` is the number of the row at
+    fault, where one row is.
 
     >>> error = TableError(TableCode.too_many_scanners, "8 scans of bucket 0 are open")
-    >>> error.code.value, error.retriable
-    (1069, True)
+    >>> error.table_code.value, error.retriable, error.name
+    (1069, True, 'TOO_MANY_SCANNERS')
     """
 
-    def __init__(self, code: TableCode, message: str, *, index: int | None = None) -> None:
-        super().__init__(code, message)
+    def __init__(self, table_code: TableCode, message: str, *, index: int | None = None) -> None:
+        super().__init__(table_code.kafka, message)
+        self.table_code = table_code
         self.index = index
+
+    @property
+    def retriable(self) -> bool:
+        return self.table_code.retriable
+
+    @property
+    def name(self) -> str:
+        return self.table_code.name.upper()
 
 
 class ProtocolError(TidemillError):
