@@ -219,13 +219,21 @@ async def alter_topic_configs(
 
 
 async def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, int]
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], *, committed: bool = False
 ) -> dict[TopicPartition, OffsetAt]:
-    """The offset of each partition at ``EARLIEST``, ``LATEST`` or a time in milliseconds."""
+    """The offset of each partition at ``EARLIEST``, ``LATEST`` or a time in milliseconds.
+
+    With ``committed`` the latest one is the last stable offset, behind which transactions may be open.
+    """
 
     def body(partitions: Sequence[TopicPartition]) -> dict[str, Any]:
         topics = _by_topic(partitions, lambda each: {"partition_index": each[1], "timestamp": wanted[each]})
-        return {"replica_id": -1, "isolation_level": 0, "topics": topics, "timeout": cluster.timeout_ms}
+        return {
+            "replica_id": -1,
+            "isolation_level": 1 if committed else 0,
+            "topics": topics,
+            "timeout": cluster.timeout_ms,
+        }
 
     found: dict[TopicPartition, OffsetAt] = {}
 

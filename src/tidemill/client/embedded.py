@@ -8,11 +8,11 @@ import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import uvloop
 
+from tidemill.client.sync import Tidemill
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address, parse_address
 from tidemill.errors import ConfigError
@@ -22,8 +22,8 @@ from tidemill.server.running import run_until
 __all__ = ("EmbeddedNode", "open_node")
 
 
-class EmbeddedNode:
-    """A running node. Use it in a ``with`` statement, or call ``close`` yourself.
+class EmbeddedNode(Tidemill):
+    """A running node, and a connection to it. Use it in a ``with`` statement, or call ``close`` yourself.
 
     >>> import tidemill
     >>> with tidemill.open() as node:
@@ -32,6 +32,7 @@ class EmbeddedNode:
     """
 
     def __init__(self, settings: Settings, ephemeral_dir: Path | None) -> None:
+        super().__init__("")
         self._settings = settings
         self._ephemeral_dir = ephemeral_dir
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -39,8 +40,8 @@ class EmbeddedNode:
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._node = Node(settings)
-        self._thread = threading.Thread(target=self._run, name="tidemill-node", daemon=True)
-        self._thread.start()
+        self._node_thread = threading.Thread(target=self._run_node, name="tidemill-node", daemon=True)
+        self._node_thread.start()
         # Without a limit: reading large logs after a crash takes as long as it takes.
         self._started.wait()
         self._raise_failure()
@@ -62,9 +63,10 @@ class EmbeddedNode:
 
     def close(self) -> None:
         """Stop in an orderly way. Closing twice is fine."""
-        if self._thread.is_alive() and self._loop is not None and self._stop is not None:
+        super().close()
+        if self._node_thread.is_alive() and self._loop is not None and self._stop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
+            self._node_thread.join()
         self._remove_ephemeral()
         self._raise_failure()
 
@@ -72,25 +74,17 @@ class EmbeddedNode:
         """Raise in the caller's thread what ended the node's."""
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._thread.join()
+            self._node_thread.join()
             self._remove_ephemeral()
             raise failure
 
     def __enter__(self) -> EmbeddedNode:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<tidemill node at {self.bootstrap_servers}, data in {self.data_dir}>"
 
-    def _run(self) -> None:
+    def _run_node(self) -> None:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())

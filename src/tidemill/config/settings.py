@@ -239,6 +239,52 @@ class Settings:
         _ms("How long a transactional id that nobody uses is remembered."),
     ] = 604_800_000
 
+    # Tables.
+    kv_block_cache_bytes: Annotated[
+        int,
+        _bytes("Memory for what is read of the state of tables, shared by all of them.", MIB),
+    ] = 256 * MIB
+    kv_write_buffer_bytes: Annotated[
+        int,
+        _bytes("Memory for what is written to the state of tables before it goes to disk, shared by all.", MIB),
+    ] = 256 * MIB
+    kv_snapshot_interval_ms: Annotated[
+        int,
+        _ms("How long after a snapshot of a bucket the next one is taken, if it was written to."),
+    ] = 600_000
+    kv_snapshot_log_bytes: Annotated[
+        int,
+        _bytes("How much the log of a bucket may grow before the next snapshot is taken.", KIB),
+    ] = 256 * MIB
+    kv_snapshots_kept: Annotated[
+        int,
+        _count("Snapshots of a bucket that are kept; leased ones are kept besides.", 1, 100),
+    ] = 2
+    kv_check_interval_ms: Annotated[
+        int,
+        _ms("How often snapshots that are due, scans that are idle and leases that are over are looked for."),
+    ] = 30_000
+    scan_max_bytes: Annotated[
+        int,
+        _bytes("The largest batch of a scan; a client may ask for smaller ones.", 1, 64 * MIB),
+    ] = 10 * MIB
+    scan_sessions_per_bucket: Annotated[
+        int,
+        _count("Scans that may read one bucket at a time."),
+    ] = 8
+    scan_sessions: Annotated[
+        int,
+        _count("Scans of buckets that may be open on the node at a time."),
+    ] = 200
+    scan_idle_ms: Annotated[
+        int,
+        _ms("A scan that is not asked for longer is closed."),
+    ] = 600_000
+    scan_pins: Annotated[
+        int,
+        _count("Tables that may be held still for whole scans at a time."),
+    ] = 100
+
     #: Defaults of topic configs on this node, under Kafka's names; the table ``[topic]`` of the file.
     topic_defaults: dict[str, str] = field(default_factory=dict)
 

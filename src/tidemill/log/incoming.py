@@ -24,11 +24,17 @@ _UNLIMITED_MS = 2**63 - 1
 
 
 def prepare_batch(
-    data: Buffer, config: TopicConfig, now_ms: int, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+    data: Buffer,
+    config: TopicConfig,
+    now_ms: int,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    *,
+    records_checked: bool = False,
 ) -> tuple[Buffer, BatchHeader]:
     """Check a batch against the topic's configuration and bring it into the topic's form.
 
-    The batch is decoded only if the topic asks for something that its header does not show.
+    The batch is decoded only if the topic asks for something that its header does not show. ``records_checked``
+    says that every record is known to be sound, in its place, and with a key if the topic needs one.
     """
     header = check_batch(data)
     if header.codec not in CODEC_NAMES:
@@ -38,7 +44,7 @@ def prepare_batch(
     _check_size(header.size_bytes, config)
     if config.timestamp_type == "CreateTime":
         _check_create_time(header, config, now_ms)
-    if config.compacts or config.timestamp_before_max_ms < _UNLIMITED_MS:
+    if (config.compacts and not records_checked) or config.timestamp_before_max_ms < _UNLIMITED_MS:
         _check_records(data, config, now_ms, max_decompressed_bytes)
     if config.compression_type != "producer" and CODEC_NUMBERS[config.compression_type] != header.codec:
         codec = CODEC_NUMBERS[config.compression_type]

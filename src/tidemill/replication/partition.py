@@ -115,14 +115,16 @@ class Partition:
 
     # --- writing
 
-    def append(self, data: Buffer, now_ms: int) -> Appended:
-        """Check and write one producer batch.
+    def append(self, data: Buffer, now_ms: int, *, records_checked: bool = False) -> Appended:
+        """Check and write one producer batch; with ``records_checked`` the caller has looked at its records.
 
         Raises ``ApiError`` or ``StorageError``; then nothing changed.
         """
         if self.log.failure is not None:
             raise self.log.failure
-        data, header = prepare_batch(data, self.log.config, now_ms, self._max_decompressed_bytes)
+        data, header = prepare_batch(
+            data, self.log.config, now_ms, self._max_decompressed_bytes, records_checked=records_checked
+        )
         if header.is_idempotent:
             self._check_transaction(header)
         return self._appended(self.log.append(data, header, self.leader_epoch, now_ms), now_ms)

@@ -68,6 +68,8 @@ class Replicas:
         #: Partitions that could not be opened, and why.
         self.offline: dict[PartitionKey, tuple[Placement, StorageError]] = {}
         self.reports: list[RecoveryReport] = []
+        #: Told of every partition that is opened.
+        self.on_open: Callable[[Partition], None] = lambda partition: None
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._partitions.values()))
@@ -113,6 +115,7 @@ class Replicas:
             request_flush=self._request_flush,
             max_decompressed_bytes=self._max_decompressed_bytes,
         )
+        self.on_open(partition)
         return partition
 
     def _note(self, report: RecoveryReport) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from tidemill.config.settings import Settings
@@ -13,9 +15,13 @@ from tidemill.config.topic import TopicConfig
 from tidemill.control.commands import AllocateProducerIds, Command, CreateTopic, DeleteTopic
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
-from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
+from tidemill.control.table_commands import DropTable, DropTablePartition
+from tidemill.control.table_images import TableImage, TablePartition
+from tidemill.control.table_steps import drop_table
+from tidemill.errors import ApiError, ErrorCode, StorageError, TableCode, TableError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.shard import GROUPS_TOPIC
+from tidemill.log.log import Appended
 from tidemill.log.segment import Segment
 from tidemill.replication.compactor import Compactor
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
@@ -26,6 +32,10 @@ from tidemill.server.budget import ByteBudget
 from tidemill.server.fetch_sessions import FetchSessions
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.shard import TRANSACTIONS_TOPIC
+
+if TYPE_CHECKING:
+    from tidemill.server.node_tables import NodeTables
+    from tidemill.tables.changes import Changes
 
 __all__ = ("OFFSETS_TOPIC", "TRANSACTIONS_TOPIC", "Broker")
 
@@ -68,6 +78,10 @@ class Broker:
         self.transactional_writes: dict[int, asyncio.Task[None]] = {}
         #: Where clients find this node; known once it listens.
         self.advertised = settings.listen
+        #: The last write to each partition of a table whose rows are being looked at.
+        self.table_writes: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._tables: NodeTables | None = None
+        self._tables_lock = asyncio.Lock()
         self._configs: dict[UUID, TopicConfig] = {}
         self._producer_ids = range(0)
         self._producer_id_lock = asyncio.Lock()
@@ -81,6 +95,7 @@ class Broker:
             clock_ms=clock_ms,
         )
         controller.subscribe(self._metadata_changed)
+        replicas.on_open = self._partition_opened
 
     @property
     def image(self) -> MetadataImage:
@@ -140,6 +155,69 @@ class Broker:
             for index, placed in enumerate(topic.partitions)
             if placed.leader == self.node_id
         ]
+
+    # --- tables
+
+    async def tables(self) -> NodeTables:
+        """The services of tables, loaded at their first use."""
+        if self._tables is None:
+            async with self._tables_lock:
+                if self._tables is None:
+                    module = await asyncio.to_thread(import_module, "tidemill.server.node_tables")
+                    self._tables = module.NodeTables(self)
+        assert self._tables is not None
+        return self._tables
+
+    @property
+    def loaded_tables(self) -> NodeTables | None:
+        """The services of tables, if they were needed so far."""
+        return self._tables
+
+    def rows_appended(
+        self,
+        table: TableImage,
+        place: TablePartition,
+        changes: Changes | None,
+        partition: Partition,
+        appended: Appended,
+    ) -> None:
+        """A batch for a table, whose rows were checked, is in its log."""
+        if changes is not None and self._tables is not None and not appended.duplicate:
+            self._tables.rows_appended(table.id, place.id, partition.index, appended.base_offset, changes)
+
+    def _partition_opened(self, partition: Partition) -> None:
+        if self.image.table_of_topic(partition.topic_id) is not None:
+            partition.retention_floor = lambda: self._retention_floor(partition)
+
+    def _retention_floor(self, partition: Partition) -> int:
+        if self._tables is None:
+            return 0  # Nobody knows yet what is needed, so everything is.
+        return self._tables.service.retention_floor(partition.topic_id, partition.index)
+
+    async def drop_table(self, table: TableImage) -> None:
+        """Drop a table, its logs and its state."""
+        await self._delete_logs(table.partitions, drop_table(self.controller, DropTable(name=table.name, table_id=table.id)))
+
+    async def drop_table_partition(self, table: TableImage, value: str) -> None:
+        """Drop one partition of a table with everything in it."""
+        found = table.partition(value)
+        if found is None:
+            raise TableError(TableCode.partition_not_found, f"table {table.name!r} has no partition {value!r}")
+        command = DropTablePartition(table=table.name, table_id=table.id, value=value)
+        await self._delete_logs((found,), self.controller.submit(command))
+
+    async def _delete_logs(self, partitions: Sequence[TablePartition], drop: Awaitable[object]) -> None:
+        for each in partitions:
+            self.replicas.mark_deleting(each.topic, each.topic_id)
+        try:
+            await drop
+        finally:
+            for each in partitions:
+                if self.image.topic_by_id(each.topic_id) is not None:
+                    self.replicas.unmark_deleting(each.topic, each.topic_id)
+                else:
+                    self.remove_files(each.topic, each.topic_id)
+        await self.groups.on_topics_deleted([each.topic for each in partitions])
 
     async def auto_create(self, names: list[str]) -> dict[str, ApiError]:
         """Create missing topics with the node's defaults; gives the names that were refused, and why."""
@@ -305,8 +383,15 @@ class Broker:
                 found.append(partition)
         await self.compactor.compact(found)
 
+    async def housekeep_tables(self) -> None:
+        """What the tables need to be done from time to time."""
+        if self._tables is not None:
+            await self._tables.housekeep()
+
     async def close(self) -> bool:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
+        if self._tables is not None:
+            await self._tables.close()
         self.compactor.close()
         await self.flusher.drain(list(self.replicas))
         self._deleter.shutdown(wait=True)

@@ -119,6 +119,8 @@ class Node:
             await self._recover()
         await self._start_groups()
         await self._start_transactions()
+        if broker.image.tables:
+            await broker.tables()
         assert self._server is not None
         await self._server.start_serving()
         self.directory.note_owner(str(self.address))
@@ -127,6 +129,7 @@ class Node:
             loop.create_task(self._every(settings.compaction_check_interval_ms, broker.compact)),
             loop.create_task(self._every(_OFFSET_EXPIRY_INTERVAL_MS, broker.groups.expire)),
             loop.create_task(self._every(_TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS, broker.transactions.expire)),
+            loop.create_task(self._every(settings.kv_check_interval_ms, broker.housekeep_tables)),
         ]
 
     async def _open_listener(self, loop: asyncio.AbstractEventLoop, budget: ByteBudget) -> None:
@@ -300,6 +303,8 @@ class Node:
             f"partition {index} of topic {topic_id} is not compacted: {error}"
             for (topic_id, index), error in self.broker.compactor.counts.damaged.items()
         ]
+        if self.broker.loaded_tables is not None:
+            found += self.broker.loaded_tables.service.problems()
         if self.broker.controller.failure is not None:
             found.append(f"metadata: {self.broker.controller.failure}")
         return found

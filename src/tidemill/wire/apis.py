@@ -42,7 +42,7 @@ class Api:
     name: str
     """Kafka's own name, in CamelCase."""
     schema: str
-    """The name of kio's folder."""
+    """The name of kio's folder; empty for an extension, which kio does not know."""
     min_version: int
     max_version: int
 
@@ -91,12 +91,35 @@ _ROWS: Final = (
     Api(68, "ConsumerGroupHeartbeat", "consumer_group_heartbeat", 0, 1),
     Api(69, "ConsumerGroupDescribe", "consumer_group_describe", 0, 1),
     Api(75, "DescribeTopicPartitions", "describe_topic_partitions", 0, 0),
+    # Extensions: their messages are in the module ``tables``.
+    Api(1001, "CreateDatabase", "", 0, 0),
+    Api(1002, "DropDatabase", "", 0, 0),
+    Api(1003, "ListDatabases", "", 0, 0),
+    Api(1004, "AlterDatabase", "", 0, 0),
+    Api(1005, "CreateTable", "", 0, 0),
+    Api(1006, "DropTable", "", 0, 0),
+    Api(1007, "DescribeTable", "", 0, 0),
+    Api(1008, "ListTables", "", 0, 0),
+    Api(1009, "AlterTable", "", 0, 0),
+    Api(1010, "CreateTablePartition", "", 0, 0),
+    Api(1011, "DropTablePartition", "", 0, 0),
+    Api(1012, "TableStats", "", 0, 0),
+    Api(1020, "ListSnapshots", "", 0, 0),
+    Api(1021, "CreateSnapshot", "", 0, 0),
+    Api(1022, "AcquireLease", "", 0, 0),
+    Api(1023, "ReleaseLease", "", 0, 0),
+    Api(1024, "ListLeases", "", 0, 0),
+    Api(1060, "LookupKv", "", 0, 0),
+    Api(1061, "ScanKv", "", 0, 0),
+    Api(1062, "PinTable", "", 0, 0),
+    Api(1063, "ReleasePin", "", 0, 0),
 )
 
 APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
 """The served APIs by key, in the order of their keys."""
 
 _EXTRA_MODULE: Final = "tidemill.wire.extra"
+_TABLES_MODULE: Final = "tidemill.wire.tables"
 _IN_EXTRA_MODULE: Final = frozenset({("ApiVersions", 5), ("DescribeTransactions", 0), ("TxnOffsetCommit", 6)})
 
 
@@ -148,7 +171,13 @@ def _load(api_key: int, api_version: int, side: str) -> type[Any]:
     api = APIS.get(api_key)
     if api is None or not api.serves(api_version):
         raise LookupError(f"API key {api_key} version {api_version} is not served: see tidemill.wire.apis")
-    extra = (api.name, api_version) in _IN_EXTRA_MODULE
-    module = import_module(_EXTRA_MODULE if extra else f"kio.schema.{api.schema}.v{api_version}.{side}")
+    module = import_module(_module_name(api, api_version, side))
     entity: type[Any] = getattr(module, f"{api.name}{side.capitalize()}")
     return entity
+
+
+def _module_name(api: Api, api_version: int, side: str) -> str:
+    if not api.schema:
+        return _TABLES_MODULE
+    extra = (api.name, api_version) in _IN_EXTRA_MODULE
+    return _EXTRA_MODULE if extra else f"kio.schema.{api.schema}.v{api_version}.{side}"

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from tidemill.control.image import TopicImage
-from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
+from tidemill.errors import ApiError, ErrorCode, StorageError, TableError, TidemillError
 from tidemill.log.storage import Buffer
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.compression import ZSTD
@@ -20,6 +20,7 @@ from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.server.handlers.produce_gate import Refusals, pass_gate
+from tidemill.server.handlers.table_gate import CheckedRows, check_rows, writes_to_tables
 from tidemill.wire.hot import PartitionResult, encode_produce_response
 from tidemill.wire.requests import ms
 
@@ -37,13 +38,18 @@ TopicResults = list[tuple[str | UUID, list[PartitionResult]]]
 
 def produce(broker: Broker, call: Call) -> None:
     """Handle one Produce request; the answer may be sent later."""
+    append = partial(_append_all, broker, call)
+    if writes_to_tables(broker, call):
+        append = partial(check_rows, broker, call, append=append)
     if call.request.transactional_id is None:
-        _append_all(broker, call, {})
+        append({})
     else:
-        pass_gate(broker, call, partial(_append_all, broker, call))
+        pass_gate(broker, call, append)
 
 
-def _append_all(broker: Broker, call: Call, refusals: Refusals) -> None:
+def _append_all(
+    broker: Broker, call: Call, refusals: Refusals, checked: CheckedRows | None = None
+) -> None:
     request = call.request
     pending = _Pending(call)
     for topic in request.topic_data:
@@ -52,7 +58,7 @@ def _append_all(broker: Broker, call: Call, refusals: Refusals) -> None:
         results: list[PartitionResult] = []
         pending.topics.append((name, results))
         for entry in topic.partition_data:
-            _append_one(broker, call, pending, results, name, entry, refusals)
+            _append_one(broker, call, pending, results, name, entry, refusals, checked or {})
     pending.started(request)
 
 
@@ -64,6 +70,7 @@ def _append_one(
     name: Any,
     entry: Any,
     refusals: Refusals,
+    checked: CheckedRows,
 ) -> None:
     request = call.request
     place = len(results)
@@ -81,7 +88,13 @@ def _append_one(
         if request.acks == _ACKS_ALL:
             _check_in_sync(topic, partition)
         now_ms = broker.clock_ms()
-        appended = partition.append(records, now_ms)
+        rows = checked.get((topic.name, entry.index))
+        if rows is None and broker.image.table_of_topic(topic.id) is not None:
+            # Became a table's while the request was under way: nobody has looked at its rows.
+            raise ApiError(ErrorCode.leader_not_available, f"topic {topic.name!r} is being created; try again")
+        appended = partition.append(records, now_ms, records_checked=rows is not None)
+        if rows is not None:
+            broker.rows_appended(*rows, partition, appended)
     except TidemillError as error:
         results.append(_refusal(entry.index, error))
         return
@@ -129,7 +142,10 @@ def _checked_records(records: bytes | None, version: int) -> Buffer:
 
 def _refusal(index: int, error: TidemillError) -> PartitionResult:
     message = error.message[:_MESSAGE_CHARACTERS_MAX]
-    return PartitionResult(index, error.code, -1, -1, -1, error_message=message)
+    faults: tuple[tuple[int, str], ...] = ()
+    if isinstance(error, TableError) and error.index is not None:
+        faults = ((error.index, message),)
+    return PartitionResult(index, error.code, -1, -1, -1, record_errors=faults, error_message=message)
 
 
 class _Pending:

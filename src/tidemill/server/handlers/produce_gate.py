@@ -16,7 +16,7 @@ from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.transactions.messages import Producer, TopicPartition
 
-__all__ = ("Refusals", "pass_gate")
+__all__ = ("Refusals", "keep_records", "pass_gate", "topic_name")
 
 #: From this version on the client leaves it to the broker to add partitions to its transaction (KIP-890).
 _IMPLICIT_ADD_MIN_VERSION = 12
@@ -33,7 +33,7 @@ _PASSING = frozenset(
     }
 )
 
-Refusals = dict[TopicPartition, ApiError]
+Refusals = dict[TopicPartition, TidemillError]
 
 
 def pass_gate(broker: Broker, call: Call, append: Callable[[Refusals], None]) -> None:
@@ -44,7 +44,7 @@ def pass_gate(broker: Broker, call: Call, append: Callable[[Refusals], None]) ->
     if not closed and before is None:
         append({})
         return
-    _keep_records(call)
+    keep_records(call)
     task = asyncio.get_running_loop().create_task(_wait(broker, call, producer, before, append))
     queue[producer.id] = task
 
@@ -98,7 +98,7 @@ def _closed_partitions(broker: Broker, call: Call) -> tuple[Producer, list[Topic
     """The producer, and the partitions that do not take its transactional batches yet."""
     producer, closed = Producer(-1, -1), []
     for topic in call.request.topic_data:
-        name = _topic_name(broker, call, topic)
+        name = topic_name(broker, call, topic)
         for entry in topic.partition_data:
             if name is None or not entry.records or len(entry.records) < HEADER_BYTES:
                 continue
@@ -119,7 +119,8 @@ def _is_open(broker: Broker, topic: str, index: int, producer: Producer) -> bool
         return True
 
 
-def _topic_name(broker: Broker, call: Call, topic: Any) -> str | None:
+def topic_name(broker: Broker, call: Call, topic: Any) -> str | None:
+    """The name of a topic in a Produce request, which newer versions name by its id."""
     if call.version < _TOPIC_ID_MIN_VERSION:
         name: str = topic.name
         return name
@@ -127,7 +128,7 @@ def _topic_name(broker: Broker, call: Call, topic: Any) -> str | None:
     return None if found is None else found.name
 
 
-def _keep_records(call: Call) -> None:
+def keep_records(call: Call) -> None:
     """Copy what are views of the frame: its memory is used again while this request waits."""
     for topic in call.request.topic_data:
         for entry in topic.partition_data:

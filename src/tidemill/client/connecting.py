@@ -1,0 +1,219 @@
+"""``connect_async``: databases and tables of a cluster, with await."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemill.client.cluster import Cluster
+from tidemill.client.connection import DEFAULT_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemill.client.tables.table import AsyncTable, Lease
+
+__all__ = ("AsyncTidemill", "DatabaseInfo", "TableInfo", "connect_async")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseInfo:
+    """A database in a list."""
+
+    name: str
+    comment: str | None
+    properties: Mapping[str, str]
+    table_count: int
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """A table in a list. ``partition_count`` is 0 for a table that is not partitioned."""
+
+    name: str
+    table_id: int
+    primary_key: tuple[str, ...]
+    column_count: int
+    buckets: int
+    partition_count: int
+    row_format: str
+    comment: str | None
+
+
+async def connect_async(
+    bootstrap_servers: str, *, client_id: str = "tidemill", timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> AsyncTidemill:
+    """Connect to a node, or to a cluster by some of its nodes (``"host:port,host:port"``).
+
+    The same names as ``tidemill.connect``, with await. Close it, or use it in ``async with await connect_async(…)``.
+    Raises ``NodeUnavailable`` if no address answers.
+    """
+    cluster = Cluster(bootstrap_servers, client_id=client_id, timeout_ms=timeout_ms)
+    await cluster.connect()
+    return AsyncTidemill(cluster, bootstrap_servers)
+
+
+class AsyncTidemill:
+    """A connection to a node or a cluster."""
+
+    def __init__(self, cluster: Cluster, bootstrap_servers: str) -> None:
+        self.cluster = cluster
+        self.bootstrap_servers = bootstrap_servers
+
+    async def __aenter__(self) -> AsyncTidemill:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<tidemill at {self.bootstrap_servers}>"
+
+    async def close(self) -> None:
+        """Close every connection. Closing twice is fine."""
+        await self.cluster.close()
+
+    # --- databases
+
+    async def create_database(
+        self,
+        name: str,
+        *,
+        comment: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        if_not_exists: bool = False,
+    ) -> None:
+        """Create a database: the first part of its tables' names. ``create_table`` makes a missing one by itself."""
+        body = {"name": name, "comment": comment, "properties": _pairs(properties), "if_not_exists": if_not_exists}
+        await self._ask("CreateDatabase", body, f"creating database {name!r}")
+
+    async def databases(self) -> list[DatabaseInfo]:
+        """The databases, by name."""
+        response = await self._ask("ListDatabases", {}, "listing databases")
+        return [
+            DatabaseInfo(
+                each.name,
+                each.comment,
+                {pair.key: pair.value for pair in each.properties},
+                each.table_count,
+                each.created_ms,
+            )
+            for each in response.databases
+        ]
+
+    async def alter_database(
+        self,
+        name: str,
+        *,
+        comment: str | None = None,
+        set_properties: Mapping[str, str] | None = None,
+        unset_properties: Sequence[str] = (),
+    ) -> None:
+        """Set or take back properties of a database, or give it another comment."""
+        body = {
+            "name": name,
+            "comment": comment,
+            "set_properties": _pairs(set_properties),
+            "unset_properties": list(unset_properties),
+        }
+        await self._ask("AlterDatabase", body, f"altering database {name!r}")
+
+    async def drop_database(self, name: str, *, cascade: bool = False, if_exists: bool = False) -> None:
+        """Drop a database. One that has tables only with ``cascade``, which drops them too."""
+        body = {"name": name, "cascade": cascade, "if_exists": if_exists}
+        await self._ask("DropDatabase", body, f"dropping database {name!r}")
+
+    # --- tables
+
+    async def create_table(
+        self,
+        name: str,
+        schema: pa.Schema | str,
+        *,
+        primary_key: Sequence[str] | str = (),
+        buckets: int | None = None,
+        boundaries: Sequence[Any] = (),
+        partition_by: str | None = None,
+        row_format: str | None = None,
+        key_format: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        comment: str | None = None,
+        if_not_exists: bool = False,
+    ) -> AsyncTable:
+        """Create a table ``database.table``, and its database if that is missing.
+
+        ``schema`` is an Arrow schema, or Spark's words for one (``"id bigint, name string"``); key columns become
+        NOT NULL. Without ``primary_key`` the table is a typed log. ``buckets`` (1) says over how many logs its rows
+        are spread by the hash of their keys; ``boundaries``, keys in rising order, route by ranges of keys instead.
+        ``partition_by`` names a column each of whose values gets buckets of its own. ``row_format`` is ``row``,
+        ``json`` (for producers in other languages) or ``raw``. ``properties`` are configs of its topics,
+        ``snapshot.…``, and ``user.…``.
+        """
+        from tidemill.client.tables.creating import creation_body
+
+        body = creation_body(
+            name,
+            schema,
+            primary_key=(primary_key,) if isinstance(primary_key, str) else tuple(primary_key),
+            buckets=buckets,
+            boundaries=boundaries,
+            partition_by=partition_by,
+            row_format=row_format,
+            key_format=key_format,
+        )
+        body |= {"properties": _pairs(properties), "comment": comment, "if_not_exists": if_not_exists}
+        await self._ask("CreateTable", body, f"creating table {name!r}")
+        self.cluster.forget()
+        return await self.table(name)
+
+    async def table(self, name: str) -> AsyncTable:
+        """The table of that name. Raises ``TableError`` TABLE_NOT_FOUND if there is none."""
+        from tidemill.client.tables.requests import definition_from
+        from tidemill.client.tables.table import AsyncTable
+
+        response = await self._ask("DescribeTable", {"name": name}, f"describing table {name!r}")
+        return AsyncTable(self.cluster, definition_from(response.table))
+
+    async def tables(self, database: str | None = None) -> list[TableInfo]:
+        """The tables, by name, of one database or of all."""
+        response = await self._ask("ListTables", {"database": database}, "listing tables")
+        return [
+            TableInfo(
+                each.name,
+                each.table_id,
+                tuple(each.primary_key),
+                each.column_count,
+                each.buckets,
+                each.partition_count,
+                each.row_format,
+                each.comment,
+            )
+            for each in response.tables
+        ]
+
+    async def drop_table(self, name: str, *, if_exists: bool = False) -> None:
+        """Drop a table with everything in it."""
+        await self._ask("DropTable", {"name": name, "if_exists": if_exists}, f"dropping table {name!r}")
+        self.cluster.forget()
+
+    async def leases(self) -> list[Lease]:
+        """The leases of all tables."""
+        from tidemill.client.tables.table import lease_from
+
+        response = await self._ask("ListLeases", {"table": None}, "listing leases")
+        return [lease_from(each, None) for each in response.leases]
+
+    async def release_lease(self, lease_id: str) -> None:
+        """End a lease that somebody left behind."""
+        await self._ask("ReleaseLease", {"lease_id": lease_id}, f"releasing lease {lease_id!r}")
+
+    async def _ask(self, name: str, body: dict[str, Any], what: str) -> Any:
+        from tidemill.client.tables.requests import ask_controller
+
+        return await ask_controller(self.cluster, name, body, what)
+
+
+def _pairs(properties: Mapping[str, str] | None) -> list[dict[str, str]]:
+    return [{"key": name, "value": str(value)} for name, value in (properties or {}).items()]

@@ -1,0 +1,55 @@
+"""An event loop on a thread of its own, for callers that do not have one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ("LoopThread",)
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Runs coroutines for blocking callers. ``close`` ends the thread; nothing can be run afterwards."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of ``work``; it is cancelled if the caller is interrupted."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a blocking call cannot be made from a callback of the client; use connect_async")
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("this connection is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the thread. Closing twice is fine."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()

@@ -1,0 +1,57 @@
+"""From what a person says about a new table to the request that creates it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tidemill.client.tables.table import prefix_values
+from tidemill.errors import TableCode, TableError
+from tidemill.tables.definition import pack_schema
+from tidemill.tables.keys import KeyCodec, check_key_columns, default_key_format
+from tidemill.tables.types import normalise_schema, parse_columns
+
+__all__ = ("creation_body",)
+
+
+def creation_body(
+    name: str,
+    schema: pa.Schema | str,
+    *,
+    primary_key: tuple[str, ...],
+    buckets: int | None,
+    boundaries: Sequence[Any],
+    partition_by: str | None,
+    row_format: str | None,
+    key_format: str | None,
+) -> dict[str, Any]:
+    """The fields of a CreateTable request that say what rows look like and where they live."""
+    if isinstance(schema, str):
+        schema = parse_columns(schema)
+    if not isinstance(schema, pa.Schema):
+        raise TableError(
+            TableCode.invalid_schema,
+            f"a schema is a pyarrow.Schema or text like 'id bigint, name string', not a {type(schema).__name__}",
+        )
+    required = {*primary_key, *([partition_by] if partition_by else [])}
+    schema = pa.schema([field.with_nullable(field.nullable and field.name not in required) for field in schema])
+    if buckets is not None and buckets < 1:
+        raise TableError(TableCode.invalid_schema, f"a table has at least one bucket, not {buckets}")
+    encoded: list[bytes] = []
+    if boundaries:
+        columns = normalise_schema(schema)
+        check_key_columns(columns, primary_key)
+        keys = KeyCodec(columns, primary_key, key_format or default_key_format(primary_key))
+        encoded = [keys.bound(prefix_values(each, primary_key)) for each in boundaries]
+    return {
+        "name": name,
+        "schema": pack_schema(schema),
+        "primary_key": list(primary_key),
+        "buckets": buckets or 0,
+        "boundaries": encoded,
+        "row_format": row_format,
+        "key_format": key_format,
+        "partition_column": partition_by,
+    }

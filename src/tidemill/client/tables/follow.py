@@ -1,0 +1,187 @@
+"""A table's rows and then its changes: what is in the snapshot, and every change after it, once and in order.
+
+The pin of the snapshot says for every bucket up to which log offset its rows stand; the changes are read from there on,
+committed ones only. Nothing is between the two, and nothing is in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tidemill.client.fetching import BatchReader, FetchedBatches
+from tidemill.records.columns import RecordColumns, read_columns
+from tidemill.tables.definition import TableDefinition
+
+if TYPE_CHECKING:
+    from tidemill.client.tables.scan import AsyncScan
+    from tidemill.client.tables.table import AsyncTable
+
+__all__ = ("DELETE", "INSERT", "SNAPSHOT", "UPSERT", "AsyncFollow", "Change", "ChangeBatch")
+
+SNAPSHOT = "snapshot"
+UPSERT = "upsert"
+DELETE = "delete"
+INSERT = "insert"
+_NEW_PARTITIONS_SECONDS = 2.0
+
+
+class Change(NamedTuple):
+    """One row of a ``ChangeBatch``. For a deletion ``row`` holds the key columns only."""
+
+    op: str
+    row: dict[str, Any]
+    bucket: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Rows of one bucket, or of the snapshot.
+
+    ``ops`` says of each row what happened to it: ``snapshot``, ``upsert``, ``delete`` (the other columns are null
+    then), or ``insert`` in a table without a primary key. ``offsets`` are where in the log it did; -1 in the snapshot.
+    """
+
+    rows: pa.RecordBatch
+    ops: pa.Array
+    offsets: pa.Array
+    timestamps_ms: pa.Array
+    topic: str
+    bucket: int
+    #: Everything of this bucket below it has been given.
+    next_offset: int
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def __iter__(self) -> Iterator[Change]:
+        rows, ops, offsets = self.rows.to_pylist(), self.ops.to_pylist(), self.offsets.to_pylist()
+        for row, op, offset in zip(rows, ops, offsets, strict=True):
+            yield Change(op, row, self.bucket, offset)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """The rows with ``_tidemill_op``, ``_tidemill_bucket``, ``_tidemill_offset`` and ``_tidemill_timestamp_ms``."""
+        batch = self.rows.append_column("_tidemill_op", self.ops)
+        batch = batch.append_column("_tidemill_bucket", pa.repeat(pa.scalar(self.bucket, pa.int32()), len(self)))
+        batch = batch.append_column("_tidemill_offset", self.offsets)
+        return batch.append_column("_tidemill_timestamp_ms", self.timestamps_ms)
+
+
+class AsyncFollow:
+    """``async for batch in table.follow()``; ends only if it was asked to."""
+
+    def __init__(
+        self,
+        table: AsyncTable,
+        scan: AsyncScan | None,
+        *,
+        from_offsets: Mapping[tuple[str, int], int] | None,
+        until_now: bool,
+    ) -> None:
+        self._table = table
+        self._scan = scan
+        self._from_offsets = from_offsets
+        self._until_now = until_now
+        self._look_again_at = 0.0
+
+    def __aiter__(self) -> AsyncIterator[ChangeBatch]:
+        return self.batches()
+
+    async def batches(self) -> AsyncIterator[ChangeBatch]:
+        """The snapshot's rows, then changes as they come."""
+        positions = dict(self._from_offsets or {})
+        if self._scan is not None:
+            async with contextlib.aclosing(self._scan.batches()) as batches:
+                async for batch in batches:
+                    yield _snapshot_batch(self._table.definition, batch)
+            positions = self._scan.log_offsets
+        elif not positions:
+            positions = await self._table.starts()
+        reader = BatchReader(self._table.cluster, positions, committed=True)
+        ends = await self._table.committed_ends(positions) if self._until_now else None
+        try:
+            while ends is None or any(reader.positions[place] < end for place, end in ends.items()):
+                for fetched in await reader.poll():
+                    for change in self._changes(fetched):
+                        yield change
+                if ends is None:
+                    await self._find_new_partitions(reader)
+        finally:
+            await reader.close()
+
+    async def _find_new_partitions(self, reader: BatchReader) -> None:
+        """A partition that came into being meanwhile is read from its beginning."""
+        table, now = self._table, asyncio.get_running_loop().time()
+        if table.definition.partition_column is None or now < self._look_again_at:
+            return
+        self._look_again_at = now + _NEW_PARTITIONS_SECONDS
+        await table.refresh()
+        for partition in table.definition.partitions:
+            for bucket in range(table.buckets):
+                reader.positions.setdefault((partition.topic, bucket), 0)
+
+    def _changes(self, fetched: FetchedBatches) -> Iterator[ChangeBatch]:
+        for batch in fetched.batches:
+            columns = read_columns(batch)
+            keep = columns.offsets >= fetched.from_offset
+            if keep.any():
+                yield _change_batch(self._table.definition, columns, keep, fetched.partition)
+
+
+def _snapshot_batch(table: TableDefinition, batch: pa.RecordBatch) -> ChangeBatch:
+    count = batch.num_rows
+    none = pa.array(np.full(count, -1, np.int64))
+    return ChangeBatch(batch, pa.array([SNAPSHOT] * count), none, none, table.name, -1, -1)
+
+
+def _change_batch(
+    table: TableDefinition, columns: RecordColumns, keep: Any, place: tuple[str, int]
+) -> ChangeBatch:
+    chosen = np.flatnonzero(keep)
+    dead = columns.value_null[chosen]
+    live_at, dead_at = chosen[~dead], chosen[dead]
+    rows = table.format.to_batch(columns.body, columns.value_starts[live_at], columns.value_ends[live_at])
+    if not table.format.carries_keys:
+        rows = _with_keys(table, rows, table.keys.parse(columns.keys().take(pa.array(live_at))))
+    if len(dead_at):
+        rows = _with_deletions(table, rows, columns, live_at, dead_at)
+    alive = UPSERT if table.has_primary_key else INSERT
+    return ChangeBatch(
+        rows,
+        pa.array(np.where(dead, DELETE, alive)),
+        pa.array(columns.offsets[chosen]),
+        pa.array(columns.timestamps[chosen]),
+        place[0],
+        place[1],
+        int(columns.offsets[-1]) + 1,
+    )
+
+
+def _with_keys(table: TableDefinition, rows: pa.RecordBatch, keys: list[pa.Array]) -> pa.RecordBatch:
+    by_name = dict(zip(table.primary_key, keys, strict=True))
+    by_name |= {name: rows.column(name) for name in rows.schema.names}
+    return pa.RecordBatch.from_arrays([by_name[name] for name in table.schema.names], schema=table.schema)
+
+
+def _with_deletions(
+    table: TableDefinition, rows: pa.RecordBatch, columns: RecordColumns, live_at: Any, dead_at: Any
+) -> pa.RecordBatch:
+    """Rows and deletions in the order of their offsets; of a deletion only the key is known."""
+    keys = dict(
+        zip(table.primary_key, table.keys.parse(columns.keys().take(pa.array(dead_at))), strict=True)
+    )
+    order = pa.array(np.argsort(np.concatenate([live_at, dead_at]), kind="stable"))
+    merged = []
+    for field in table.schema:
+        gone = keys.get(field.name)
+        gone = pa.nulls(len(dead_at), field.type) if gone is None else gone
+        merged.append(pa.concat_arrays([rows.column(field.name), gone]).take(order))
+    schema = pa.schema([field.with_nullable(field.name not in table.primary_key) for field in table.schema])
+    return pa.RecordBatch.from_arrays(merged, schema=schema)

@@ -1,0 +1,122 @@
+"""Looking rows up by their keys: one request per bucket, all of them at once, rows back in the order of the keys."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tidemill.client.cluster import Cluster
+from tidemill.client.tables.requests import checked, is_worth_another_try
+from tidemill.client.tables.scanner import read_batches
+from tidemill.errors import TidemillError
+from tidemill.tables.definition import Partition, TableDefinition
+from tidemill.tables.partition_values import partition_texts
+
+__all__ = ("LookUp",)
+
+_T = TypeVar("_T")
+_KEYS_PER_REQUEST: Final = 10_000
+_INDEX_COLUMN: Final = "_tidemill_index"
+_FIRST_PAUSE_MS: Final = 10
+_LONGEST_PAUSE_MS: Final = 500
+
+
+class LookUp:
+    """Look-ups through one cluster connection."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def rows(
+        self,
+        table: TableDefinition,
+        key_columns: Sequence[pa.Array],
+        columns: Sequence[str],
+        written: Mapping[tuple[str, int], int],
+    ) -> pa.Table:
+        """The rows of the keys that have one, in the order of the keys."""
+        state_keys = table.keys.state_keys(key_columns)
+        buckets = table.bucket_map.route(table.keys.canonical(key_columns), state_keys)
+        requests = []
+        for partition, places in _by_partition(table, key_columns, len(state_keys)):
+            for bucket in np.unique(buckets[places]).tolist():
+                inside = places[buckets[places] == bucket]
+                for first in range(0, len(inside), _KEYS_PER_REQUEST):
+                    piece = inside[first : first + _KEYS_PER_REQUEST]
+                    min_offset = written.get((partition.topic, bucket), -1)
+                    requests.append(self._ask(table, partition, bucket, piece, state_keys, columns, min_offset))
+        found = [batch for batch in await asyncio.gather(*requests) if batch is not None]
+        schema = table.schema if not columns else pa.schema([table.schema.field(name) for name in columns])
+        if not found:
+            return schema.empty_table()
+        together = pa.Table.from_batches(found)
+        order = np.argsort(together.column(_INDEX_COLUMN).to_numpy(), kind="stable")
+        return together.drop_columns([_INDEX_COLUMN]).take(pa.array(order))
+
+    async def _ask(
+        self,
+        table: TableDefinition,
+        partition: Partition,
+        bucket: int,
+        places: Any,
+        state_keys: pa.BinaryArray,
+        columns: Sequence[str],
+        min_offset: int,
+    ) -> pa.RecordBatch | None:
+        body = {
+            "table_id": table.table_id,
+            "partition_id": partition.id,
+            "bucket": bucket,
+            "leader_epoch": -1,
+            "keys": state_keys.take(pa.array(places)).to_pylist(),
+            "columns": list(columns),
+            "min_offset": min_offset,
+            "max_wait_ms": self._cluster.timeout_ms,
+        }
+
+        async def attempt() -> Any:
+            (leader,) = await self._cluster.leaders([(partition.topic, bucket)])
+            connection = await self._cluster.connection(leader)
+            return checked(await connection.request("LookupKv", body), f"looking up rows of table {table.name!r}")
+
+        response = await self.retrying(attempt)
+        if not response.records:
+            return None
+        batch = read_batches(response.records)
+        index = batch.schema.get_field_index(_INDEX_COLUMN)
+        return batch.set_column(index, _INDEX_COLUMN, pa.array(places[batch.column(index).to_numpy()]))
+
+    async def retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Await ``attempt()`` until it succeeds, fails for good, or the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._cluster.timeout_ms / 1000
+        pause_ms = _FIRST_PAUSE_MS
+        while True:
+            try:
+                return await attempt()
+            except TidemillError as error:
+                pause_seconds = pause_ms * random.uniform(0.5, 1.0) / 1000
+                if not is_worth_another_try(error) or loop.time() + pause_seconds > deadline:
+                    raise
+            self._cluster.forget()
+            await asyncio.sleep(pause_seconds)
+            pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+
+
+def _by_partition(table: TableDefinition, key_columns: Sequence[pa.Array], count: int) -> Any:
+    """Which keys belong to which partition; keys of a partition that does not exist have no rows."""
+    if table.partition_column is None:
+        yield table.partitions[0], np.arange(count)
+        return
+    texts = partition_texts(key_columns[table.primary_key.index(table.partition_column)]).to_numpy(
+        zero_copy_only=False
+    )
+    for partition in table.partitions:
+        places = np.flatnonzero(texts == partition.value)
+        if len(places):
+            yield partition, places

@@ -1,0 +1,174 @@
+"""A scan of a whole table: one pin over all buckets, some of them read side by side.
+
+Memory is bounded: each bucket that is read has one batch in hand and one on its way. The order of rows is that of their
+keys within a bucket; rows of different buckets come as they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
+from tidemill.errors import TidemillError
+
+if TYPE_CHECKING:
+    from tidemill.client.tables.table import AsyncTable
+
+__all__ = ("AsyncScan", "ScanOptions")
+
+_PARALLEL: Final = 4
+_PIN_KEEP_ALIVE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """Which rows and columns, and how."""
+
+    columns: tuple[str, ...] = ()
+    predicate: bytes | None = None
+    start_key: bytes | None = None
+    end_key: bytes | None = None
+    limit: int | None = None
+    lease_id: str | None = None
+    fetch_max_bytes: int = DEFAULT_FETCH_BYTES
+    parallel: int = _PARALLEL
+
+
+class AsyncScan:
+    """Rows of a table as of one moment: ``async for batch in scan``, or ``await scan.to_arrow()``.
+
+    Each iteration is a new scan, of a new moment.
+    """
+
+    def __init__(self, table: AsyncTable, options: ScanOptions) -> None:
+        self._table = table
+        self._options = options
+        self._offsets: dict[tuple[str, int], int] = {}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the batches."""
+        schema = self._table.schema
+        columns = self._options.columns
+        return pa.schema([schema.field(name) for name in columns]) if columns else schema
+
+    @property
+    def log_offsets(self) -> dict[tuple[str, int], int]:
+        """The log offset that the last iteration's rows stand for, by topic and bucket."""
+        return dict(self._offsets)
+
+    def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        return self.batches()
+
+    async def to_arrow(self) -> pa.Table:
+        """All rows as one Arrow table."""
+        return pa.Table.from_batches([batch async for batch in self.batches()], self.schema)
+
+    async def count(self) -> int:
+        """How many rows there are."""
+        narrow = self._table.definition.primary_key[:1]
+        scan = AsyncScan(self._table, replace(self._options, columns=narrow))
+        return sum([batch.num_rows async for batch in scan.batches()])
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """The rows, some thousand at a time. Closing the iterator early lets go of everything on the server."""
+        options, self._offsets = self._options, {}
+        left = options.limit
+        if left == 0:
+            return
+        async with self._pinned() as pin_id:
+            buckets = await self._buckets(pin_id)
+            async with contextlib.aclosing(self._merged(buckets)) as batches:
+                async for batch in batches:
+                    if left is not None and batch.num_rows >= left:
+                        yield batch.slice(0, left)
+                        return
+                    if left is not None:
+                        left -= batch.num_rows
+                    yield batch
+
+    # --- parts
+
+    @contextlib.asynccontextmanager
+    async def _pinned(self) -> AsyncIterator[str | None]:
+        """Hold the state of all buckets still, unless a lease does."""
+        if self._options.lease_id is not None:
+            yield None
+            return
+        pin = await self._table.pin()
+        keeper = asyncio.get_running_loop().create_task(self._keep(pin.pin_id))
+        self._offsets = dict(pin.log_offsets)
+        try:
+            yield pin.pin_id
+        finally:
+            keeper.cancel()
+            with contextlib.suppress(TidemillError, OSError):
+                await self._table.release_pin(pin.pin_id)
+
+    async def _keep(self, pin_id: str) -> None:
+        while True:
+            await asyncio.sleep(_PIN_KEEP_ALIVE_SECONDS)
+            with contextlib.suppress(TidemillError):
+                await self._table.release_pin(pin_id, keep_alive=True)
+
+    async def _buckets(self, pin_id: str | None) -> list[BucketScan]:
+        definition, options = self._table.definition, self._options
+        start, end = options.start_key or b"", options.end_key
+        numbers = definition.bucket_map.buckets_for_range(start, end)
+        return [
+            BucketScan(
+                table_id=definition.table_id,
+                partition_id=partition.id,
+                topic=partition.topic,
+                bucket=bucket,
+                pin_id=pin_id,
+                lease_id=options.lease_id,
+                limit=options.limit or 0,
+                columns=options.columns,
+                predicate=options.predicate,
+                start_key=options.start_key,
+                end_key=options.end_key,
+            )
+            for partition in definition.partitions
+            for bucket in numbers
+        ]
+
+    async def _merged(self, buckets: list[BucketScan]) -> AsyncIterator[pa.RecordBatch]:
+        """Batches of all buckets as they come; the next bucket is opened when one is done."""
+        waiting = list(reversed(buckets))
+        running: dict[asyncio.Task[Any], KvBatchScanner] = {}
+        loop = asyncio.get_running_loop()
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._options.parallel:
+                    scanner = KvBatchScanner(
+                        self._table.cluster, waiting.pop(), fetch_max_bytes=self._options.fetch_max_bytes
+                    )
+                    running[loop.create_task(scanner.next_batch())] = scanner
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    scanner = running[task]
+                    batch = task.result()
+                    del running[task]
+                    self._note_offset(scanner)
+                    if batch is not None:
+                        running[loop.create_task(scanner.next_batch())] = scanner
+                        yield batch
+        finally:
+            for task, scanner in running.items():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+                await scanner.close()
+
+    def _note_offset(self, scanner: KvBatchScanner) -> None:
+        if scanner.log_offset is not None:
+            self._offsets[scanner.place] = scanner.log_offset
+
+

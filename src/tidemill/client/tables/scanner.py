@@ -1,0 +1,222 @@
+"""``KvBatchScanner``: the rows of one bucket, batch by batch, through a cursor on the server.
+
+Pending → Active → Done. The first ``next_batch`` opens the cursor; the next request is already under way while the caller
+works on the last batch. A request whose answer was lost is repeated, and the server gives the same batch again. A
+scanner that has failed keeps failing with the same error: it never looks like the end of the data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidemill.client.cluster import Cluster
+from tidemill.client.tables.requests import checked, is_worth_another_try
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
+
+__all__ = ("DEFAULT_FETCH_BYTES", "BucketScan", "KvBatchScanner", "ScannerState", "read_batches")
+
+#: ``scanner_kv_fetch_max_bytes``: the largest batch that is asked for, unless the caller says otherwise.
+DEFAULT_FETCH_BYTES: Final = 4 * 1024 * 1024
+_FIRST_PAUSE_MS: Final = 25
+_LONGEST_PAUSE_MS: Final = 1_000
+_DEFAULT_TIMEOUT_MS: Final = 120_000
+
+
+class ScannerState(Enum):
+    """Where a scanner is in its life."""
+
+    PENDING = "pending"
+    ACTIVE = "active"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketScan:
+    """What to read: a bucket, by the topic partition that is its log, and which rows and columns of it."""
+
+    table_id: int
+    partition_id: int
+    topic: str
+    bucket: int
+    pin_id: str | None = None
+    lease_id: str | None = None
+    limit: int = 0
+    columns: tuple[str, ...] = ()
+    predicate: bytes | None = None
+    start_key: bytes | None = None
+    end_key: bytes | None = None
+
+
+class KvBatchScanner:
+    """See the module. Use it in ``async with``: leaving it closes the cursor."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        scan: BucketScan,
+        *,
+        fetch_max_bytes: int = DEFAULT_FETCH_BYTES,
+        timeout_ms: int = _DEFAULT_TIMEOUT_MS,
+    ) -> None:
+        self._cluster = cluster
+        self._scan = scan
+        self._fetch_max_bytes = fetch_max_bytes
+        self._timeout_ms = timeout_ms
+        self._scanner_id: bytes | None = None
+        self._sequence = 0
+        self._ahead: asyncio.Task[Any] | None = None
+        self._failure: BaseException | None = None
+        self.state = ScannerState.PENDING
+        #: The log offset that the scanned state stands for; known from the first batch on.
+        self.log_offset: int | None = None
+        #: The state key at which a scan would go on after the last batch; None before the first and at the end.
+        self.next_key: bytes | None = None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and number of the bucket."""
+        return self._scan.topic, self._scan.bucket
+
+    async def __aenter__(self) -> KvBatchScanner:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def next_batch(self) -> pa.RecordBatch | None:
+        """The next rows, or None at the end. Raises ``TidemillError``; then every later call raises it too."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if self.state is ScannerState.DONE:
+                return None
+            try:
+                response = await self._answer()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                self.state, self._failure = ScannerState.FAILED, error
+                raise
+            self._take(response)
+            if response.records:
+                return read_batches(response.records)
+
+    async def keep_alive(self) -> None:
+        """Tell the server that the caller is still at work on the last batch."""
+        if self.state is ScannerState.ACTIVE and self._scanner_id is not None:
+            await self._retrying({"scanner_id": self._scanner_id, "keep_alive": True})
+
+    async def close(self) -> None:
+        """Let go of the cursor, as well as that can be done. A closed scanner gives no more rows."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await ahead
+        scanner_id, self._scanner_id = self._scanner_id, None
+        was_active = self.state is ScannerState.ACTIVE
+        if self.state is not ScannerState.FAILED:
+            self.state = ScannerState.DONE
+        if scanner_id is not None and was_active:
+            # The server closes what nobody asks for, so that a failure here costs a place for a while at most.
+            with contextlib.suppress(TidemillError, OSError):
+                await self._ask({"scanner_id": scanner_id, "close": True})
+
+    # --- requests
+
+    async def _answer(self) -> Any:
+        if self._ahead is None:
+            self._ahead = asyncio.get_running_loop().create_task(self._request())
+        # Shielded: a caller that is cancelled can call again, and finds the answer.
+        response = await asyncio.shield(self._ahead)
+        self._ahead = None
+        return response
+
+    def _take(self, response: Any) -> None:
+        if self.state is ScannerState.PENDING:
+            self.log_offset = response.log_offset
+        self._scanner_id, self.next_key = response.scanner_id, response.next_key
+        if response.has_more:
+            self.state = ScannerState.ACTIVE
+            self._sequence += 1
+            self._ahead = asyncio.get_running_loop().create_task(self._request())
+        else:
+            self.state = ScannerState.DONE
+
+    async def _request(self) -> Any:
+        if self._scanner_id is not None:
+            return await self._retrying(
+                {
+                    "scanner_id": self._scanner_id,
+                    "call_sequence": self._sequence,
+                    "batch_size_bytes": self._fetch_max_bytes,
+                }
+            )
+        scan = self._scan
+        return await self._retrying(
+            {
+                "scanner_id": None,
+                "table_id": scan.table_id,
+                "partition_id": scan.partition_id,
+                "bucket": scan.bucket,
+                "leader_epoch": -1,
+                "pin_id": scan.pin_id,
+                "lease_id": scan.lease_id,
+                "limit": scan.limit,
+                "columns": scan.columns,
+                "predicate": scan.predicate,
+                "start_key": scan.start_key,
+                "end_key": scan.end_key,
+                "call_sequence": 0,
+                "batch_size_bytes": self._fetch_max_bytes,
+            }
+        )
+
+    async def _retrying(self, body: dict[str, Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_ms / 1000
+        pause_ms = _FIRST_PAUSE_MS
+        while True:
+            try:
+                return checked(await self._ask(body), f"scanning bucket {self._scan.bucket} of {self._scan.topic}")
+            except TidemillError as error:
+                pause_seconds = pause_ms * random.uniform(0.5, 1.0) / 1000
+                if not is_worth_another_try(error) or loop.time() + pause_seconds > deadline:
+                    raise _explained(error) from error
+            self._cluster.forget()
+            await asyncio.sleep(pause_seconds)
+            pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+
+    async def _ask(self, body: dict[str, Any]) -> Any:
+        (leader,) = await self._cluster.leaders([(self._scan.topic, self._scan.bucket)])
+        connection = await self._cluster.connection(leader, purpose="scan")
+        return await connection.request("ScanKv", body)
+
+
+def _explained(error: TidemillError) -> TidemillError:
+    if error.code == ErrorCode.unsupported_version:
+        return ApiError(error.code, f"this server cannot scan tables: {error.message}")
+    if isinstance(error, TableError) and error.table_code == TableCode.too_many_scanners:
+        return TableError(
+            error.table_code, f"{error.message}; it was tried until the scan's timeout was over", index=error.index
+        )
+    return error
+
+
+def read_batches(data: bytes) -> pa.RecordBatch:
+    """The rows of an answer as one batch."""
+    table = pa.ipc.open_stream(data).read_all()
+    if table.num_rows == 0:
+        return pa.RecordBatch.from_pylist([], table.schema)
+    batches = table.combine_chunks().to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    raise TableError(TableCode.invalid_scan_request, f"a batch of {table.num_rows} rows is too large for one piece")

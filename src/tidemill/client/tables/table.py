@@ -1,0 +1,612 @@
+"""One table: write it, look rows up, scan it whole, follow its changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemill.client.admin import LATEST, list_offsets
+from tidemill.client.cluster import Cluster
+from tidemill.client.tables.follow import AsyncFollow
+from tidemill.client.tables.lookup import LookUp
+from tidemill.client.tables.requests import ask_controller, checked, definition_from, pairs
+from tidemill.client.tables.rows_in import as_tables
+from tidemill.client.tables.scan import AsyncScan, ScanOptions
+from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
+from tidemill.client.tables.writer import PreparedRows, TableWriter, prepare_deletes, prepare_upserts
+from tidemill.errors import TableCode, TableError
+from tidemill.tables.definition import TableDefinition, pack_schema
+from tidemill.tables.predicate import Predicate, encode
+from tidemill.tables.types import describe_type, parse_columns
+
+__all__ = ("AsyncLease", "AsyncTable", "BucketStats", "Lease", "PinnedTable", "Snapshot", "Written")
+
+Progress = Callable[[int], None]
+_LEASE_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write did: how many records, and the offset behind the last one of each bucket."""
+
+    rows: int
+    offsets: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedTable:
+    """State held still on the server: its id, and the log offset of each bucket by topic and number."""
+
+    pin_id: str
+    log_offsets: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStats:
+    """Numbers of one bucket. ``row_count`` is an estimate while the bucket is written to."""
+
+    partition: str | None
+    bucket: int
+    row_count: int
+    state_bytes: int
+    log_start_offset: int
+    log_end_offset: int
+    applied_offset: int
+    log_bytes: int
+    snapshot_count: int
+    snapshot_offset: int
+    scanner_count: int
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A durable snapshot of one bucket. ``problem`` says why it cannot be used, if it cannot."""
+
+    partition: str | None
+    bucket: int
+    snapshot_id: int
+    log_offset: int
+    created_ms: int
+    size_bytes: int
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Snapshots that are kept until ``expires_at_ms``. ``log_offsets`` are where changes go on behind them."""
+
+    lease_id: str
+    table: str
+    holder: str
+    expires_at_ms: int
+    snapshots: Mapping[tuple[str, int], int]
+    log_offsets: Mapping[tuple[str, int], int]
+
+
+class AsyncTable:
+    """A table of a cluster; from ``AsyncTidemill.table`` or ``create_table``.
+
+    The definition is the one of the moment when the object was made; ``refresh`` gets the present one.
+    """
+
+    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+        self.cluster = cluster
+        self.definition = definition
+        self._writer = TableWriter(cluster)
+        self._look_up = LookUp(cluster)
+        #: The offset behind this object's last write to each bucket: what reads wait for.
+        self._written: dict[tuple[str, int], int] = {}
+
+    # --- what it is
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.definition.schema
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        return self.definition.primary_key
+
+    @property
+    def buckets(self) -> int:
+        return self.definition.buckets
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self.definition.properties
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name} {describe_type(field.type)}" for field in self.schema)
+        key = f", primary key ({', '.join(self.primary_key)})" if self.primary_key else ""
+        return f"<table {self.name}: {columns}{key}, {self.buckets} buckets>"
+
+    def _repr_html_(self) -> str:
+        return describe_html(self.definition)
+
+    async def refresh(self) -> AsyncTable:
+        """Take over what was changed about the table meanwhile."""
+        response = await ask_controller(
+            self.cluster, "DescribeTable", {"name": self.name}, f"describing table {self.name!r}"
+        )
+        self.definition = definition_from(response.table)
+        return self
+
+    # --- writing
+
+    async def upsert(self, rows: Any, *, progress: Progress | None = None) -> Written:
+        """Write rows: new ones, and such that take the place of those with the same key. For a table without a
+        primary key: append them.
+
+        ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this returns.
+        ``progress`` is called with the number of rows written so far.
+        """
+        done, offsets = 0, dict[tuple[str, int], int]()
+        iterator = as_tables(rows, self.schema)
+        while (piece := await asyncio.to_thread(next, iterator, None)) is not None:
+            for prepared in await asyncio.to_thread(prepare_upserts, self.definition, piece):
+                offsets |= await self._write(prepared)
+                done += prepared.rows
+                if progress is not None:
+                    progress(done)
+        return Written(done, offsets)
+
+    async def append(self, rows: Any, *, progress: Progress | None = None) -> Written:
+        """Append rows to a table without a primary key."""
+        if self.definition.has_primary_key:
+            raise TableError(
+                TableCode.row_refused, f"table {self.name!r} has a primary key: its rows are upserted, not appended"
+            )
+        return await self.upsert(rows, progress=progress)
+
+    async def delete(self, keys: Any) -> Written:
+        """Delete the rows with these keys: dicts, tuples, single values, or an Arrow table of the key columns."""
+        self._need_key()
+        columns = self.definition.keys.columns_from(keys)
+        prepared = prepare_deletes(self.definition, columns)
+        return Written(prepared.rows, await self._write(prepared))
+
+    async def _write(self, prepared: PreparedRows) -> dict[tuple[str, int], int]:
+        offsets = await self._writer.write(self._topic_of, prepared)
+        for place, offset in offsets.items():
+            self._written[place] = max(offset, self._written.get(place, -1))
+        return offsets
+
+    async def _topic_of(self, value: str | None) -> str:
+        """The topic of a partition, which is created if it is new."""
+        for partition in self.definition.partitions:
+            if partition.value == value:
+                return partition.topic
+        assert value is not None
+        await ask_controller(
+            self.cluster,
+            "CreateTablePartition",
+            {"table": self.name, "value": value},
+            f"creating partition {value!r} of {self.name!r}",
+        )
+        await self.refresh()
+        return await self._topic_of(value)
+
+    # --- looking up
+
+    async def lookup(
+        self, keys: Any, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
+    ) -> Any:
+        """The rows with these keys, as an Arrow table in the order of the keys; keys without a row are left out.
+
+        A single key (a dict, a tuple, or a value) gives its row as a dict, or None.
+        """
+        self._need_key()
+        single = is_single_key(keys)
+        found = await self._look_up.rows(
+            self.definition,
+            self.definition.keys.columns_from([keys] if single else keys),
+            self._columns(columns),
+            self._written if wait_for_own_writes else {},
+        )
+        if not single:
+            return found
+        rows = found.to_pylist()
+        return rows[0] if rows else None
+
+    async def lookup_prefix(
+        self, prefix: Any, *, columns: Sequence[str] | None = None, limit: int | None = None
+    ) -> pa.Table:
+        """The rows whose first key columns have these values, in the order of their keys within each bucket."""
+        self._need_key()
+        values = prefix_values(prefix, self.primary_key)
+        start, end = self.definition.keys.prefix_bounds(values)
+        options = ScanOptions(columns=self._columns(columns), start_key=start, end_key=end, limit=limit)
+        return await AsyncScan(self, options).to_arrow()
+
+    # --- scanning
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        key_range: tuple[Any, Any] | None = None,
+        limit: int | None = None,
+        *,
+        lease: Lease | AsyncLease | str | None = None,
+        fetch_max_bytes: int = DEFAULT_FETCH_BYTES,
+        parallel: int = 4,
+    ) -> AsyncScan:
+        """The rows of the table as of one moment, or of a leased snapshot.
+
+        ``where`` is a SQL predicate or a pyarrow expression; it, ``columns`` and ``key_range`` (from a key, or the
+        first columns of one, up to but without another; None is open) are worked out on the server.
+        """
+        self._need_key()
+        start, end = self._bounds(key_range)
+        predicate = None if where is None else to_predicate(where)
+        if predicate is not None:
+            start, end = narrowed(self.definition, predicate, start, end)
+        lease_id = lease if lease is None or isinstance(lease, str) else lease.lease_id
+        return AsyncScan(
+            self,
+            ScanOptions(
+                columns=self._columns(columns),
+                predicate=None if predicate is None else encode(predicate),
+                start_key=start,
+                end_key=end,
+                limit=limit,
+                lease_id=lease_id,
+                fetch_max_bytes=fetch_max_bytes,
+                parallel=parallel,
+            ),
+        )
+
+    def bucket_scanner(self, bucket: int, *, partition: str | None = None, **options: Any) -> KvBatchScanner:
+        """A scanner of one bucket of the table, for those who read it bucket by bucket. See ``KvBatchScanner``."""
+        self._need_key()
+        if not 0 <= bucket < self.buckets:
+            raise TableError(
+                TableCode.bucket_not_found, f"table {self.name!r} has buckets 0 to {self.buckets - 1}, not {bucket}"
+            )
+        places = [each for each in self.definition.partitions if each.value == partition]
+        if not places:
+            raise TableError(TableCode.partition_not_found, f"table {self.name!r} has no partition {partition!r}")
+        limits = {name: options.pop(name) for name in ("fetch_max_bytes", "timeout_ms") if name in options}
+        scan = BucketScan(self.definition.table_id, places[0].id, places[0].topic, bucket, **options)
+        return KvBatchScanner(self.cluster, scan, **limits)
+
+    def follow(
+        self,
+        *,
+        snapshot: bool = True,
+        from_offsets: Mapping[tuple[str, int], int] | None = None,
+        until_now: bool = False,
+        lease: Lease | AsyncLease | None = None,
+    ) -> AsyncFollow:
+        """The rows of the table, and then every change after them, once and in order.
+
+        ``snapshot=False`` gives changes only, from ``from_offsets`` (by topic and bucket; by default those from now
+        on). With ``until_now`` it ends at the changes that are there when the snapshot is through. ``lease`` takes the
+        rows of a leased snapshot.
+        """
+        if not self.definition.has_primary_key:
+            snapshot = False
+        scan = self.scan(lease=lease) if snapshot else None
+        return AsyncFollow(self, scan, from_offsets=from_offsets, until_now=until_now)
+
+    async def committed_ends(self, places: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """Where the committed part of each log ends now, by topic and bucket."""
+        ends = await list_offsets(self.cluster, dict.fromkeys(places, LATEST), committed=True)
+        return {place: at.offset for place, at in ends.items()}
+
+    async def starts(self) -> dict[tuple[str, int], int]:
+        """Every bucket of the table with the end of its log now."""
+        places = {
+            (partition.topic, bucket): 0
+            for partition in self.definition.partitions
+            for bucket in range(self.buckets)
+        }
+        return await self.committed_ends(places)
+
+    async def pin(self) -> PinnedTable:
+        """Hold the state of all buckets still. Scans do it by themselves."""
+        definition = self.definition
+        by_place = {(each.topic, b): (each.id, b) for each in definition.partitions for b in range(self.buckets)}
+        topics = {each.id: each.topic for each in definition.partitions}
+        body = {
+            "table_id": definition.table_id,
+            "min_offsets": [
+                {"partition_id": by_place[place][0], "bucket": by_place[place][1], "offset": offset}
+                for place, offset in self._written.items()
+                if place in by_place
+            ],
+            "max_wait_ms": self.cluster.timeout_ms,
+            "idle_ms": 0,
+        }
+
+        async def attempt() -> Any:
+            return checked(await self.cluster.to_any("PinTable", body), f"pinning table {self.name!r}")
+
+        response = await self._retrying(attempt)
+        return PinnedTable(
+            response.pin_id, {(topics[each.partition_id], each.bucket): each.log_offset for each in response.buckets}
+        )
+
+    async def release_pin(self, pin_id: str, *, keep_alive: bool = False) -> None:
+        """Let go of a pin, or say that it is still needed."""
+        response = await self.cluster.to_any("ReleasePin", {"pin_id": pin_id, "keep_alive": keep_alive})
+        checked(response, f"releasing a pin of table {self.name!r}")
+
+    # --- snapshots, leases, numbers
+
+    async def stats(self) -> list[BucketStats]:
+        """Rows, bytes and offsets of every bucket."""
+        response = await self._ask("TableStats", {"table": self.name})
+        names = [name for name in BucketStats.__slots__ if name not in ("partition", "bucket")]
+        return [
+            BucketStats(self._value(each.partition_id), each.bucket, **{name: getattr(each, name) for name in names})
+            for each in response.buckets
+        ]
+
+    async def snapshots(self) -> list[Snapshot]:
+        """The durable snapshots of every bucket."""
+        response = await self._ask("ListSnapshots", {"table": self.name})
+        return [self._snapshot(each) for each in response.snapshots]
+
+    async def create_snapshot(self) -> list[Snapshot]:
+        """Take a durable snapshot of every bucket now."""
+        response = await self._ask("CreateSnapshot", {"table": self.name})
+        return [self._snapshot(each) for each in response.snapshots]
+
+    def lease(self, *, duration_ms: int = _LEASE_MS, holder: str = "", fresh: bool = False) -> AsyncLease:
+        """Keep the newest snapshots (``fresh``: new ones) while the ``async with`` block lasts, and renew in time.
+
+        A lease survives a restart of the node; if its holder does not renew it, it ends after ``duration_ms``.
+        """
+        self._need_key()
+        return AsyncLease(self, duration_ms=duration_ms, holder=holder, fresh=fresh)
+
+    async def leases(self) -> list[Lease]:
+        """The leases of this table."""
+        response = await self._ask("ListLeases", {"table": self.name})
+        return [lease_from(each, self.definition) for each in response.leases]
+
+    # --- changing it
+
+    async def alter(
+        self,
+        *,
+        add_columns: pa.Schema | str | None = None,
+        set_properties: Mapping[str, str] | None = None,
+        unset_properties: Sequence[str] = (),
+        comment: str | None = None,
+    ) -> AsyncTable:
+        """Add nullable columns, and set or take back properties. The object is up to date afterwards."""
+        if isinstance(add_columns, str):
+            add_columns = parse_columns(add_columns)
+        await self._ask(
+            "AlterTable",
+            {
+                "name": self.name,
+                "add_columns": None if add_columns is None else pack_schema(add_columns),
+                "set_properties": pairs(set_properties),
+                "unset_properties": list(unset_properties),
+                "comment": comment,
+            },
+        )
+        return await self.refresh()
+
+    async def drop(self) -> None:
+        """Drop the table with everything in it."""
+        await self._ask("DropTable", {"name": self.name, "if_exists": False})
+
+    async def drop_partition(self, value: str) -> None:
+        """Drop one partition with everything in it."""
+        await self._ask("DropTablePartition", {"table": self.name, "value": value})
+        await self.refresh()
+
+    # --- parts
+
+    async def _ask(self, name: str, body: dict[str, Any]) -> Any:
+        return await ask_controller(self.cluster, name, body, f"{name} of table {self.name!r}")
+
+    async def _retrying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        return await self._look_up.retrying(attempt)
+
+    def _need_key(self) -> None:
+        if not self.definition.has_primary_key:
+            raise TableError(
+                TableCode.not_a_primary_key_table,
+                f"table {self.name!r} has no primary key: follow() reads it, or any Kafka consumer of its topic",
+            )
+
+    def _columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        if columns is None:
+            return ()
+        if isinstance(columns, str):
+            columns = [columns]
+        unknown = [name for name in columns if self.schema.get_field_index(name) < 0]
+        if unknown or not columns:
+            raise TableError(
+                TableCode.invalid_scan_request,
+                f"table {self.name!r} has no column {', '.join(map(repr, unknown)) or 'to give'}; it has "
+                f"{', '.join(self.schema.names)}",
+            )
+        return tuple(columns)
+
+    def _bounds(self, key_range: tuple[Any, Any] | None) -> tuple[bytes | None, bytes | None]:
+        if key_range is None:
+            return None, None
+        low, high = key_range
+        bound = partial(_bound, self.definition)
+        return bound(low), bound(high)
+
+    def _value(self, partition_id: int) -> str | None:
+        partition = self.definition.partition(partition_id)
+        return None if partition is None else partition.value
+
+    def _snapshot(self, each: Any) -> Snapshot:
+        return Snapshot(
+            self._value(each.partition_id),
+            each.bucket,
+            each.snapshot_id,
+            each.log_offset,
+            each.created_ms,
+            each.size_bytes,
+            each.problem,
+        )
+
+
+class AsyncLease:
+    """A lease while an ``async with`` block lasts. ``lease_id`` is there inside."""
+
+    def __init__(self, table: AsyncTable, *, duration_ms: int, holder: str, fresh: bool) -> None:
+        self._table = table
+        self._duration_ms = duration_ms
+        self._holder = holder
+        self._fresh = fresh
+        self._lease: Lease | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def lease_id(self) -> str:
+        assert self._lease is not None, "the lease is not acquired"
+        return self._lease.lease_id
+
+    @property
+    def log_offsets(self) -> Mapping[tuple[str, int], int]:
+        """Where changes go on behind the snapshots, by topic and bucket."""
+        assert self._lease is not None, "the lease is not acquired"
+        return self._lease.log_offsets
+
+    async def acquire(self) -> Lease:
+        """Begin the lease without a block: the caller renews and releases it."""
+        self._lease = await self._acquire(None)
+        return self._lease
+
+    async def renew(self) -> Lease:
+        """Make it last for its whole duration from now on."""
+        self._lease = await self._acquire(self.lease_id)
+        return self._lease
+
+    async def release(self) -> None:
+        """End it."""
+        await ask_controller(
+            self._table.cluster, "ReleaseLease", {"lease_id": self.lease_id}, "releasing a lease"
+        )
+
+    async def _acquire(self, lease_id: str | None) -> Lease:
+        body = {
+            "table": self._table.name,
+            "lease_id": lease_id,
+            "holder": self._holder or f"client {secrets.token_hex(4)}",
+            "duration_ms": self._duration_ms,
+            "fresh": self._fresh,
+        }
+        what = f"leasing snapshots of table {self._table.name!r}"
+        response = await ask_controller(self._table.cluster, "AcquireLease", body, what)
+        return lease_from(response.lease, self._table.definition)
+
+    async def __aenter__(self) -> AsyncLease:
+        await self.acquire()
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._keeper is not None
+        self._keeper.cancel()
+        with contextlib.suppress(TableError):
+            await self.release()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._duration_ms / 3000)
+            await self.renew()
+
+
+def lease_from(lease: Any, definition: TableDefinition | None) -> Lease:
+    """The lease of an answer."""
+    topics = {} if definition is None else {each.id: each.topic for each in definition.partitions}
+    places = {(topics.get(each.partition_id, lease.table), each.bucket): each for each in lease.snapshots}
+    return Lease(
+        lease.lease_id,
+        lease.table,
+        lease.holder,
+        lease.expires_at_ms,
+        {place: each.snapshot_id for place, each in places.items()},
+        {place: each.log_offset for place, each in places.items()},
+    )
+
+
+def is_single_key(keys: Any) -> bool:
+    """Whether ``keys`` is one key rather than several."""
+    if isinstance(keys, Mapping | tuple | str | bytes):
+        return True
+    return not (hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__iter__"))
+
+
+def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
+    """The values of the first key columns: a tuple, a dict, or the first one's value alone."""
+    if isinstance(prefix, Mapping):
+        names = list(primary_key[: len(prefix)])
+        if set(names) != set(prefix):
+            raise TableError(
+                TableCode.key_refused,
+                f"a prefix of the key is {', '.join(primary_key)} from the left, not {', '.join(map(str, prefix))}",
+            )
+        return [prefix[name] for name in names]
+    return list(prefix) if isinstance(prefix, tuple | list) else [prefix]
+
+
+def _bound(definition: TableDefinition, key: Any) -> bytes | None:
+    return None if key is None else definition.keys.bound(prefix_values(key, definition.primary_key))
+
+
+def to_predicate(where: Any) -> Predicate:
+    """A predicate from SQL text, a pyarrow expression, or one that is ready."""
+    if isinstance(where, str):
+        from tidemill.tables.predicate_sql import parse_sql
+
+        return parse_sql(where)
+    if isinstance(where, pc.Expression):
+        from tidemill.tables.predicate_arrow import from_arrow
+
+        return from_arrow(where)
+    predicate: Predicate = where
+    return predicate
+
+
+def narrowed(
+    definition: TableDefinition, predicate: Predicate, start: bytes | None, end: bytes | None
+) -> tuple[bytes | None, bytes | None]:
+    """The range of keys in which rows that pass ``predicate`` can be, and a wrong predicate's error at once."""
+    from tidemill.client.tables.narrowing import key_bounds
+
+    low, high = key_bounds(definition, predicate)
+    start = low if start is None else max(start, low or b"")
+    if end is None or (high is not None and high < end):
+        end = high
+    return start, end
+
+
+def describe_html(definition: TableDefinition) -> str:
+    """A table's definition for notebooks."""
+    rows = "".join(
+        f"<tr><td>{html.escape(field.name)}</td><td>{html.escape(describe_type(field.type))}</td>"
+        f"<td>{'' if field.nullable else 'not null'}</td>"
+        f"<td>{'key' if field.name in definition.primary_key else ''}</td></tr>"
+        for field in definition.schema
+    )
+    return (
+        f"<b>{html.escape(definition.name)}</b> · {definition.buckets} buckets · {html.escape(definition.row_format)}"
+        f"<table><thead><tr><th>column</th><th>type</th><th></th><th></th></tr></thead><tbody>{rows}</tbody></table>"
+    )

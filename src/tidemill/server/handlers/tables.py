@@ -1,0 +1,293 @@
+"""Databases and tables: create, list, describe, alter, drop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+from uuid import uuid4
+
+from tidemill.control.table_commands import (
+    AddTablePartition,
+    AlterDatabase,
+    AlterTable,
+    CreateDatabase,
+    CreateTable,
+    DropDatabase,
+)
+from tidemill.control.table_images import TableImage, TablePartition
+from tidemill.control.table_steps import alter_table as alter_steps
+from tidemill.errors import ErrorCode, MetadataConflict, TableCode, TableError, TidemillError
+from tidemill.server.broker import Broker
+from tidemill.server.call import Call
+from tidemill.server.handlers.outcome import refused
+
+__all__ = (
+    "alter_database",
+    "alter_table",
+    "create_database",
+    "create_table",
+    "create_table_partition",
+    "describe_table",
+    "drop_database",
+    "drop_table",
+    "drop_table_partition",
+    "list_databases",
+    "list_tables",
+    "table_handler",
+)
+
+_MESSAGE_CHARACTERS_MAX = 4_000
+_ALTER_ATTEMPTS = 5
+_PROPERTIES_MAX = 1_000
+
+Handler = Callable[[Broker, Call], Awaitable[dict[str, Any]]]
+
+
+def table_handler(handler: Handler) -> Handler:
+    """Every table API answers with an error code and a message; what is refused changed nothing."""
+
+    @wraps(handler)
+    async def answer(broker: Broker, call: Call) -> dict[str, Any]:
+        try:
+            return {"error_code": ErrorCode.none, "error_message": None, **await handler(broker, call)}
+        except TableError as error:
+            return {"error_code": int(error.table_code), "error_message": error.message[:_MESSAGE_CHARACTERS_MAX]}
+        except TidemillError as error:
+            return {"error_code": int(error.code), "error_message": error.message[:_MESSAGE_CHARACTERS_MAX]}
+
+    return answer
+
+
+# --- databases
+
+
+@table_handler
+async def create_database(broker: Broker, call: Call) -> dict[str, Any]:
+    request = call.request
+    exists = request.name in broker.image.databases
+    await broker.controller.submit(
+        CreateDatabase(
+            name=request.name,
+            comment=request.comment,
+            properties=_properties(request.properties),
+            created_ms=broker.clock_ms(),
+            if_not_exists=request.if_not_exists,
+        )
+    )
+    return {"created": not exists}
+
+
+@table_handler
+async def alter_database(broker: Broker, call: Call) -> dict[str, Any]:
+    request = call.request
+    await broker.controller.submit(
+        AlterDatabase(
+            name=request.name,
+            comment=request.comment,
+            set_properties=_properties(request.set_properties),
+            unset_properties=tuple(request.unset_properties),
+        )
+    )
+    return {}
+
+
+@table_handler
+async def drop_database(broker: Broker, call: Call) -> dict[str, Any]:
+    request = call.request
+    if request.if_exists and request.name not in broker.image.databases:
+        return {"dropped": False}
+    if request.cascade:
+        for table in broker.image.catalog.tables_in(request.name):
+            await broker.drop_table(table)
+    await broker.controller.submit(DropDatabase(name=request.name))
+    return {"dropped": True}
+
+
+@table_handler
+async def list_databases(broker: Broker, call: Call) -> dict[str, Any]:
+    catalog = broker.image.catalog
+    return {
+        "databases": [
+            {
+                "name": name,
+                "comment": database.comment,
+                "properties": _pairs(database.properties),
+                "table_count": len(catalog.tables_in(name)),
+                "created_ms": database.created_ms,
+            }
+            for name, database in sorted(catalog.databases.items())
+        ]
+    }
+
+
+# --- tables
+
+
+@table_handler
+async def create_table(broker: Broker, call: Call) -> dict[str, Any]:
+    request = call.request
+    tables = await broker.tables()
+    existing = broker.image.tables.get(request.name)
+    if existing is not None and request.if_not_exists:
+        return {"created": False, "table_id": existing.id}
+    shape = tables.plan_table(
+        name=request.name,
+        schema=request.schema,
+        primary_key=tuple(request.primary_key),
+        buckets=request.buckets,
+        boundaries=tuple(request.boundaries),
+        row_format=request.row_format,
+        key_format=request.key_format,
+        partition_column=request.partition_column,
+        properties=_properties(request.properties),
+    )
+    created = await broker.controller.submit(
+        CreateTable(
+            name=request.name,
+            topic_id=uuid4(),
+            comment=request.comment,
+            created_ms=broker.clock_ms(),
+            replication=broker.settings.default_replication,
+            **shape,
+        )
+    )
+    return {"created": True, "table_id": created.id}
+
+
+@table_handler
+async def drop_table(broker: Broker, call: Call) -> dict[str, Any]:
+    table = broker.image.tables.get(call.request.name)
+    if table is None and call.request.if_exists:
+        return {"dropped": False}
+    await broker.drop_table(_table(broker, call.request.name))
+    return {"dropped": True}
+
+
+@table_handler
+async def describe_table(broker: Broker, call: Call) -> dict[str, Any]:
+    return {"table": _described(_table(broker, call.request.name))}
+
+
+@table_handler
+async def list_tables(broker: Broker, call: Call) -> dict[str, Any]:
+    database, catalog = call.request.database, broker.image.catalog
+    found = (
+        catalog.tables_in(database)
+        if database is not None
+        else [catalog.tables[name] for name in sorted(catalog.tables)]
+    )
+    tables = await broker.tables() if found else None
+    return {
+        "tables": [
+            {
+                "name": table.name,
+                "table_id": table.id,
+                "primary_key": table.primary_key,
+                "column_count": 0 if tables is None else len(tables.service.by_id(table.id).schema),
+                "buckets": table.buckets,
+                "partition_count": len(table.partitions) if table.partition_column else 0,
+                "row_format": table.row_format,
+                "comment": table.comment,
+            }
+            for table in found
+        ]
+    }
+
+
+@table_handler
+async def alter_table(broker: Broker, call: Call) -> dict[str, Any]:
+    request = call.request
+    tables = await broker.tables()
+    for attempt in range(1, _ALTER_ATTEMPTS + 1):
+        table = _table(broker, request.name)
+        set_properties, unset = _properties(request.set_properties), tuple(request.unset_properties)
+        properties = {name: value for name, value in table.properties.items() if name not in unset}
+        configs = tables.topic_configs({**properties, **set_properties}, keyed=bool(table.primary_key))
+        added = None if request.add_columns is None else tables.widened_schema(table, request.add_columns)
+        try:
+            altered = await alter_steps(
+                broker.controller,
+                AlterTable(
+                    name=table.name,
+                    table_id=table.id,
+                    base_schema_count=len(table.schemas),
+                    new_schema=added,
+                    set_properties=set_properties,
+                    unset_properties=unset,
+                    comment=request.comment,
+                    topic_configs=configs if configs != dict(table.topic_configs) else None,
+                ),
+            )
+        except MetadataConflict:
+            if attempt == _ALTER_ATTEMPTS:
+                raise
+            continue
+        return {"schema_id": len(altered.schemas) - 1}
+    raise AssertionError("the last attempt returns or raises")
+
+
+@table_handler
+async def create_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
+    from tidemill.tables.partition_values import check_partition_value
+
+    table = _table(broker, call.request.table)
+    check_partition_value(call.request.value)
+    made = await broker.controller.submit(
+        AddTablePartition(table=table.name, table_id=table.id, value=call.request.value, topic_id=uuid4())
+    )
+    return {"partition": _partition(made)}
+
+
+@table_handler
+async def drop_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
+    await broker.drop_table_partition(_table(broker, call.request.table), call.request.value)
+    return {}
+
+
+# --- values
+
+
+def _table(broker: Broker, name: str) -> TableImage:
+    found = broker.image.tables.get(name)
+    if found is None:
+        raise TableError(
+            TableCode.table_not_found, f"there is no table {name!r}; 'tidemill table list' shows those that exist"
+        )
+    return found
+
+
+def _properties(pairs: Sequence[Any]) -> dict[str, str]:
+    if len(pairs) > _PROPERTIES_MAX:
+        raise refused(f"{len(pairs)} properties, {_PROPERTIES_MAX} are the most")
+    if len({pair.key for pair in pairs}) != len(pairs):
+        raise refused("a property is given more than once")
+    return {pair.key: pair.value for pair in pairs}
+
+
+def _pairs(properties: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": name, "value": properties[name]} for name in sorted(properties)]
+
+
+def _partition(partition: TablePartition) -> dict[str, Any]:
+    return {"partition_id": partition.id, "value": partition.value, "topic": partition.topic}
+
+
+def _described(table: TableImage) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "table_id": table.id,
+        "schema": table.schemas[-1],
+        "schema_id": len(table.schemas) - 1,
+        "older_schemas": table.schemas[:-1],
+        "primary_key": table.primary_key,
+        "buckets": table.buckets,
+        "bucket_map": table.bucket_map,
+        "row_format": table.row_format,
+        "key_format": table.key_format,
+        "partition_column": table.partition_column,
+        "properties": _pairs(table.properties),
+        "comment": table.comment,
+        "created_ms": table.created_ms,
+        "partitions": [_partition(each) for each in table.partitions],
+    }

@@ -1,0 +1,215 @@
+"""From the records of a table's log to changes of its state. Pure.
+
+``prepare`` is where a table's leader refuses: before a batch is appended every record of it must have a key that is
+spelt canonically, a row that fits the schema, key columns that say the same as the key, and the right bucket and
+partition. A refused batch is refused whole. The same function gives the changes when the log is read again, with
+nothing left to refuse.
+
+A state row is the offset of the record that wrote it (8 bytes, little-endian), and the row in the ``row`` format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemill.errors import TableCode, TableError
+from tidemill.records.columns import RecordColumns
+from tidemill.tables.definition import Partition, TableDefinition
+from tidemill.tables.partition_values import partition_texts
+
+__all__ = ("OFFSET_BYTES", "Changes", "prepare", "prepare_checked", "state_values")
+
+#: The log offset in front of every state row.
+OFFSET_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the records of one batch do to the state, in their order.
+
+    ``rows`` holds rows in the ``row`` format, null for a deletion.
+    """
+
+    offsets: np.ndarray[Any, np.dtype[np.int64]]
+    state_keys: pa.BinaryArray
+    rows: pa.BinaryArray
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.state_keys.nbytes + self.rows.nbytes + self.offsets.nbytes)
+
+    def shifted(self, base_offset: int) -> Changes:
+        """The same for a batch that got ``base_offset`` in the log."""
+        return Changes(self.offsets - self.offsets[0] + base_offset, self.state_keys, self.rows)
+
+
+def prepare_checked(
+    table: TableDefinition, columns: RecordColumns, place: Partition, bucket: int
+) -> Changes | None:
+    """The changes of a batch that wants to be appended to ``bucket`` of ``place``; None for a table without a key.
+
+    Raises ``TableError`` with the index of the first record at fault.
+    """
+    if not table.has_primary_key:
+        _check_log_records(table, columns, place)
+        return None
+    if columns.key_null.any():
+        raise TableError(
+            TableCode.key_refused,
+            f"a record for table {table.name!r} has no key; the key is {_spelling(table)}",
+            index=int(np.argmax(columns.key_null)),
+        )
+    keys = columns.keys()
+    changes, key_columns = _prepare(table, columns, keys)
+    routed = table.bucket_map.route(keys, changes.state_keys)
+    wrong = routed != bucket
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise TableError(
+            TableCode.wrong_bucket,
+            f"the key {_shown(keys[index].as_py())} belongs to bucket {int(routed[index])} of table {table.name!r}, "
+            f"not to {bucket}; {_advice(table)}",
+            index=index,
+        )
+    if table.partition_column is not None:
+        _check_partition(table, key_columns[table.primary_key.index(table.partition_column)], place)
+    return changes
+
+
+def prepare(table: TableDefinition, columns: RecordColumns) -> Changes:
+    """The changes of a batch that is in the log of a table with a primary key."""
+    return _prepare(table, columns, columns.keys())[0]
+
+
+def state_values(changes: Changes) -> pa.BinaryArray:
+    """The state rows: offset and row; null for a deletion."""
+    offsets = changes.offsets.astype("<i8").tobytes()
+    fixed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(OFFSET_BYTES), len(changes.offsets), [None, pa.py_buffer(offsets)]
+    )
+    return pc.binary_join_element_wise(fixed.cast(pa.binary()), changes.rows, b"")
+
+
+def _prepare(
+    table: TableDefinition, columns: RecordColumns, keys: pa.BinaryArray
+) -> tuple[Changes, list[pa.Array]]:
+    live = np.flatnonzero(~columns.value_null)
+    dead = np.flatnonzero(columns.value_null)
+    batch = _live_rows(table, columns, live)
+    if table.format.carries_keys:
+        key_columns = table.key_columns(batch)
+        _check_same_keys(table, keys, live, key_columns)
+        if len(dead):
+            deleted = _translated(dead, lambda: table.keys.parse(keys.take(pa.array(dead))))
+            key_columns = _merged(key_columns, deleted, live, dead)
+    else:
+        key_columns = table.keys.parse(keys)
+        batch = _with_keys(table, batch, [column.take(pa.array(live)) for column in key_columns])
+    if table.row_format == "row" and table.format.carries_keys:
+        rows = columns.values()
+    else:
+        rows = _spread(table.codec.encode(batch), live, len(keys))
+    return Changes(columns.offsets, table.keys.state_keys(key_columns), rows), key_columns
+
+
+def _live_rows(table: TableDefinition, columns: RecordColumns, live: Any) -> pa.RecordBatch:
+    starts, ends = columns.value_starts, columns.value_ends
+    if len(live) != columns.record_count:
+        starts, ends = starts[live], ends[live]
+    return _translated(live, lambda: table.format.to_batch(columns.body, starts, ends))
+
+
+def _translated(indexes: Any, work: Any) -> Any:
+    """Run ``work``, which sees some of the records, and name the record at fault by its place among all."""
+    try:
+        return work()
+    except TableError as error:
+        if error.index is None:
+            raise
+        raise TableError(error.table_code, error.message, index=int(indexes[error.index])) from None
+
+
+def _check_same_keys(table: TableDefinition, keys: pa.BinaryArray, live: Any, key_columns: list[pa.Array]) -> None:
+    given = keys if len(live) == len(keys) else keys.take(pa.array(live))
+    canonical = table.keys.canonical(key_columns)
+    if given.equals(canonical):
+        return
+    at = int(np.argmax(pc.not_equal(given, canonical).to_numpy(zero_copy_only=False)))
+    raise TableError(
+        TableCode.key_refused,
+        f"the key {_shown(given[at].as_py())} of a record for table {table.name!r} is not that of its row, "
+        f"{_shown(canonical[at].as_py())}; the key is {_spelling(table)}",
+        index=int(live[at]),
+    )
+
+
+def _merged(ours: list[pa.Array], theirs: list[pa.Array], live: Any, dead: Any) -> list[pa.Array]:
+    """The key columns of all records, from those of rows and those of deletions."""
+    order = np.argsort(np.concatenate([live, dead]), kind="stable")
+    return [
+        pa.concat_arrays([one, other]).take(pa.array(order)) for one, other in zip(ours, theirs, strict=True)
+    ]
+
+
+def _with_keys(table: TableDefinition, batch: pa.RecordBatch, key_columns: list[pa.Array]) -> pa.RecordBatch:
+    by_name = dict(zip(table.primary_key, key_columns, strict=True))
+    for name in batch.schema.names:
+        by_name[name] = batch.column(name)
+    return pa.RecordBatch.from_arrays([by_name[name] for name in table.schema.names], schema=table.schema)
+
+
+def _spread(rows: pa.BinaryArray, live: Any, count: int) -> pa.BinaryArray:
+    """Rows at their records' places, null elsewhere."""
+    if len(live) == count:
+        return rows
+    indexes = np.full(count, -1, np.int64)
+    indexes[live] = np.arange(len(live))
+    return rows.take(pa.array(indexes, mask=indexes < 0))
+
+
+def _check_log_records(table: TableDefinition, columns: RecordColumns, place: Partition) -> None:
+    if columns.value_null.any():
+        raise TableError(
+            TableCode.row_refused,
+            f"a record for table {table.name!r} has no value; it has no primary key, so there is nothing to delete",
+            index=int(np.argmax(columns.value_null)),
+        )
+    batch = table.format.to_batch(columns.body, columns.value_starts, columns.value_ends)
+    if table.partition_column is not None:
+        _check_partition(table, batch.column(table.partition_column), place)
+
+
+def _check_partition(table: TableDefinition, column: pa.Array, place: Partition) -> None:
+    texts = partition_texts(column)
+    wrong = pc.not_equal(texts, place.value).to_numpy(zero_copy_only=False)
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise TableError(
+            TableCode.wrong_bucket,
+            f"a row of partition {texts[index].as_py()!r} of table {table.name!r} was sent to the topic of "
+            f"partition {place.value!r}",
+            index=index,
+        )
+
+
+def _spelling(table: TableDefinition) -> str:
+    columns = ", ".join(table.primary_key)
+    if table.key_format == "json":
+        return f"a JSON array of {columns}, without spaces"
+    return f"the text of {columns}"
+
+
+def _advice(table: TableDefinition) -> str:
+    if table.bucket_map.kind == "hash":
+        return "set partitioner=murmur2_random in clients of librdkafka, whose own default hashes otherwise"
+    return "the table is routed by ranges of keys: write through Tidemill's client, or choose the partition"
+
+
+def _shown(key: bytes) -> str:
+    text = key[:100].decode("utf-8", "backslashreplace")
+    return repr(text + ("…" if len(key) > len(text) else ""))

@@ -1,0 +1,115 @@
+"""A table as the code that reads and writes it needs it: schema, keys, rows and routing in one object.
+
+Made from the metadata, on the server and on the client alike, and never changed: a changed table gets a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import pyarrow as pa
+
+from tidemill.tables.formats import RowFormat, make_format
+from tidemill.tables.keys import KeyCodec
+from tidemill.tables.routing import BucketMap
+from tidemill.tables.rows import RowCodec, VersionedRows
+
+__all__ = ("Partition", "TableDefinition", "pack_bucket_map", "pack_schema", "unpack_schema")
+
+def pack_schema(schema: pa.Schema) -> bytes:
+    """A schema as it is stored and sent: Arrow IPC."""
+    return bytes(schema.serialize())
+
+
+def unpack_schema(data: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(data))
+
+
+def pack_bucket_map(bucket_map: BucketMap) -> bytes:
+    """A routing as it is stored and sent: MessagePack."""
+    return msgspec.msgpack.encode(bucket_map.to_value())
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A part of a table, or all of it, with buckets of its own: the partitions of ``topic``."""
+
+    id: int
+    value: str | None
+    topic: str
+
+
+@dataclass(frozen=True)
+class TableDefinition:
+    """See the module. ``schemas[i]`` has the id ``i``; the last one is the present one."""
+
+    name: str
+    table_id: int
+    schemas: tuple[pa.Schema, ...]
+    primary_key: tuple[str, ...]
+    buckets: int
+    bucket_map: BucketMap
+    row_format: str
+    key_format: str
+    partition_column: str | None
+    partitions: tuple[Partition, ...]
+    properties: Mapping[str, str]
+    comment: str | None
+    created_ms: int
+
+    @classmethod
+    def unpack(
+        cls, *, schemas: Sequence[bytes], bucket_map: bytes, **fields: object
+    ) -> TableDefinition:
+        """From the stored form of schemas and routing; the other fields are as in the class."""
+        return cls(
+            schemas=tuple(map(unpack_schema, schemas)),
+            bucket_map=BucketMap.from_value(msgspec.msgpack.decode(bucket_map)),
+            **fields,  # type: ignore[arg-type]
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.schemas[-1]
+
+    @property
+    def schema_id(self) -> int:
+        return len(self.schemas) - 1
+
+    @property
+    def has_primary_key(self) -> bool:
+        return bool(self.primary_key)
+
+    @cached_property
+    def keys(self) -> KeyCodec:
+        """Only for tables with a primary key."""
+        return KeyCodec(self.schema, self.primary_key, self.key_format)
+
+    @cached_property
+    def rows(self) -> VersionedRows:
+        """Reads rows of the ``row`` format, which is also that of the state."""
+        return VersionedRows(dict(enumerate(self.schemas)), self.schema_id)
+
+    @cached_property
+    def codec(self) -> RowCodec:
+        """Writes rows of the ``row`` format."""
+        return RowCodec(self.schema, self.schema_id)
+
+    @cached_property
+    def format(self) -> RowFormat:
+        """Reads and writes the values of the log."""
+        return make_format(self.row_format, dict(enumerate(self.schemas)), self.schema_id, self.primary_key)
+
+    @cached_property
+    def key_indexes(self) -> tuple[int, ...]:
+        return tuple(self.schema.get_field_index(name) for name in self.primary_key)
+
+    def key_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The primary key's columns of rows in the present schema."""
+        return [batch.column(index) for index in self.key_indexes]
+
+    def partition(self, partition_id: int) -> Partition | None:
+        return next((each for each in self.partitions if each.id == partition_id), None)

@@ -1,0 +1,211 @@
+"""Scan sessions of one node as a state machine: no clock, no I/O.
+
+Rules:
+
+- A session is opened by call 0. The next call has the number of the last one plus one; the last number again
+  gives the same batch again, because it is read again from its first key, so a lost answer costs nothing.
+- At most ``per_bucket`` sessions read one bucket and ``per_node`` all of them. A session whose last batch has been
+  read gives its place free at once, and lingers until it is swept, so that even that batch can be asked for again.
+- A session that nobody asked for ``idle_ms`` has expired. Its id is remembered for twice that time, and so are those
+  that a change of leader has ended: "it is over" and "it never was" are different answers.
+- Whoever ends a session gets it back, and has to let go of what it reads (``resource``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tidemill.errors import TableCode, TableError
+
+__all__ = ("BucketKey", "ReadPlan", "ScanLimits", "ScanSession", "ScanSessions")
+
+_IDS_REMEMBERED_MAX = 10_000
+
+
+class BucketKey(NamedTuple):
+    """A bucket by its stable numbers. The one partition of a table that is not partitioned is number 0."""
+
+    table_id: int
+    partition_id: int
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """How many sessions there may be, and for how long."""
+
+    per_bucket: int = 8
+    per_node: int = 200
+    idle_ms: int = 600_000
+    #: How long the last batch of a session that has come to its end can be asked for again.
+    linger_ms: int = 30_000
+
+
+class ReadPlan(NamedTuple):
+    """What one call reads: state keys from ``start`` on, ``rows_max`` rows at most (None: no limit).
+
+    ``end`` is set when a batch is read again: it goes exactly to there.
+    """
+
+    start: bytes
+    end: bytes | None
+    rows_max: int | None
+    is_repeat: bool
+
+
+@dataclass(slots=True)
+class ScanSession:
+    """One scan of one bucket."""
+
+    id: bytes
+    bucket: BucketKey
+    resource: Any
+    used_ms: int
+    #: Where the next batch starts; None at the end.
+    next_start: bytes | None
+    rows_left: int | None
+    last_sequence: int = -1
+    batch_start: bytes = b""
+    batch_end: bytes | None = None
+    batch_rows_max: int | None = None
+
+    @property
+    def is_drained(self) -> bool:
+        return self.last_sequence >= 0 and self.next_start is None
+
+    def plan(self, sequence: int) -> ReadPlan:
+        """What call ``sequence`` reads. Raises ``TableError``; the session stays as it is."""
+        if sequence == self.last_sequence:
+            return ReadPlan(self.batch_start, self.batch_end, self.batch_rows_max, True)
+        if self.is_drained:
+            raise TableError(
+                TableCode.unknown_scanner_id,
+                f"the scan came to its end with call {self.last_sequence}; there is no call {sequence}",
+            )
+        if sequence != self.last_sequence + 1:
+            raise TableError(
+                TableCode.invalid_scan_request,
+                f"the next call of this scan has number {self.last_sequence + 1}, not {sequence}; "
+                f"{max(self.last_sequence, 0)} gives the last batch again",
+            )
+        assert self.next_start is not None
+        return ReadPlan(self.next_start, None, self.rows_left, False)
+
+    def advance(self, plan: ReadPlan, read_to: bytes | None, rows: int) -> None:
+        """Note that the batch of ``plan`` went from its start to ``read_to`` (None: the end) with so many rows."""
+        if plan.is_repeat:
+            return
+        self.last_sequence += 1
+        self.batch_start, self.batch_end, self.batch_rows_max = plan.start, read_to, plan.rows_max
+        if self.rows_left is not None:
+            self.rows_left -= rows
+        self.next_start = None if self.rows_left == 0 else read_to
+
+
+@dataclass(slots=True)
+class _Ended:
+    when_ms: int
+    why: str
+
+
+@dataclass(slots=True)
+class ScanSessions:
+    """All sessions of a node."""
+
+    limits: ScanLimits = field(default_factory=ScanLimits)
+    _sessions: dict[bytes, ScanSession] = field(default_factory=dict)
+    #: Sessions that take a place, by bucket.
+    _active: dict[BucketKey, set[bytes]] = field(default_factory=dict)
+    _active_count: int = 0
+    _ended: dict[bytes, _Ended] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self._active_count
+
+    def count(self, bucket: BucketKey) -> int:
+        """Sessions that take a place at the bucket."""
+        return len(self._active.get(bucket, ()))
+
+    def check_room(self, bucket: BucketKey) -> None:
+        """Raise ``TableError`` if another session of ``bucket`` has no place."""
+        if self.count(bucket) >= self.limits.per_bucket:
+            raise TableError(
+                TableCode.too_many_scanners,
+                f"{self.limits.per_bucket} scans of bucket {bucket.bucket} are open; close one, or try again later",
+            )
+        if self._active_count >= self.limits.per_node:
+            raise TableError(
+                TableCode.too_many_scanners,
+                f"{self.limits.per_node} scans are open on this node; close one, or try again later",
+            )
+
+    def open(self, session: ScanSession) -> None:
+        """Add a session that is about to be asked for the first time. Raises ``TableError`` without room."""
+        self.check_room(session.bucket)
+        self._sessions[session.id] = session
+        self._active.setdefault(session.bucket, set()).add(session.id)
+        self._active_count += 1
+
+    def get(self, scanner_id: bytes, now_ms: int) -> ScanSession:
+        """The session, which counts as used now. Raises ``TableError``."""
+        session = self._sessions.get(scanner_id)
+        if session is not None:
+            session.used_ms = now_ms
+            return session
+        ended = self._ended.get(scanner_id)
+        if ended is not None:
+            raise TableError(TableCode.scanner_expired, f"the scan is over: {ended.why}; start it again")
+        raise TableError(
+            TableCode.unknown_scanner_id, "this node knows no such scan; it may have been started again since"
+        )
+
+    def answered(self, session: ScanSession) -> None:
+        """After ``advance``: a session that has come to its end gives its place free."""
+        if session.is_drained:
+            self._give_place_free(session)
+
+    def close(self, scanner_id: bytes) -> ScanSession | None:
+        """End a session; None if there is none, which is fine."""
+        return self._remove(scanner_id)
+
+    def end_bucket(self, bucket: BucketKey, why: str, now_ms: int) -> list[ScanSession]:
+        """End all sessions of a bucket, and remember why."""
+        return self._end([s for s in self._sessions.values() if s.bucket == bucket], why, now_ms)
+
+    def sweep(self, now_ms: int) -> list[ScanSession]:
+        """End what has been idle for too long, and forget what ended long ago."""
+        limits = self.limits
+        drained = [
+            session.id
+            for session in self._sessions.values()
+            if session.is_drained and now_ms - session.used_ms >= limits.linger_ms
+        ]
+        gone = [session for session in map(self._remove, drained) if session is not None]
+        idle = [s for s in self._sessions.values() if now_ms - s.used_ms >= limits.idle_ms]
+        gone += self._end(idle, f"it was idle for {limits.idle_ms} ms", now_ms)
+        for scanner_id, ended in list(self._ended.items()):
+            if now_ms - ended.when_ms < 2 * limits.idle_ms and len(self._ended) <= _IDS_REMEMBERED_MAX:
+                break
+            del self._ended[scanner_id]
+        return gone
+
+    def _end(self, sessions: list[ScanSession], why: str, now_ms: int) -> list[ScanSession]:
+        for session in sessions:
+            self._remove(session.id)
+            self._ended[session.id] = _Ended(now_ms, why)
+        return sessions
+
+    def _remove(self, scanner_id: bytes) -> ScanSession | None:
+        session = self._sessions.pop(scanner_id, None)
+        if session is not None:
+            self._give_place_free(session)
+        return session
+
+    def _give_place_free(self, session: ScanSession) -> None:
+        active = self._active.get(session.bucket)
+        if active is not None and session.id in active:
+            active.remove(session.id)
+            self._active_count -= 1
+            if not active:
+                del self._active[session.bucket]

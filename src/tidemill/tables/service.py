@@ -1,0 +1,333 @@
+"""All tables of a node: definitions from the metadata, buckets opened at their first use, housekeeping.
+
+``scans`` and ``leases`` build on it. Everything here runs on the event loop; what takes long runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+from uuid import UUID
+
+from tidemill.config.settings import Settings
+from tidemill.control.controller import Controller
+from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
+from tidemill.control.table_images import TableImage
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
+from tidemill.kv.resources import KvResources
+from tidemill.kv.snapshots import SnapshotStore
+from tidemill.records.columns import read_columns
+from tidemill.replication.partition import Partition as LogPartition
+from tidemill.tables.bucket import Bucket
+from tidemill.tables.changes import Changes, prepare_checked
+from tidemill.tables.definition import Partition, TableDefinition
+from tidemill.tables.properties import TableProperties
+from tidemill.tables.scanners import BucketKey
+
+__all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of")
+
+logger = logging.getLogger(__name__)
+
+KV_FOLDER = "kv"
+_THREADS = 4
+_READY_SECONDS = 30.0
+
+
+class TableHost(Protocol):
+    """What tables need of the node they are on."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def controller(self) -> Controller: ...
+    @property
+    def image(self) -> MetadataImage: ...
+    @property
+    def clock_ms(self) -> Callable[[], int]: ...
+    def partition(self, topic: TopicImage, index: int) -> LogPartition:
+        """The partition, if this node leads it. Raises ``ApiError`` or ``StorageError``."""
+
+
+def definition_of(table: TableImage) -> TableDefinition:
+    """The metadata of a table as code needs it."""
+    return TableDefinition.unpack(
+        schemas=table.schemas,
+        bucket_map=table.bucket_map,
+        name=table.name,
+        table_id=table.id,
+        primary_key=tuple(table.primary_key),
+        buckets=table.buckets,
+        row_format=table.row_format,
+        key_format=table.key_format,
+        partition_column=table.partition_column,
+        partitions=tuple(Partition(each.id, each.value, each.topic) for each in table.partitions),
+        properties=dict(table.properties),
+        comment=table.comment,
+        created_ms=table.created_ms,
+    )
+
+
+class TableService:
+    """See the module. Made when the node meets its first table."""
+
+    def __init__(self, host: TableHost) -> None:
+        self._host = host
+        settings = host.settings
+        self.resources = KvResources(
+            block_cache_bytes=settings.kv_block_cache_bytes, write_buffer_bytes=settings.kv_write_buffer_bytes
+        )
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidemill-tables")
+        self._definitions: dict[int, TableDefinition] = {}
+        self._buckets: dict[BucketKey, Bucket] = {}
+        self._floors: dict[tuple[UUID, int], int] = {}
+        #: Snapshots that somebody is about to lease.
+        self._kept: Counter[tuple[BucketKey, int]] = Counter()
+        #: Called with a bucket whose sessions and pins must end, and why.
+        self.on_bucket_ends: list[Callable[[BucketKey, str], None]] = []
+        self._unsubscribe = host.controller.subscribe(self._metadata_changed)
+
+    @property
+    def host(self) -> TableHost:
+        return self._host
+
+    # --- finding things
+
+    def named(self, name: str) -> TableDefinition:
+        """The table of that name. Raises ``TableError``."""
+        table = self._host.image.tables.get(name)
+        if table is None:
+            raise TableError(
+                TableCode.table_not_found, f"there is no table {name!r}; 'tidemill table list' shows those that exist"
+            )
+        return self._definition(table)
+
+    def by_id(self, table_id: int) -> TableDefinition:
+        """The table of that number. Raises ``TableError``."""
+        table = self._host.image.tables_by_id.get(table_id)
+        if table is None:
+            raise TableError(TableCode.table_not_found, f"there is no table with id {table_id}; it may have been dropped")
+        return self._definition(table)
+
+    def _definition(self, table: TableImage) -> TableDefinition:
+        found = self._definitions.get(table.id)
+        if found is None:
+            found = self._definitions[table.id] = definition_of(table)
+        return found
+
+    def keyed(self, table_id: int) -> TableDefinition:
+        """The table of that number, which must have a primary key."""
+        table = self.by_id(table_id)
+        if not table.has_primary_key:
+            raise TableError(
+                TableCode.not_a_primary_key_table,
+                f"table {table.name!r} has no primary key, and so no state to read; consume its topic instead",
+            )
+        return table
+
+    def bucket_keys(self, table: TableDefinition) -> Iterator[BucketKey]:
+        for partition in table.partitions:
+            for number in range(table.buckets):
+                yield BucketKey(table.table_id, partition.id, number)
+
+    def log(self, key: BucketKey) -> LogPartition:
+        """The log of a bucket that this node leads. Raises ``TableError``, ``ApiError`` or ``StorageError``."""
+        table = self.by_id(key.table_id)
+        partition = table.partition(key.partition_id)
+        if partition is None:
+            raise TableError(
+                TableCode.partition_not_found, f"table {table.name!r} has no partition with number {key.partition_id}"
+            )
+        if not 0 <= key.bucket < table.buckets:
+            raise TableError(
+                TableCode.bucket_not_found,
+                f"table {table.name!r} has buckets 0 to {table.buckets - 1}, not {key.bucket}",
+            )
+        topic = self._host.image.topics.get(partition.topic)
+        if topic is None:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {partition.topic!r}")
+        return self._host.partition(topic, key.bucket)
+
+    def bucket(self, key: BucketKey) -> Bucket:
+        """The bucket, opened and folding. Raises as ``log`` does; it may not be ready yet."""
+        bucket = self._buckets.get(key)
+        if bucket is None or bucket.log.log.failure is not None:
+            log = self.log(key)
+            bucket = self._buckets[key] = Bucket(
+                key,
+                partial(self.by_id, key.table_id),
+                log,
+                self.directory(log.topic_id, log.index),
+                self.resources,
+                self.threads,
+                self._host.clock_ms,
+                max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
+            )
+            bucket.start()
+        return bucket
+
+    def peek(self, key: BucketKey) -> Bucket | None:
+        """The bucket if it is open."""
+        return self._buckets.get(key)
+
+    async def ready_bucket(self, key: BucketKey, min_offset: int = -1, max_wait_ms: int | None = None) -> Bucket:
+        """The bucket with its state recovered, and with everything below ``min_offset`` in it."""
+        bucket = self.bucket(key)
+        seconds = _READY_SECONDS if max_wait_ms is None else min(_READY_SECONDS, max(0, max_wait_ms) / 1000)
+        await bucket.ready(min_offset, seconds)
+        return bucket
+
+    def directory(self, topic_id: UUID, index: int) -> Path:
+        return self._host.settings.data_dir / KV_FOLDER / f"{topic_id.hex}-{index}"
+
+    # --- the leader's append hook
+
+    async def check(self, table: TableImage, place_id: int, index: int, records: bytes) -> Changes | None:
+        """Refuse a batch with a row, a key or a bucket that is not right, or give the changes that it makes."""
+        definition = self._definition(table)
+        place = definition.partition(place_id)
+        assert place is not None, "the partition was found by its topic"
+        work = partial(_check, definition, place, index, records, self._host.settings.max_decompressed_bytes)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    def appended(self, key: BucketKey, base_offset: int, changes: Changes) -> None:
+        """A batch that ``check`` passed is in the log at ``base_offset``."""
+        self.bucket(key).appended(changes.shifted(base_offset))
+
+    # --- retention
+
+    def retention_floor(self, topic_id: UUID, index: int) -> int:
+        """From this offset on the state may need every record of the log again."""
+        place = topic_id, index
+        if place not in self._floors:
+            self._floors[place] = self._floor_on_disk(topic_id, index)
+        return self._floors[place]
+
+    def _floor_on_disk(self, topic_id: UUID, index: int) -> int:
+        found = self._host.image.table_of_topic(topic_id)
+        if found is not None and not found[0].primary_key:
+            return 2**63 - 1
+        directory = self.directory(topic_id, index)
+        snapshots = SnapshotStore(directory).list() if directory.exists() else []
+        return min((snapshot.log_offset for snapshot in snapshots), default=0)
+
+    def snapshots_changed(self, bucket: Bucket) -> None:
+        """After a snapshot was taken or removed."""
+        self._floors.pop((bucket.log.topic_id, bucket.log.index), None)
+
+    # --- housekeeping
+
+    async def take_due_snapshots(self) -> None:
+        """Take the snapshots that time or the growth of the log ask for, one after the other."""
+        for bucket in list(self._buckets.values()):
+            try:
+                properties = TableProperties.of(self.by_id(bucket.key.table_id).properties, self._host.settings)
+                if _is_snapshot_due(bucket, properties, self._host.clock_ms()):
+                    await self.take_snapshot(bucket)
+            except TidemillError as error:
+                logger.warning("no snapshot of %s now, it is tried again later: %s", bucket.name, error)
+
+    async def take_snapshot(self, bucket: Bucket) -> None:
+        """Take a snapshot and remove those that are neither among the newest nor leased."""
+        await bucket.snapshot()
+        await self.prune_snapshots(bucket)
+
+    async def prune_snapshots(self, bucket: Bucket) -> None:
+        leased = {
+            held.snapshot_id
+            for lease in self._host.image.leases_of(bucket.key.table_id)
+            for held in lease.snapshots
+            if (held.partition_id, held.bucket) == (bucket.key.partition_id, bucket.key.bucket)
+        }
+        leased |= {snapshot_id for key, snapshot_id in +self._kept if key == bucket.key}
+        work = partial(bucket.snapshots.prune, self._host.settings.kv_snapshots_kept, leased)
+        await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        self.snapshots_changed(bucket)
+
+    def keep(self, key: BucketKey, snapshot_id: int) -> None:
+        """Do not remove a snapshot until ``let_go``."""
+        self._kept[key, snapshot_id] += 1
+
+    def let_go(self, key: BucketKey, snapshot_id: int) -> None:
+        self._kept[key, snapshot_id] -= 1
+
+    def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
+        for table in [*delta.tables_changed, *delta.tables_dropped]:
+            self._definitions.pop(table.id, None)
+        for topic in delta.deleted:
+            self._topic_deleted(topic)
+        for changed in delta.leader_changed:
+            topic = new.topics[changed.topic]
+            found = new.table_of_topic(topic.id)
+            if found is not None:
+                key = BucketKey(found[0].id, found[1].id, changed.partition)
+                self._end_readers(key, f"bucket {changed.partition} of table {found[0].name!r} has a new leader epoch")
+
+    def _topic_deleted(self, topic: TopicImage) -> None:
+        for key, bucket in list(self._buckets.items()):
+            if bucket.log.topic_id == topic.id:
+                del self._buckets[key]
+                self._end_readers(key, f"the table of topic {topic.name!r} was dropped")
+                closing = asyncio.get_running_loop().create_task(bucket.close())
+                closing.add_done_callback(lambda _: self._remove_state(topic))
+        if not any(bucket.log.topic_id == topic.id for bucket in self._buckets.values()):
+            self._remove_state(topic)
+
+    def _remove_state(self, topic: TopicImage) -> None:
+        self.threads.submit(_remove_directories, self._host.settings.data_dir / KV_FOLDER, topic.id)
+
+    def _end_readers(self, key: BucketKey, why: str) -> None:
+        for ended in self.on_bucket_ends:
+            ended(key, why)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the state of buckets, in words."""
+        for bucket in self._buckets.values():
+            if bucket.problem is not None:
+                yield f"the state of {bucket.name} cannot be read: {bucket.problem}"
+
+    def buckets(self) -> list[Bucket]:
+        """Those that are open."""
+        return list(self._buckets.values())
+
+    async def close(self) -> None:
+        self._unsubscribe()
+        buckets, self._buckets = list(self._buckets.values()), {}
+        for bucket in buckets:
+            self._end_readers(bucket.key, "the node stops")
+        await asyncio.gather(*(bucket.close() for bucket in buckets))
+        self.threads.shutdown(wait=True)
+
+
+def _check(
+    table: TableDefinition, place: Partition, index: int, records: bytes, max_decompressed_bytes: int
+) -> Changes | None:
+    return prepare_checked(table, read_columns(records, max_decompressed_bytes), place, index)
+
+
+def _is_snapshot_due(bucket: Bucket, properties: TableProperties, now_ms: int) -> bool:
+    if bucket.problem is not None or bucket.applied_offset < 0:
+        return False
+    newest = bucket.snapshots.newest_offset
+    if newest is not None and bucket.applied_offset <= newest:
+        return False
+    grown_bytes = bucket.log.log.size_bytes - bucket.log_bytes_at_snapshot
+    return (
+        now_ms - bucket.last_snapshot_ms >= properties.snapshot_interval_ms
+        or grown_bytes >= properties.snapshot_log_bytes
+        or grown_bytes < 0
+    )
+
+
+def _remove_directories(folder: Path, topic_id: UUID) -> None:
+    if folder.exists():
+        for directory in folder.glob(f"{topic_id.hex}-*"):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
