@@ -47,8 +47,8 @@ async def connect_async(
 ) -> AsyncTidemill:
     """Connect to a node, or to a cluster by some of its nodes (``"host:port,host:port"``).
 
-    The same names as ``tidemill.connect``, with await. Close it, or use it in ``async with await connect_async(…)``.
-    Raises ``NodeUnavailable`` if no address answers.
+    The same names as ``tidemill.connect``, with await. Close it, or use it in ``async with await
+    connect_async(…)``. Raises ``NodeUnavailable`` if no address answers.
     """
     cluster = Cluster(bootstrap_servers, client_id=client_id, timeout_ms=timeout_ms)
     await cluster.connect()
@@ -85,8 +85,15 @@ class AsyncTidemill:
         properties: Mapping[str, str] | None = None,
         if_not_exists: bool = False,
     ) -> None:
-        """Create a database: the first part of its tables' names. ``create_table`` makes a missing one by itself."""
-        body = {"name": name, "comment": comment, "properties": _pairs(properties), "if_not_exists": if_not_exists}
+        """Create a database: the first part of its tables' names. ``create_table`` makes a missing one by
+        itself.
+        """
+        body = {
+            "name": name,
+            "comment": comment,
+            "properties": _pairs(properties),
+            "if_not_exists": if_not_exists,
+        }
         await self._ask("CreateDatabase", body, f"creating database {name!r}")
 
     async def databases(self) -> list[DatabaseInfo]:
@@ -144,12 +151,12 @@ class AsyncTidemill:
     ) -> AsyncTable:
         """Create a table ``database.table``, and its database if that is missing.
 
-        ``schema`` is an Arrow schema, or Spark's words for one (``"id bigint, name string"``); key columns become
-        NOT NULL. Without ``primary_key`` the table is a typed log. ``buckets`` (1) says over how many logs its rows
-        are spread by the hash of their keys; ``boundaries``, keys in rising order, route by ranges of keys instead.
-        ``partition_by`` names a column each of whose values gets buckets of its own. ``row_format`` is ``row``,
-        ``json`` (for producers in other languages) or ``raw``. ``properties`` are configs of its topics,
-        ``snapshot.…``, and ``user.…``.
+        ``schema`` is an Arrow schema, or Spark's words for one (``"id bigint, name string"``); key columns
+        become NOT NULL. Without ``primary_key`` the table is a typed log. ``buckets`` (1) says over how many
+        logs its rows are spread by the hash of their keys; ``boundaries``, keys in rising order, route by
+        ranges of keys instead. ``partition_by`` names a column each of whose values gets buckets of its own.
+        ``row_format`` is ``row``, ``json`` (for producers in other languages) or ``raw``. ``properties`` are
+        configs of its topics, ``snapshot.…``, and ``user.…``.
         """
         from tidemill.client.tables.creating import creation_body
 

@@ -21,7 +21,7 @@ class Message(NamedTuple):
 
 
 class PartitionReader:
-    """Reads a set of partitions. ``positions`` holds the next offset of each. Options are ``BatchReader``'s."""
+    """Reads a set of partitions. ``positions`` has the next offset of each; options are ``BatchReader``'s."""
 
     def __init__(
         self, cluster: Cluster, positions: Mapping[TopicPartition, int] | None = None, **options: Any

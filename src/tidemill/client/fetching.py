@@ -33,7 +33,8 @@ _WAIT_MARGIN_MS: Final = 30_000
 
 
 class FetchedBatches(NamedTuple):
-    """Batches of records of one partition, control batches left out. ``next_offset`` is behind all that was read.
+    """Batches of records of one partition, control batches left out. ``next_offset`` is behind all that was
+    read.
 
     The first batch may begin below ``from_offset``: its records there are not wanted.
     """
@@ -180,8 +181,8 @@ def _wanted_batches(
 ) -> Iterator[tuple[int, memoryview | None]]:
     """(offset behind it, batch) of each whole batch; None for one that holds no records for this reader.
 
-    ``aborted`` are (first offset, producer id) of aborted transactions: a producer's batches count again behind
-    its marker.
+    ``aborted`` are (first offset, producer id) of aborted transactions: a producer's batches count again
+    behind its marker.
     """
     waiting = sorted(aborted, reverse=True)
     skipped: set[int] = set()

@@ -24,7 +24,9 @@ class LoopThread:
         """The result of ``work``; it is cancelled if the caller is interrupted."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("a blocking call cannot be made from a callback of the client; use connect_async")
+            raise RuntimeError(
+                "a blocking call cannot be made from a callback of the client; use connect_async"
+            )
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("this connection is closed")

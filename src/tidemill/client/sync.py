@@ -14,7 +14,7 @@ from tidemill.client.connection import DEFAULT_TIMEOUT_MS
 from tidemill.client.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
     import pyarrow as pa
 
@@ -50,7 +50,9 @@ def connect(
 class Tidemill:
     """A connection to a node or a cluster. Use it in a ``with`` statement, or call ``close``."""
 
-    def __init__(self, bootstrap_servers: str, *, client_id: str = "tidemill", timeout_ms: int = DEFAULT_TIMEOUT_MS):
+    def __init__(
+        self, bootstrap_servers: str, *, client_id: str = "tidemill", timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ):
         self._bootstrap_servers = bootstrap_servers
         self._client_id = client_id
         self._timeout_ms = timeout_ms
@@ -96,7 +98,9 @@ class Tidemill:
         properties: Mapping[str, str] | None = None,
         if_not_exists: bool = False,
     ) -> None:
-        """Create a database: the first part of its tables' names. ``create_table`` makes a missing one by itself."""
+        """Create a database: the first part of its tables' names. ``create_table`` makes a missing one by
+        itself.
+        """
         self._run(
             lambda db: db.create_database(
                 name, comment=comment, properties=properties, if_not_exists=if_not_exists
@@ -143,7 +147,8 @@ class Tidemill:
         comment: str | None = None,
         if_not_exists: bool = False,
     ) -> Table:
-        """Create a table ``database.table``; see ``AsyncTidemill.create_table`` for what can be said about it.
+        """Create a table ``database.table``; see ``AsyncTidemill.create_table`` for what can be said about
+        it.
 
         >>> import tidemill
         >>> with tidemill.open() as db:
@@ -214,8 +219,10 @@ class Table:
 
     >>> import tidemill
     >>> with tidemill.open() as db:
-    ...     orders = db.create_table("shop.orders", "id bigint, region string, amount double", primary_key=["id"])
-    ...     _ = orders.upsert({"id": number, "region": "eu" if number % 2 else "us", "amount": 2.5 * number} for number in range(10))
+    ...     columns = "id bigint, region string, amount double"
+    ...     orders = db.create_table("shop.orders", columns, primary_key=["id"])
+    ...     regions = ("us", "eu")
+    ...     _ = orders.upsert({"id": n, "region": regions[n % 2], "amount": 2.5 * n} for n in range(10))
     ...     _ = orders.delete([{"id": 9}])
     ...     orders.scan(columns=["id"], where="region = 'eu' AND amount > 10").to_arrow().to_pylist()
     [{'id': 5}, {'id': 7}]
@@ -266,7 +273,8 @@ class Table:
     def upsert(self, rows: Any, *, progress: Callable[[int], None] | None = None) -> Written:
         """Write rows: new ones, and such that take the place of those with the same key.
 
-        ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this returns.
+        ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this
+        returns.
         """
         return self._db.run(self._table.upsert(rows, progress=progress))
 
@@ -275,7 +283,9 @@ class Table:
         return self._db.run(self._table.append(rows, progress=progress))
 
     def delete(self, keys: Any) -> Written:
-        """Delete the rows with these keys: dicts, tuples, single values, or an Arrow table of the key columns."""
+        """Delete the rows with these keys: dicts, tuples, single values, or an Arrow table of the key
+        columns.
+        """
         return self._db.run(self._table.delete(keys))
 
     # --- reading
@@ -284,7 +294,9 @@ class Table:
         self, keys: Any, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
     ) -> Any:
         """The row of a single key as a dict or None; the rows of several as an Arrow table in their order."""
-        return self._db.run(self._table.lookup(keys, columns=columns, wait_for_own_writes=wait_for_own_writes))
+        return self._db.run(
+            self._table.lookup(keys, columns=columns, wait_for_own_writes=wait_for_own_writes)
+        )
 
     def lookup_prefix(
         self, prefix: Any, *, columns: Sequence[str] | None = None, limit: int | None = None
@@ -300,7 +312,9 @@ class Table:
         limit: int | None = None,
         **options: Any,
     ) -> Scan:
-        """The rows of the table as of one moment; ``lease=`` those of a leased snapshot. See ``AsyncTable.scan``."""
+        """The rows of the table as of one moment; ``lease=`` those of a leased snapshot. See
+        ``AsyncTable.scan``.
+        """
         if isinstance(options.get("lease"), TableLease):
             options["lease"] = options["lease"].lease_id
         return Scan(self._db, self._table.scan(columns, where, key_range, limit, **options))
@@ -310,7 +324,8 @@ class Table:
         return BucketScanner(self._db, self._table.bucket_scanner(bucket, **options))
 
     def follow(self, **options: Any) -> Follow:
-        """The rows of the table, and then every change after them, once and in order. See ``AsyncTable.follow``.
+        """The rows of the table, and then every change after them, once and in order. See
+        ``AsyncTable.follow``.
 
         >>> import tidemill
         >>> with tidemill.open() as db:
@@ -376,8 +391,10 @@ class Table:
 
 
 class Scan:
-    """Rows of a table as of one moment: ``for batch in scan``, ``scan.to_arrow()``. Speaks the Arrow C stream itself,
-    so ``polars.from_arrow(scan)``, ``duckdb.from_arrow(scan)`` and ``pandas`` (``scan.to_pandas()``) take it."""
+    """Rows of a table as of one moment: ``for batch in scan``, ``scan.to_arrow()``. Speaks the Arrow C stream
+    itself, so ``polars.from_arrow(scan)``, ``duckdb.from_arrow(scan)`` and ``pandas`` (``scan.to_pandas()``)
+    take it.
+    """
 
     def __init__(self, db: Tidemill, scan: AsyncScan) -> None:
         self._db = db
@@ -411,9 +428,9 @@ class Scan:
 
     def to_polars(self) -> Any:
         """All rows as a polars frame."""
-        import polars
+        import polars as pl
 
-        return polars.from_arrow(self.to_arrow())
+        return pl.from_arrow(self.to_arrow())
 
     def count(self) -> int:
         """How many rows there are."""
@@ -534,14 +551,14 @@ class TableLease:
         self._db.run(self._lease.__aexit__(*exc))
 
 
-def _iterate(db: Tidemill, batches: AsyncIterator[_T]) -> Iterator[_T]:
+def _iterate(db: Tidemill, batches: AsyncGenerator[_T]) -> Iterator[_T]:
     """An async iterator as a plain one; dropping it closes the other."""
 
     async def following() -> _T:
         return await anext(batches)
 
     async def closing() -> None:
-        await batches.aclose()  # type: ignore[attr-defined]
+        await batches.aclose()
 
     try:
         while True:

@@ -246,7 +246,9 @@ class Settings:
     ] = 256 * MIB
     kv_write_buffer_bytes: Annotated[
         int,
-        _bytes("Memory for what is written to the state of tables before it goes to disk, shared by all.", MIB),
+        _bytes(
+            "Memory for what is written to the state of tables before it goes to disk, shared by all.", MIB
+        ),
     ] = 256 * MIB
     kv_snapshot_interval_ms: Annotated[
         int,

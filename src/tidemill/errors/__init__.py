@@ -15,7 +15,7 @@ The tree::
         ├── CorruptData            bytes that were durable no longer check out; names file and position
         └── DataDirectoryInUse     another process holds the data directory
 
-``ErrorCode`` is Kafka's own table of codes; ``TableCode`` has those of what Kafka does not have, from 1000 up.
+``ErrorCode`` is Kafka's own table of codes; ``TableCode`` has those of what Kafka does not have.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class ApiError(TidemillError):
 class TableError(ApiError):
     """A request about a table, a scan or a snapshot that is refused. The refusal changed nothing.
 
-    ``code`` is what a Kafka client is told, ``table_code`` says it exactly. ``index`` is the number of the row at
-    fault, where one row is.
+    ``code`` is what a Kafka client is told, ``table_code`` says it exactly. ``index`` is the number of the
+    row at fault, where one row is.
 
     >>> error = TableError(TableCode.too_many_scanners, "8 scans of bucket 0 are open")
     >>> error.table_code.value, error.retriable, error.name

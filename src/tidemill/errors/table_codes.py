@@ -9,11 +9,11 @@ import enum
 
 from kio.schema.errors import ErrorCode
 
-__all__ = ("TableCode",)
+__all__ = ("TableCode", "table_code")
 
 
 class TableCode(enum.IntEnum):
-    """A code, whether the same call can succeed later without a change by the caller, and Kafka's nearest code.
+    """A code, whether the same call can succeed later as it is, and Kafka's nearest code.
 
     >>> TableCode.too_many_scanners.value, TableCode.too_many_scanners.retriable
     (1069, True)
@@ -22,9 +22,7 @@ class TableCode(enum.IntEnum):
     retriable: bool
     kafka: ErrorCode
 
-    def __new__(
-        cls, value: int, retriable: bool, kafka: ErrorCode = ErrorCode.invalid_request
-    ) -> TableCode:
+    def __new__(cls, value: int, retriable: bool, kafka: ErrorCode = ErrorCode.invalid_request) -> TableCode:
         code = int.__new__(cls, value)
         code._value_ = value
         code.retriable = retriable
@@ -65,3 +63,11 @@ class TableCode(enum.IntEnum):
     invalid_scan_request = 1068, False
     too_many_scanners = 1069, True
     """No slot for another session now: back off, and open it again."""
+
+
+def table_code(number: int) -> TableCode:
+    """The code of that number; a number from a newer server is an error that cannot be tried again."""
+    return _BY_NUMBER.get(number, TableCode.invalid_scan_request)
+
+
+_BY_NUMBER = {code.value: code for code in TableCode}

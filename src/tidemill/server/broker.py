@@ -196,13 +196,17 @@ class Broker:
 
     async def drop_table(self, table: TableImage) -> None:
         """Drop a table, its logs and its state."""
-        await self._delete_logs(table.partitions, drop_table(self.controller, DropTable(name=table.name, table_id=table.id)))
+        await self._delete_logs(
+            table.partitions, drop_table(self.controller, DropTable(name=table.name, table_id=table.id))
+        )
 
     async def drop_table_partition(self, table: TableImage, value: str) -> None:
         """Drop one partition of a table with everything in it."""
         found = table.partition(value)
         if found is None:
-            raise TableError(TableCode.partition_not_found, f"table {table.name!r} has no partition {value!r}")
+            raise TableError(
+                TableCode.partition_not_found, f"table {table.name!r} has no partition {value!r}"
+            )
         command = DropTablePartition(table=table.name, table_id=table.id, value=value)
         await self._delete_logs((found,), self.controller.submit(command))
 

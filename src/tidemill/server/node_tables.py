@@ -1,6 +1,8 @@
-"""The tables of a node as the handlers use them: the services of ``tables``, and what goes between them and requests.
+"""The tables of a node as the handlers use them: the services of ``tables``, and what goes between them and
+requests.
 
-Loaded when the node meets its first table, because Arrow and RocksDB take longer to load than a node to start.
+Loaded when the node meets its first table, because Arrow and RocksDB take longer to load than a node to
+start.
 """
 
 from __future__ import annotations
@@ -135,7 +137,8 @@ class NodeTables:
         if rigid:
             raise TableError(
                 TableCode.invalid_schema,
-                f"column {rigid[0]!r} cannot be added as NOT NULL: rows that are there already have no value for it",
+                f"column {rigid[0]!r} cannot be added as NOT NULL: rows that are there already have no "
+                "value for it",
             )
         widened = normalise_schema(pa.schema([*old, *columns]))
         make_format(table.row_format, {0: old, 1: widened}, 1, table.primary_key)
@@ -146,10 +149,17 @@ class NodeTables:
     async def stats(self, table_name: str) -> list[dict[str, Any]]:
         """Numbers of every bucket; of those with a problem, the problem."""
         table = self.service.named(table_name)
-        return [await self._bucket_stats(key, keyed=table.has_primary_key) for key in self.service.bucket_keys(table)]
+        return [
+            await self._bucket_stats(key, keyed=table.has_primary_key)
+            for key in self.service.bucket_keys(table)
+        ]
 
     async def _bucket_stats(self, key: BucketKey, *, keyed: bool) -> dict[str, Any]:
-        stats: dict[str, Any] = {"partition_id": key.partition_id, "bucket": key.bucket, "snapshot_offset": -1}
+        stats: dict[str, Any] = {
+            "partition_id": key.partition_id,
+            "bucket": key.bucket,
+            "snapshot_offset": -1,
+        }
         try:
             log = self.service.log(key)
             stats |= {
@@ -167,7 +177,7 @@ class NodeTables:
 
     async def _state_stats(self, key: BucketKey) -> dict[str, Any]:
         bucket = await self.service.ready_bucket(key)
-        snapshots = (await self._in_thread(bucket.snapshots.list))
+        snapshots = await self._in_thread(bucket.snapshots.list)
         store = bucket.store
         return {
             "row_count": await self._in_thread(store.count_estimate),
@@ -186,7 +196,12 @@ class NodeTables:
             bucket = self.service.bucket(key)
             found += [_snapshot(key, each) for each in await self._in_thread(bucket.snapshots.list)]
             found += [
-                {"partition_id": key.partition_id, "bucket": key.bucket, "snapshot_id": -1, "problem": problem}
+                {
+                    "partition_id": key.partition_id,
+                    "bucket": key.bucket,
+                    "snapshot_id": -1,
+                    "problem": problem,
+                }
                 for problem in map(_problem, await self._in_thread(bucket.snapshots.broken))
             ]
         return found
@@ -225,22 +240,29 @@ def _schema_from_client(data: bytes) -> pa.Schema:
     try:
         return unpack_schema(data)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise TableError(TableCode.invalid_schema, f"the schema is not an Arrow IPC schema: {error}") from error
+        raise TableError(
+            TableCode.invalid_schema, f"the schema is not an Arrow IPC schema: {error}"
+        ) from error
 
 
 def _check_choice(what: str, given: str, choices: Sequence[str]) -> None:
     if given not in choices:
-        raise TableError(TableCode.invalid_schema, f"there is no {what} {given!r}; choose one of {', '.join(choices)}")
+        raise TableError(
+            TableCode.invalid_schema, f"there is no {what} {given!r}; choose one of {', '.join(choices)}"
+        )
 
 
 def _routing(buckets: int, boundaries: tuple[bytes, ...], primary_key: tuple[str, ...]) -> BucketMap:
     if not boundaries:
         return BucketMap.hashed(max(buckets, 1))
     if not primary_key:
-        raise TableError(TableCode.invalid_schema, "a table without a primary key cannot be routed by ranges of keys")
+        raise TableError(
+            TableCode.invalid_schema, "a table without a primary key cannot be routed by ranges of keys"
+        )
     if buckets > 0 and buckets != len(boundaries) + 1:
         raise TableError(
             TableCode.invalid_schema,
-            f"{len(boundaries)} boundaries make {len(boundaries) + 1} buckets, not {buckets}; leave the number out",
+            f"{len(boundaries)} boundaries make {len(boundaries) + 1} buckets, not {buckets}; leave the "
+            "number out",
         )
     return BucketMap.ranged(boundaries)

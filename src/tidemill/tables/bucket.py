@@ -1,11 +1,12 @@
 """One bucket of a primary-key table on its leader: the state, folded from the log as far as it is stable.
 
-- The state is the read_committed fold of the log. It is folded in steps up to a goal, the last stable offset at that
-  moment; when a goal is reached the state is whole: no part of a transaction is in it without the rest. Views and
-  snapshots are taken only then (``at_stable_point``), so a scan equals the fold at its log offset.
+- The state is the read_committed fold of the log. It is folded in steps up to a goal, the last stable offset
+  at that moment; when a goal is reached the state is whole: no part of a transaction is in it without the
+  rest. Views and snapshots are taken only then (``at_stable_point``), so a scan equals the fold at its log
+  offset.
 - One task folds; everything that reads or writes the engine runs in threads, in short pieces.
-- State that does not check out is thrown away and built again, from a snapshot and the log. A log that cannot be read
-  stops the fold: ``problem`` says why, and every read is answered with it.
+- State that does not check out is thrown away and built again, from a snapshot and the log. A log that cannot
+  be read stops the fold: ``problem`` says why, and every read is answered with it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from concurrent.futures import Executor
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from tidemill.errors import StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.engine import KvStore
@@ -111,7 +112,9 @@ class Bucket:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._fail_all(TableError(TableCode.state_not_ready, f"bucket {self.name} is being closed; try again"))
+        self._fail_all(
+            TableError(TableCode.state_not_ready, f"bucket {self.name} is being closed; try again")
+        )
         store, self._store = self._store, None
         if store is not None:
             await self._in_thread(store.close)
@@ -129,7 +132,8 @@ class Bucket:
             raise self.problem
         if self._store is None:
             raise TableError(
-                TableCode.state_not_ready, f"the state of {self.name} is being recovered; try again in a moment"
+                TableCode.state_not_ready,
+                f"the state of {self.name} is being recovered; try again in a moment",
             )
         return self._store
 
@@ -151,7 +155,8 @@ class Bucket:
         except TimeoutError:
             raise TableError(
                 TableCode.state_not_ready,
-                f"the state of {self.name} is at offset {self.applied_offset} of {self.log.last_stable_offset}, "
+                f"the state of {self.name} is at offset {self.applied_offset} of "
+                f"{self.log.last_stable_offset}, "
                 f"not yet at {max(min_offset, 0)}; try again in a moment",
             ) from None
         finally:
@@ -325,7 +330,9 @@ class Bucket:
             return
         if self._store is None:
             # Recovery itself has failed: there is nothing that it could be built from.
-            self._stop(TableError(TableCode.state_damaged, f"the state of {self.name} cannot be recovered: {error}"))
+            self._stop(
+                TableError(TableCode.state_damaged, f"the state of {self.name} cannot be recovered: {error}")
+            )
             return
         logger.error("the state of %s does not check out and is built again: %s", self.name, error)
         store, self._store = self._store, None
@@ -349,7 +356,8 @@ class Bucket:
 
 def _is_aborted(header: BatchHeader, aborted: list[AbortedTransaction]) -> bool:
     return header.is_transactional and any(
-        entry.producer_id == header.producer_id and entry.first_offset <= header.base_offset <= entry.last_offset
+        entry.producer_id == header.producer_id
+        and entry.first_offset <= header.base_offset <= entry.last_offset
         for entry in aborted
     )
 
@@ -364,8 +372,6 @@ def _apply(store: KvStore, changes: Changes, next_offset: int) -> None:
         # Of several changes of one key the last one counts.
         latest = dict(zip(islice(keys, first, behind), islice(values, first, behind), strict=True))
         deleted = [key for key, value in latest.items() if value is None]
-        for key in deleted:
-            del latest[key]
+        put = {key: value for key, value in latest.items() if value is not None} if deleted else latest
         reached = next_offset if behind == len(keys) else int(offsets[behind])
-        store.write(list(latest.keys()), list(latest.values()), deleted, reached)
-
+        store.write(list(put.keys()), cast("list[bytes]", list(put.values())), deleted, reached)

@@ -1,11 +1,12 @@
 """From the records of a table's log to changes of its state. Pure.
 
-``prepare`` is where a table's leader refuses: before a batch is appended every record of it must have a key that is
-spelt canonically, a row that fits the schema, key columns that say the same as the key, and the right bucket and
-partition. A refused batch is refused whole. The same function gives the changes when the log is read again, with
-nothing left to refuse.
+``prepare`` is where a table's leader refuses: before a batch is appended every record of it must have a key
+that is spelt canonically, a row that fits the schema, key columns that say the same as the key, and the right
+bucket and partition. A refused batch is refused whole. The same function gives the changes when the log is
+read again, with nothing left to refuse.
 
-A state row is the offset of the record that wrote it (8 bytes, little-endian), and the row in the ``row`` format.
+A state row is the offset of the record that wrote it (8 bytes, little-endian), and the row in the ``row``
+format.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Changes:
 def prepare_checked(
     table: TableDefinition, columns: RecordColumns, place: Partition, bucket: int
 ) -> Changes | None:
-    """The changes of a batch that wants to be appended to ``bucket`` of ``place``; None for a table without a key.
+    """The changes of a batch that wants to be appended to ``bucket`` of ``place``; None for a table without a
+    key.
 
     Raises ``TableError`` with the index of the first record at fault.
     """
@@ -72,7 +74,8 @@ def prepare_checked(
         index = int(np.argmax(wrong))
         raise TableError(
             TableCode.wrong_bucket,
-            f"the key {_shown(keys[index].as_py())} belongs to bucket {int(routed[index])} of table {table.name!r}, "
+            f"the key {_shown(keys[index].as_py())} belongs to bucket {int(routed[index])} of table "
+            f"{table.name!r}, "
             f"not to {bucket}; {_advice(table)}",
             index=index,
         )
@@ -134,7 +137,9 @@ def _translated(indexes: Any, work: Any) -> Any:
         raise TableError(error.table_code, error.message, index=int(indexes[error.index])) from None
 
 
-def _check_same_keys(table: TableDefinition, keys: pa.BinaryArray, live: Any, key_columns: list[pa.Array]) -> None:
+def _check_same_keys(
+    table: TableDefinition, keys: pa.BinaryArray, live: Any, key_columns: list[pa.Array]
+) -> None:
     given = keys if len(live) == len(keys) else keys.take(pa.array(live))
     canonical = table.keys.canonical(key_columns)
     if given.equals(canonical):
@@ -176,7 +181,8 @@ def _check_log_records(table: TableDefinition, columns: RecordColumns, place: Pa
     if columns.value_null.any():
         raise TableError(
             TableCode.row_refused,
-            f"a record for table {table.name!r} has no value; it has no primary key, so there is nothing to delete",
+            f"a record for table {table.name!r} has no value; it has no primary key, so there is nothing to "
+            "delete",
             index=int(np.argmax(columns.value_null)),
         )
     batch = table.format.to_batch(columns.body, columns.value_starts, columns.value_ends)

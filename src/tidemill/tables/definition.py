@@ -1,6 +1,7 @@
 """A table as the code that reads and writes it needs it: schema, keys, rows and routing in one object.
 
-Made from the metadata, on the server and on the client alike, and never changed: a changed table gets a new one.
+Made from the metadata, on the server and on the client alike, and never changed: a changed table gets a new
+one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from tidemill.tables.rows import RowCodec, VersionedRows
 
 __all__ = ("Partition", "TableDefinition", "pack_bucket_map", "pack_schema", "unpack_schema")
 
+
 def pack_schema(schema: pa.Schema) -> bytes:
     """A schema as it is stored and sent: Arrow IPC."""
     return bytes(schema.serialize())
 
 
 def unpack_schema(data: bytes) -> pa.Schema:
+    """The inverse of ``pack_schema``."""
     return pa.ipc.read_schema(pa.py_buffer(data))
 
 
@@ -61,9 +64,7 @@ class TableDefinition:
     created_ms: int
 
     @classmethod
-    def unpack(
-        cls, *, schemas: Sequence[bytes], bucket_map: bytes, **fields: object
-    ) -> TableDefinition:
+    def unpack(cls, *, schemas: Sequence[bytes], bucket_map: bytes, **fields: object) -> TableDefinition:
         """From the stored form of schemas and routing; the other fields are as in the class."""
         return cls(
             schemas=tuple(map(unpack_schema, schemas)),

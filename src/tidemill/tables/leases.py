@@ -1,7 +1,7 @@
 """Leases: durable promises that snapshots of a table are kept, with the log behind them, until a time.
 
-A lease is metadata: it survives a restart, and it ends when it is released or its time is over. Leased snapshots can be
-scanned at any time until then, by anybody who knows the lease's id.
+A lease is metadata: it survives a restart, and it ends when it is released or its time is over. Leased
+snapshots can be scanned at any time until then, by anybody who knows the lease's id.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class Leases:
     async def acquire(
         self, table_name: str, lease_id: str | None, holder: str, duration_ms: int, *, fresh: bool
     ) -> LeaseImage:
-        """A new lease of the newest snapshots (``fresh``: of the state of now), or ``lease_id`` for longer."""
+        """A new lease of the newest snapshots (``fresh``: of new ones), or ``lease_id`` for longer."""
         host = self._service.host
         if not 1 <= duration_ms <= _DURATION_MS_MAX:
             raise TableError(
                 TableCode.invalid_scan_request,
-                f"a lease cannot last {duration_ms} ms; from 1 ms to 30 days is possible, and it can be renewed",
+                f"a lease cannot last {duration_ms} ms; from 1 ms to 30 days is possible, and it can be "
+                "renewed",
             )
         expires_at_ms = host.clock_ms() + duration_ms
         if lease_id is not None:
@@ -91,7 +92,8 @@ class Leases:
         lease = host.image.leases.get(lease_id)
         if lease is None or lease.expires_at_ms <= host.clock_ms():
             raise TableError(
-                TableCode.lease_not_found, f"there is no lease {lease_id!r}; it was released, or its time is over"
+                TableCode.lease_not_found,
+                f"there is no lease {lease_id!r}; it was released, or its time is over",
             )
         return lease
 

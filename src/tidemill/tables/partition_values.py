@@ -23,19 +23,27 @@ def check_partition_column(schema: pa.Schema, name: str, primary_key: tuple[str,
         raise TableError(TableCode.invalid_schema, f"the partition column {name!r} is not in the schema")
     field = schema.field(index)
     kind = field.type
-    if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_boolean(kind)):
+    if not (
+        pa.types.is_string(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_date32(kind)
+        or pa.types.is_boolean(kind)
+    ):
         raise TableError(
             TableCode.invalid_schema,
-            f"a table cannot be partitioned by {name!r} of type {kind}; use a string, an integer, a date or a boolean",
+            f"a table cannot be partitioned by {name!r} of type {kind}; use a string, an integer, a date or "
+            "a boolean",
         )
     if field.nullable:
         raise TableError(
-            TableCode.invalid_schema, f"the partition column {name!r} must not be nullable: every row has a partition"
+            TableCode.invalid_schema,
+            f"the partition column {name!r} must not be nullable: every row has a partition",
         )
     if primary_key and name not in primary_key:
         raise TableError(
             TableCode.invalid_schema,
-            f"the partition column {name!r} must be part of the primary key: else one key could live in two partitions",
+            f"the partition column {name!r} must be part of the primary key: else one key could live in two "
+            "partitions",
         )
 
 
@@ -54,6 +62,7 @@ def partition_texts(column: pa.Array) -> pa.StringArray:
 
 
 def check_partition_value(value: str) -> None:
+    """Refuse a text that cannot name a partition."""
     if _VALUE.fullmatch(value) is None:
         raise TableError(
             TableCode.row_refused,

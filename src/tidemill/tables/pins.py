@@ -1,7 +1,7 @@
 """Pins: the state of all buckets of a table, held still under one id while many read it.
 
-A pin is cheap and lives in memory only: RocksDB snapshots, one per bucket. It expires when nobody has used it for its
-time; a session that reads it keeps it in use, and keeps its own view when the pin is released.
+A pin is cheap and lives in memory only: RocksDB snapshots, one per bucket. It expires when nobody has used it
+for its time; a session that reads it keeps it in use, and keeps its own view when the pin is released.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Properties of a table: what it may be set to, and which of them are configs of its topics.
 
-Names: those of Tidemill's tables (below), every config of a Kafka topic, and ``user.…`` for whatever its owner wants
-to keep beside it. Anything else is refused: a misspelt property must not be silently without effect.
+Names: those of Tidemill's tables (below), every config of a Kafka topic, and ``user.…`` for whatever its
+owner wants to keep beside it. Anything else is refused: a misspelt property must not be silently without
+effect.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ __all__ = ("TABLE_PROPERTIES", "TableProperties", "topic_configs")
 
 _USER_PREFIX: Final = "user."
 _VALUE_CHARACTERS_MAX: Final = 10_000
-#: Tables are compacted unless their owner says otherwise: then any state can be built again from the log alone.
+#: Tables are compacted unless their owner says otherwise: then any state can be built again from the log
+#: alone.
 _KEYED_DEFAULTS: Final = {"cleanup.policy": "compact"}
 
 TABLE_PROPERTIES: Final[dict[str, str]] = {
@@ -43,11 +45,15 @@ class TableProperties:
 
 
 def topic_configs(properties: Mapping[str, str], settings: Settings, *, keyed: bool) -> dict[str, str]:
-    """Check all properties of a table; gives the configs of its topics. Raises ``TableError`` or ``ApiError``."""
+    """Check all properties of a table; gives the configs of its topics. Raises ``TableError`` or
+    ``ApiError``.
+    """
     configs = dict(_KEYED_DEFAULTS) if keyed else {}
     for name, value in properties.items():
         if len(value) > _VALUE_CHARACTERS_MAX:
-            raise TableError(TableCode.invalid_schema, f"the value of property {name!r} has {len(value)} characters")
+            raise TableError(
+                TableCode.invalid_schema, f"the value of property {name!r} has {len(value)} characters"
+            )
         if name in TABLE_PROPERTIES:
             _number(properties, name, 1)
         elif not name.startswith(_USER_PREFIX):
@@ -57,7 +63,8 @@ def topic_configs(properties: Mapping[str, str], settings: Settings, *, keyed: b
     except ApiError as error:
         raise ApiError(
             error.code,
-            f"{error.message}. A table takes topic configs, {', '.join(TABLE_PROPERTIES)}, and names that start with "
+            f"{error.message}. A table takes topic configs, {', '.join(TABLE_PROPERTIES)}, and names that "
+            "start with "
             f"'{_USER_PREFIX}'",
         ) from error
     return configs
@@ -68,5 +75,7 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
-        raise TableError(TableCode.invalid_schema, f"property {name} must be a whole number above 0, not {text!r}")
+        raise TableError(
+            TableCode.invalid_schema, f"property {name} must be a whole number above 0, not {text!r}"
+        )
     return int(text)

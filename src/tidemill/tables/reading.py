@@ -1,4 +1,4 @@
-"""Reading state: from keys and views to Arrow batches. Blocking; runs in threads, in pieces of bounded size."""
+"""Reading state: from keys and views to Arrow batches. Blocking: runs in threads, in bounded pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ INDEX_COLUMN = "_tidemill_index"
 #: Rows that are turned into columns at once.
 _PIECE_ROWS = 8_192
 _PIECE_BYTES = 1024 * 1024
-#: A call whose filter lets nothing pass gives up after so many bytes of state, and goes on with the next call.
+#: A call whose filter lets nothing pass gives up after so many bytes of state, and goes on with the next
+#: call.
 _SCANNED_BYTES_MAX = 64 * 1024 * 1024
 _NO_LIMIT = 2**62
 
@@ -71,7 +72,9 @@ def look_up(
     return batch.append_column(INDEX_COLUMN, pa.array(found, pa.int32()))
 
 
-def read_batch(table: TableDefinition, view: View, shape: ScanShape, plan: ReadPlan, max_bytes: int) -> BatchRead:
+def read_batch(
+    table: TableDefinition, view: View, shape: ScanShape, plan: ReadPlan, max_bytes: int
+) -> BatchRead:
     """Read one batch: at least one row, if there is one and the filter is not too choosy."""
     needed = _needed_columns(table, shape)
     end = plan.end if plan.end is not None else shape.end_key

@@ -4,10 +4,11 @@ Rules:
 
 - A session is opened by call 0. The next call has the number of the last one plus one; the last number again
   gives the same batch again, because it is read again from its first key, so a lost answer costs nothing.
-- At most ``per_bucket`` sessions read one bucket and ``per_node`` all of them. A session whose last batch has been
-  read gives its place free at once, and lingers until it is swept, so that even that batch can be asked for again.
-- A session that nobody asked for ``idle_ms`` has expired. Its id is remembered for twice that time, and so are those
-  that a change of leader has ended: "it is over" and "it never was" are different answers.
+- At most ``per_bucket`` sessions read one bucket and ``per_node`` all of them. A session whose last batch has
+  been read gives its place free at once, and lingers until it is swept, so that even that batch can be asked
+  for again.
+- A session that nobody asked for ``idle_ms`` has expired. Its id is remembered for twice that time, and so
+  are those that a change of leader has ended: "it is over" and "it never was" are different answers.
 - Whoever ends a session gets it back, and has to let go of what it reads (``resource``).
 """
 
@@ -93,7 +94,9 @@ class ScanSession:
         return ReadPlan(self.next_start, None, self.rows_left, False)
 
     def advance(self, plan: ReadPlan, read_to: bytes | None, rows: int) -> None:
-        """Note that the batch of ``plan`` went from its start to ``read_to`` (None: the end) with so many rows."""
+        """Note that the batch of ``plan`` went from its start to ``read_to`` (None: the end) with so many
+        rows.
+        """
         if plan.is_repeat:
             return
         self.last_sequence += 1
@@ -132,7 +135,8 @@ class ScanSessions:
         if self.count(bucket) >= self.limits.per_bucket:
             raise TableError(
                 TableCode.too_many_scanners,
-                f"{self.limits.per_bucket} scans of bucket {bucket.bucket} are open; close one, or try again later",
+                f"{self.limits.per_bucket} scans of bucket {bucket.bucket} are open; close one, or try "
+                "again later",
             )
         if self._active_count >= self.limits.per_node:
             raise TableError(

@@ -1,7 +1,7 @@
 """Look-ups, scans and pins of a node: the sessions' state machine with real state behind it.
 
-A scan reads a pin, a leased snapshot, or the state of its own moment. It is bound to the leader epoch that it was
-opened under. A session takes one call at a time.
+A scan reads a pin, a leased snapshot, or the state of its own moment. It is bound to the leader epoch that it
+was opened under. A session takes one call at a time.
 """
 
 from __future__ import annotations
@@ -134,8 +134,7 @@ class Scans:
             buckets = await asyncio.gather(
                 *(self._service.ready_bucket(key, min_offsets.get(key, -1), max_wait_ms) for key in epochs)
             )
-            for key, view in zip(epochs, await asyncio.gather(*map(self._view, buckets)), strict=True):
-                views[key] = view
+            views.update(zip(epochs, await asyncio.gather(*map(self._view, buckets)), strict=True))
             now_ms = self._service.host.clock_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
             pin = Pin(secrets.token_hex(12), table_id, views, epochs, idle_ms, now_ms)
@@ -253,21 +252,25 @@ class Scans:
         view = pin.views.get(scan.bucket)
         if view is None:
             raise TableError(
-                TableCode.invalid_scan_request, f"the pin does not hold bucket {scan.bucket.bucket} of that table"
+                TableCode.invalid_scan_request,
+                f"the pin does not hold bucket {scan.bucket.bucket} of that table",
             )
         return view.share()
 
     async def _leased_view(self, key: BucketKey, lease_id: str) -> SharedView:
         lease = self._service.host.image.leases.get(lease_id)
         if lease is None or lease.expires_at_ms <= self._service.host.clock_ms():
-            raise TableError(TableCode.lease_not_found, f"there is no lease {lease_id!r}; it may have expired")
+            raise TableError(
+                TableCode.lease_not_found, f"there is no lease {lease_id!r}; it may have expired"
+            )
         for held in lease.snapshots:
             if lease.table_id == key.table_id and (held.partition_id, held.bucket) == key[1:]:
                 work = partial(self._open_snapshot, self._service.bucket(key), held.snapshot_id)
                 reader = await self._in_thread(work)
                 return SharedView(reader, held.log_offset, reader.close)
         raise TableError(
-            TableCode.snapshot_not_found, f"lease {lease_id!r} holds no snapshot of bucket {key.bucket} of that table"
+            TableCode.snapshot_not_found,
+            f"lease {lease_id!r} holds no snapshot of bucket {key.bucket} of that table",
         )
 
     def _open_snapshot(self, bucket: Bucket, snapshot_id: int) -> KvReader:
@@ -275,7 +278,8 @@ class Scans:
             if info.snapshot_id == snapshot_id:
                 return open_read_only(info.path, self._service.resources, info.identity)
         raise TableError(
-            TableCode.snapshot_not_found, f"the leased snapshot {snapshot_id} of {bucket.name} is not usable any more"
+            TableCode.snapshot_not_found,
+            f"the leased snapshot {snapshot_id} of {bucket.name} is not usable any more",
         )
 
     # --- endings
@@ -303,10 +307,13 @@ class Scans:
         except CorruptData as error:
             await bucket.give_up_state(error)
             raise TableError(
-                TableCode.state_damaged, f"the state of {bucket.name} does not check out, it is built again: {error}"
+                TableCode.state_damaged,
+                f"the state of {bucket.name} does not check out, it is built again: {error}",
             ) from error
         except StorageError as error:
-            raise TableError(TableCode.scanner_expired, f"the state of {bucket.name} went away: {error}") from error
+            raise TableError(
+                TableCode.scanner_expired, f"the state of {bucket.name} went away: {error}"
+            ) from error
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, work)

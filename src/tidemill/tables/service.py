@@ -104,7 +104,8 @@ class TableService:
         table = self._host.image.tables.get(name)
         if table is None:
             raise TableError(
-                TableCode.table_not_found, f"there is no table {name!r}; 'tidemill table list' shows those that exist"
+                TableCode.table_not_found,
+                f"there is no table {name!r}; 'tidemill table list' shows those that exist",
             )
         return self._definition(table)
 
@@ -112,7 +113,9 @@ class TableService:
         """The table of that number. Raises ``TableError``."""
         table = self._host.image.tables_by_id.get(table_id)
         if table is None:
-            raise TableError(TableCode.table_not_found, f"there is no table with id {table_id}; it may have been dropped")
+            raise TableError(
+                TableCode.table_not_found, f"there is no table with id {table_id}; it may have been dropped"
+            )
         return self._definition(table)
 
     def _definition(self, table: TableImage) -> TableDefinition:
@@ -127,7 +130,8 @@ class TableService:
         if not table.has_primary_key:
             raise TableError(
                 TableCode.not_a_primary_key_table,
-                f"table {table.name!r} has no primary key, and so no state to read; consume its topic instead",
+                f"table {table.name!r} has no primary key, and so no state to read; consume its topic "
+                "instead",
             )
         return table
 
@@ -137,12 +141,13 @@ class TableService:
                 yield BucketKey(table.table_id, partition.id, number)
 
     def log(self, key: BucketKey) -> LogPartition:
-        """The log of a bucket that this node leads. Raises ``TableError``, ``ApiError`` or ``StorageError``."""
+        """The log of a bucket that this node leads. Raises ``ApiError`` or ``StorageError``."""
         table = self.by_id(key.table_id)
         partition = table.partition(key.partition_id)
         if partition is None:
             raise TableError(
-                TableCode.partition_not_found, f"table {table.name!r} has no partition with number {key.partition_id}"
+                TableCode.partition_not_found,
+                f"table {table.name!r} has no partition with number {key.partition_id}",
             )
         if not 0 <= key.bucket < table.buckets:
             raise TableError(
@@ -176,7 +181,9 @@ class TableService:
         """The bucket if it is open."""
         return self._buckets.get(key)
 
-    async def ready_bucket(self, key: BucketKey, min_offset: int = -1, max_wait_ms: int | None = None) -> Bucket:
+    async def ready_bucket(
+        self, key: BucketKey, min_offset: int = -1, max_wait_ms: int | None = None
+    ) -> Bucket:
         """The bucket with its state recovered, and with everything below ``min_offset`` in it."""
         bucket = self.bucket(key)
         seconds = _READY_SECONDS if max_wait_ms is None else min(_READY_SECONDS, max(0, max_wait_ms) / 1000)
@@ -189,7 +196,7 @@ class TableService:
     # --- the leader's append hook
 
     async def check(self, table: TableImage, place_id: int, index: int, records: bytes) -> Changes | None:
-        """Refuse a batch with a row, a key or a bucket that is not right, or give the changes that it makes."""
+        """Refuse a batch with a wrong row, key or bucket, or give the changes that it makes."""
         definition = self._definition(table)
         place = definition.partition(place_id)
         assert place is not None, "the partition was found by its topic"
@@ -227,7 +234,9 @@ class TableService:
         """Take the snapshots that time or the growth of the log ask for, one after the other."""
         for bucket in list(self._buckets.values()):
             try:
-                properties = TableProperties.of(self.by_id(bucket.key.table_id).properties, self._host.settings)
+                properties = TableProperties.of(
+                    self.by_id(bucket.key.table_id).properties, self._host.settings
+                )
                 if _is_snapshot_due(bucket, properties, self._host.clock_ms()):
                     await self.take_snapshot(bucket)
             except TidemillError as error:
@@ -267,7 +276,9 @@ class TableService:
             found = new.table_of_topic(topic.id)
             if found is not None:
                 key = BucketKey(found[0].id, found[1].id, changed.partition)
-                self._end_readers(key, f"bucket {changed.partition} of table {found[0].name!r} has a new leader epoch")
+                self._end_readers(
+                    key, f"bucket {changed.partition} of table {found[0].name!r} has a new leader epoch"
+                )
 
     def _topic_deleted(self, topic: TopicImage) -> None:
         for key, bucket in list(self._buckets.items()):
@@ -329,5 +340,3 @@ def _remove_directories(folder: Path, topic_id: UUID) -> None:
     if folder.exists():
         for directory in folder.glob(f"{topic_id.hex}-*"):
             shutil.rmtree(directory, ignore_errors=True)
-
-

@@ -2,11 +2,11 @@
 
 Keys are from 1000 up, all versions are flexible, and ``ApiVersions`` lists them like any other. Codes in
 ``error_code`` are Kafka's or ``TableCode``'s. Rows travel as Arrow IPC streams, one batch each; keys as state
-keys, whose encoding is in ``tidemill.tables.state_keys``. The one partition of a table that is not partitioned has the
-id 0.
+keys, whose encoding is in ``tidemill.tables.state_keys``. The one partition of a table that is not
+partitioned has the id 0.
 
-``_message`` makes a class in kio's shape out of a list of fields. A field's type is a Kafka primitive, another
-message of this module, ``[x]`` for an array of it, or ``x?`` where null is allowed.
+``_message`` makes a class in kio's shape out of a list of fields. A field's type is a Kafka primitive,
+another message of this module, ``[x]`` for an array of it, or ``x?`` where null is allowed.
 """
 
 import dataclasses
@@ -291,4 +291,6 @@ TABLE_APIS: Final[dict[int, str]] = {key: name for key, (name, _, _) in _APIS.it
 # The classes, under the names by which ``apis`` finds them.
 for _key, (_name, _request, _response) in _APIS.items():
     globals()[f"{_name}Request"] = _message(f"{_name}Request", _key, EntityType.request, _request)
-    globals()[f"{_name}Response"] = _message(f"{_name}Response", _key, EntityType.response, _OUTCOME | _response)
+    globals()[f"{_name}Response"] = _message(
+        f"{_name}Response", _key, EntityType.response, _OUTCOME | _response
+    )

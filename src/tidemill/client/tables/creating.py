@@ -33,10 +33,13 @@ def creation_body(
     if not isinstance(schema, pa.Schema):
         raise TableError(
             TableCode.invalid_schema,
-            f"a schema is a pyarrow.Schema or text like 'id bigint, name string', not a {type(schema).__name__}",
+            "a schema is a pyarrow.Schema or text like 'id bigint, name string', not a "
+            f"{type(schema).__name__}",
         )
     required = {*primary_key, *([partition_by] if partition_by else [])}
-    schema = pa.schema([field.with_nullable(field.nullable and field.name not in required) for field in schema])
+    schema = pa.schema(
+        [field.with_nullable(field.nullable and field.name not in required) for field in schema]
+    )
     if buckets is not None and buckets < 1:
         raise TableError(TableCode.invalid_schema, f"a table has at least one bucket, not {buckets}")
     encoded: list[bytes] = []

@@ -1,14 +1,14 @@
 """A table's rows and then its changes: what is in the snapshot, and every change after it, once and in order.
 
-The pin of the snapshot says for every bucket up to which log offset its rows stand; the changes are read from there on,
-committed ones only. Nothing is between the two, and nothing is in both.
+The pin of the snapshot says for every bucket up to which log offset its rows stand; the changes are read from
+there on, committed ones only. Nothing is between the two, and nothing is in both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,8 +45,9 @@ class Change(NamedTuple):
 class ChangeBatch:
     """Rows of one bucket, or of the snapshot.
 
-    ``ops`` says of each row what happened to it: ``snapshot``, ``upsert``, ``delete`` (the other columns are null
-    then), or ``insert`` in a table without a primary key. ``offsets`` are where in the log it did; -1 in the snapshot.
+    ``ops`` says of each row what happened to it: ``snapshot``, ``upsert``, ``delete`` (the other columns are
+    null then), or ``insert`` in a table without a primary key. ``offsets`` are where in the log it did; -1 in
+    the snapshot.
     """
 
     rows: pa.RecordBatch
@@ -67,9 +68,13 @@ class ChangeBatch:
             yield Change(op, row, self.bucket, offset)
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The rows with ``_tidemill_op``, ``_tidemill_bucket``, ``_tidemill_offset`` and ``_tidemill_timestamp_ms``."""
+        """The rows with ``_tidemill_op``, ``_tidemill_bucket``, ``_tidemill_offset`` and
+        ``_tidemill_timestamp_ms``.
+        """
         batch = self.rows.append_column("_tidemill_op", self.ops)
-        batch = batch.append_column("_tidemill_bucket", pa.repeat(pa.scalar(self.bucket, pa.int32()), len(self)))
+        batch = batch.append_column(
+            "_tidemill_bucket", pa.repeat(pa.scalar(self.bucket, pa.int32()), len(self))
+        )
         batch = batch.append_column("_tidemill_offset", self.offsets)
         return batch.append_column("_tidemill_timestamp_ms", self.timestamps_ms)
 
@@ -94,7 +99,7 @@ class AsyncFollow:
     def __aiter__(self) -> AsyncIterator[ChangeBatch]:
         return self.batches()
 
-    async def batches(self) -> AsyncIterator[ChangeBatch]:
+    async def batches(self) -> AsyncGenerator[ChangeBatch]:
         """The snapshot's rows, then changes as they come."""
         positions = dict(self._from_offsets or {})
         if self._scan is not None:
@@ -174,9 +179,7 @@ def _with_deletions(
     table: TableDefinition, rows: pa.RecordBatch, columns: RecordColumns, live_at: Any, dead_at: Any
 ) -> pa.RecordBatch:
     """Rows and deletions in the order of their offsets; of a deletion only the key is known."""
-    keys = dict(
-        zip(table.primary_key, table.keys.parse(columns.keys().take(pa.array(dead_at))), strict=True)
-    )
+    keys = dict(zip(table.primary_key, table.keys.parse(columns.keys().take(pa.array(dead_at))), strict=True))
     order = pa.array(np.argsort(np.concatenate([live_at, dead_at]), kind="stable"))
     merged = []
     for field in table.schema:

@@ -1,4 +1,6 @@
-"""Looking rows up by their keys: one request per bucket, all of them at once, rows back in the order of the keys."""
+"""Looking rows up by their keys: one request per bucket, all of them at once, rows back in the order of the
+keys.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class LookUp:
                 for first in range(0, len(inside), _KEYS_PER_REQUEST):
                     piece = inside[first : first + _KEYS_PER_REQUEST]
                     min_offset = written.get((partition.topic, bucket), -1)
-                    requests.append(self._ask(table, partition, bucket, piece, state_keys, columns, min_offset))
+                    requests.append(
+                        self._ask(table, partition, bucket, piece, state_keys, columns, min_offset)
+                    )
         found = [batch for batch in await asyncio.gather(*requests) if batch is not None]
         schema = table.schema if not columns else pa.schema([table.schema.field(name) for name in columns])
         if not found:
@@ -82,7 +86,9 @@ class LookUp:
         async def attempt() -> Any:
             (leader,) = await self._cluster.leaders([(partition.topic, bucket)])
             connection = await self._cluster.connection(leader)
-            return checked(await connection.request("LookupKv", body), f"looking up rows of table {table.name!r}")
+            return checked(
+                await connection.request("LookupKv", body), f"looking up rows of table {table.name!r}"
+            )
 
         response = await self.retrying(attempt)
         if not response.records:

@@ -9,7 +9,9 @@ __all__ = ("key_bounds",)
 
 
 def key_bounds(table: TableDefinition, predicate: Predicate) -> tuple[bytes | None, bytes | None]:
-    """From where on, and up to where; None is open. Raises ``TableError`` for a filter that does not fit the table."""
+    """From where on, and up to where; None is open. Raises ``TableError`` for a filter that does not fit the
+    table.
+    """
     bounds = bind(predicate, table.schema).key_bounds(table.primary_key)
     if bounds is None:
         return None, None

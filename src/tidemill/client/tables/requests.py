@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.client.cluster import Cluster, passes_by_itself
-from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
+from tidemill.errors import ApiError, ErrorCode, TableError, TidemillError
+from tidemill.errors.table_codes import table_code
 from tidemill.tables.definition import Partition, TableDefinition
 
 __all__ = ("ask_controller", "checked", "definition_from", "is_worth_another_try", "pairs")
@@ -20,7 +21,7 @@ def checked(response: Any, what: str) -> Any:
     if code == ErrorCode.none:
         return response
     if code >= _FIRST_TABLE_CODE:
-        known = TableCode(code)
+        known = table_code(code)
         raise TableError(known, response.error_message or f"{what}: the server answered {known.name.upper()}")
     error = ErrorCode(code)
     raise ApiError(error, response.error_message or f"{what}: the server answered {error.name.upper()}")

@@ -18,8 +18,8 @@ _DICTS_AT_ONCE = 16_384
 def as_tables(rows: Any, schema: pa.Schema) -> Iterator[pa.Table]:
     """``rows`` in pieces, each in exactly ``schema``. Raises ``TableError`` where they do not fit.
 
-    Takes a dict, an iterable of dicts, a pyarrow table, batch or reader, and whatever has an Arrow C stream: frames
-    of pandas and polars, relations of DuckDB.
+    Takes a dict, an iterable of dicts, a pyarrow table, batch or reader, and whatever has an Arrow C stream:
+    frames of pandas and polars, relations of DuckDB.
     """
     if isinstance(rows, Mapping):
         rows = [rows]
@@ -57,7 +57,8 @@ def _from_dicts(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.Table]:
             if unknown:
                 raise TableError(
                     TableCode.row_refused,
-                    f"row {first + len(piece)} has {', '.join(sorted(map(repr, unknown)))}, which the table has not; "
+                    f"row {first + len(piece)} has {', '.join(sorted(map(repr, unknown)))}, which the table "
+                    "has not; "
                     f"its columns are {', '.join(schema.names)}",
                     index=first + len(piece),
                 )
@@ -83,7 +84,8 @@ def _columns(piece: list[Mapping[str, Any]], schema: pa.Schema, first: int) -> p
                 except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
                     raise TableError(
                         TableCode.row_refused,
-                        f"row {first + number}: {row.get(field.name)!r} is no value for column {field.name!r} of type "
+                        f"row {first + number}: {row.get(field.name)!r} is no value for column "
+                        f"{field.name!r} of type "
                         f"{field.type}: {error}",
                         index=first + number,
                     ) from error

@@ -1,14 +1,14 @@
 """A scan of a whole table: one pin over all buckets, some of them read side by side.
 
-Memory is bounded: each bucket that is read has one batch in hand and one on its way. The order of rows is that of their
-keys within a bucket; rows of different buckets come as they arrive.
+Memory is bounded: each bucket that is read has one batch in hand and one on its way. The order of rows is
+that of their keys within a bucket; rows of different buckets come as they arrive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,8 +76,8 @@ class AsyncScan:
         scan = AsyncScan(self._table, replace(self._options, columns=narrow))
         return sum([batch.num_rows async for batch in scan.batches()])
 
-    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """The rows, some thousand at a time. Closing the iterator early lets go of everything on the server."""
+    async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
+        """The rows, some thousand at a time. Closing the iterator early lets go of all on the server."""
         options, self._offsets = self._options, {}
         left = options.limit
         if left == 0:
@@ -139,7 +139,7 @@ class AsyncScan:
             for bucket in numbers
         ]
 
-    async def _merged(self, buckets: list[BucketScan]) -> AsyncIterator[pa.RecordBatch]:
+    async def _merged(self, buckets: list[BucketScan]) -> AsyncGenerator[pa.RecordBatch]:
         """Batches of all buckets as they come; the next bucket is opened when one is done."""
         waiting = list(reversed(buckets))
         running: dict[asyncio.Task[Any], KvBatchScanner] = {}
@@ -170,5 +170,3 @@ class AsyncScan:
     def _note_offset(self, scanner: KvBatchScanner) -> None:
         if scanner.log_offset is not None:
             self._offsets[scanner.place] = scanner.log_offset
-
-

@@ -1,8 +1,9 @@
 """``KvBatchScanner``: the rows of one bucket, batch by batch, through a cursor on the server.
 
-Pending → Active → Done. The first ``next_batch`` opens the cursor; the next request is already under way while the caller
-works on the last batch. A request whose answer was lost is repeated, and the server gives the same batch again. A
-scanner that has failed keeps failing with the same error: it never looks like the end of the data.
+Pending → Active → Done. The first ``next_batch`` opens the cursor; the next request is already under way
+while the caller works on the last batch. A request whose answer was lost is repeated, and the server gives
+the same batch again. A scanner that has failed keeps failing with the same error: it never looks like the end
+of the data.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class KvBatchScanner:
         self.state = ScannerState.PENDING
         #: The log offset that the scanned state stands for; known from the first batch on.
         self.log_offset: int | None = None
-        #: The state key at which a scan would go on after the last batch; None before the first and at the end.
+        #: The state key at which a scan would go on after the last batch; None before the first and at the
+        #: end.
         self.next_key: bytes | None = None
 
     @property
@@ -92,7 +94,7 @@ class KvBatchScanner:
         await self.close()
 
     async def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows, or None at the end. Raises ``TidemillError``; then every later call raises it too."""
+        """The next rows, or None at the end. Raises ``TidemillError``; later calls raise it again."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -126,7 +128,8 @@ class KvBatchScanner:
         if self.state is not ScannerState.FAILED:
             self.state = ScannerState.DONE
         if scanner_id is not None and was_active:
-            # The server closes what nobody asks for, so that a failure here costs a place for a while at most.
+            # The server closes what nobody asks for, so that a failure here costs a place for a while at
+            # most.
             with contextlib.suppress(TidemillError, OSError):
                 await self._ask({"scanner_id": scanner_id, "close": True})
 
@@ -186,7 +189,9 @@ class KvBatchScanner:
         pause_ms = _FIRST_PAUSE_MS
         while True:
             try:
-                return checked(await self._ask(body), f"scanning bucket {self._scan.bucket} of {self._scan.topic}")
+                return checked(
+                    await self._ask(body), f"scanning bucket {self._scan.bucket} of {self._scan.topic}"
+                )
             except TidemillError as error:
                 pause_seconds = pause_ms * random.uniform(0.5, 1.0) / 1000
                 if not is_worth_another_try(error) or loop.time() + pause_seconds > deadline:
@@ -206,7 +211,9 @@ def _explained(error: TidemillError) -> TidemillError:
         return ApiError(error.code, f"this server cannot scan tables: {error.message}")
     if isinstance(error, TableError) and error.table_code == TableCode.too_many_scanners:
         return TableError(
-            error.table_code, f"{error.message}; it was tried until the scan's timeout was over", index=error.index
+            error.table_code,
+            f"{error.message}; it was tried until the scan's timeout was over",
+            index=error.index,
         )
     return error
 
@@ -219,4 +226,6 @@ def read_batches(data: bytes) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1:
         return batches[0]
-    raise TableError(TableCode.invalid_scan_request, f"a batch of {table.num_rows} rows is too large for one piece")
+    raise TableError(
+        TableCode.invalid_scan_request, f"a batch of {table.num_rows} rows is too large for one piece"
+    )

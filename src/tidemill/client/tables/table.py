@@ -83,7 +83,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Snapshots that are kept until ``expires_at_ms``. ``log_offsets`` are where changes go on behind them."""
+    """Snapshots that are kept until ``expires_at_ms``. ``log_offsets``: where changes go on behind them."""
 
     lease_id: str
     table: str
@@ -148,11 +148,11 @@ class AsyncTable:
     # --- writing
 
     async def upsert(self, rows: Any, *, progress: Progress | None = None) -> Written:
-        """Write rows: new ones, and such that take the place of those with the same key. For a table without a
-        primary key: append them.
+        """Write rows: new ones, and such that take the place of those with the same key. For a table without
+        a primary key: append them.
 
-        ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this returns.
-        ``progress`` is called with the number of rows written so far.
+        ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this
+        returns. ``progress`` is called with the number of rows written so far.
         """
         done, offsets = 0, dict[tuple[str, int], int]()
         iterator = as_tables(rows, self.schema)
@@ -168,12 +168,15 @@ class AsyncTable:
         """Append rows to a table without a primary key."""
         if self.definition.has_primary_key:
             raise TableError(
-                TableCode.row_refused, f"table {self.name!r} has a primary key: its rows are upserted, not appended"
+                TableCode.row_refused,
+                f"table {self.name!r} has a primary key: its rows are upserted, not appended",
             )
         return await self.upsert(rows, progress=progress)
 
     async def delete(self, keys: Any) -> Written:
-        """Delete the rows with these keys: dicts, tuples, single values, or an Arrow table of the key columns."""
+        """Delete the rows with these keys: dicts, tuples, single values, or an Arrow table of the key
+        columns.
+        """
         self._need_key()
         columns = self.definition.keys.columns_from(keys)
         prepared = prepare_deletes(self.definition, columns)
@@ -205,7 +208,8 @@ class AsyncTable:
     async def lookup(
         self, keys: Any, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
     ) -> Any:
-        """The rows with these keys, as an Arrow table in the order of the keys; keys without a row are left out.
+        """The rows with these keys, as an Arrow table in the order of the keys; keys without a row are left
+        out.
 
         A single key (a dict, a tuple, or a value) gives its row as a dict, or None.
         """
@@ -225,7 +229,7 @@ class AsyncTable:
     async def lookup_prefix(
         self, prefix: Any, *, columns: Sequence[str] | None = None, limit: int | None = None
     ) -> pa.Table:
-        """The rows whose first key columns have these values, in the order of their keys within each bucket."""
+        """The rows whose first key columns have these values, in the order of keys within each bucket."""
         self._need_key()
         values = prefix_values(prefix, self.primary_key)
         start, end = self.definition.keys.prefix_bounds(values)
@@ -247,8 +251,8 @@ class AsyncTable:
     ) -> AsyncScan:
         """The rows of the table as of one moment, or of a leased snapshot.
 
-        ``where`` is a SQL predicate or a pyarrow expression; it, ``columns`` and ``key_range`` (from a key, or the
-        first columns of one, up to but without another; None is open) are worked out on the server.
+        ``where`` is a SQL predicate or a pyarrow expression; it, ``columns`` and ``key_range`` (from a key,
+        or the first columns of one, up to but without another; None is open) are worked out on the server.
         """
         self._need_key()
         start, end = self._bounds(key_range)
@@ -271,15 +275,20 @@ class AsyncTable:
         )
 
     def bucket_scanner(self, bucket: int, *, partition: str | None = None, **options: Any) -> KvBatchScanner:
-        """A scanner of one bucket of the table, for those who read it bucket by bucket. See ``KvBatchScanner``."""
+        """A scanner of one bucket of the table, for those who read it bucket by bucket. See
+        ``KvBatchScanner``.
+        """
         self._need_key()
         if not 0 <= bucket < self.buckets:
             raise TableError(
-                TableCode.bucket_not_found, f"table {self.name!r} has buckets 0 to {self.buckets - 1}, not {bucket}"
+                TableCode.bucket_not_found,
+                f"table {self.name!r} has buckets 0 to {self.buckets - 1}, not {bucket}",
             )
         places = [each for each in self.definition.partitions if each.value == partition]
         if not places:
-            raise TableError(TableCode.partition_not_found, f"table {self.name!r} has no partition {partition!r}")
+            raise TableError(
+                TableCode.partition_not_found, f"table {self.name!r} has no partition {partition!r}"
+            )
         limits = {name: options.pop(name) for name in ("fetch_max_bytes", "timeout_ms") if name in options}
         scan = BucketScan(self.definition.table_id, places[0].id, places[0].topic, bucket, **options)
         return KvBatchScanner(self.cluster, scan, **limits)
@@ -294,9 +303,9 @@ class AsyncTable:
     ) -> AsyncFollow:
         """The rows of the table, and then every change after them, once and in order.
 
-        ``snapshot=False`` gives changes only, from ``from_offsets`` (by topic and bucket; by default those from now
-        on). With ``until_now`` it ends at the changes that are there when the snapshot is through. ``lease`` takes the
-        rows of a leased snapshot.
+        ``snapshot=False`` gives changes only, from ``from_offsets`` (by topic and bucket; by default those
+        from now on). With ``until_now`` it ends at the changes that are there when the snapshot is through.
+        ``lease`` takes the rows of a leased snapshot.
         """
         if not self.definition.has_primary_key:
             snapshot = False
@@ -320,7 +329,9 @@ class AsyncTable:
     async def pin(self) -> PinnedTable:
         """Hold the state of all buckets still. Scans do it by themselves."""
         definition = self.definition
-        by_place = {(each.topic, b): (each.id, b) for each in definition.partitions for b in range(self.buckets)}
+        by_place = {
+            (each.topic, b): (each.id, b) for each in definition.partitions for b in range(self.buckets)
+        }
         topics = {each.id: each.topic for each in definition.partitions}
         body = {
             "table_id": definition.table_id,
@@ -338,7 +349,8 @@ class AsyncTable:
 
         response = await self._retrying(attempt)
         return PinnedTable(
-            response.pin_id, {(topics[each.partition_id], each.bucket): each.log_offset for each in response.buckets}
+            response.pin_id,
+            {(topics[each.partition_id], each.bucket): each.log_offset for each in response.buckets},
         )
 
     async def release_pin(self, pin_id: str, *, keep_alive: bool = False) -> None:
@@ -353,7 +365,9 @@ class AsyncTable:
         response = await self._ask("TableStats", {"table": self.name})
         names = [name for name in BucketStats.__slots__ if name not in ("partition", "bucket")]
         return [
-            BucketStats(self._value(each.partition_id), each.bucket, **{name: getattr(each, name) for name in names})
+            BucketStats(
+                self._value(each.partition_id), each.bucket, **{name: getattr(each, name) for name in names}
+            )
             for each in response.buckets
         ]
 
@@ -368,9 +382,11 @@ class AsyncTable:
         return [self._snapshot(each) for each in response.snapshots]
 
     def lease(self, *, duration_ms: int = _LEASE_MS, holder: str = "", fresh: bool = False) -> AsyncLease:
-        """Keep the newest snapshots (``fresh``: new ones) while the ``async with`` block lasts, and renew in time.
+        """Keep the newest snapshots (``fresh``: new ones) while the ``async with`` block lasts, and renew in
+        time.
 
-        A lease survives a restart of the node; if its holder does not renew it, it ends after ``duration_ms``.
+        A lease survives a restart of the node; if its holder does not renew it, it ends after
+        ``duration_ms``.
         """
         self._need_key()
         return AsyncLease(self, duration_ms=duration_ms, holder=holder, fresh=fresh)
@@ -426,7 +442,8 @@ class AsyncTable:
         if not self.definition.has_primary_key:
             raise TableError(
                 TableCode.not_a_primary_key_table,
-                f"table {self.name!r} has no primary key: follow() reads it, or any Kafka consumer of its topic",
+                f"table {self.name!r} has no primary key: follow() reads it, or any Kafka consumer of its "
+                "topic",
             )
 
     def _columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
@@ -551,7 +568,9 @@ def is_single_key(keys: Any) -> bool:
     """Whether ``keys`` is one key rather than several."""
     if isinstance(keys, Mapping | tuple | str | bytes):
         return True
-    return not (hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__iter__"))
+    return not (
+        hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__iter__")
+    )
 
 
 def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
@@ -561,7 +580,8 @@ def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
         if set(names) != set(prefix):
             raise TableError(
                 TableCode.key_refused,
-                f"a prefix of the key is {', '.join(primary_key)} from the left, not {', '.join(map(str, prefix))}",
+                f"a prefix of the key is {', '.join(primary_key)} from the left, not "
+                f"{', '.join(map(str, prefix))}",
             )
         return [prefix[name] for name in names]
     return list(prefix) if isinstance(prefix, tuple | list) else [prefix]
@@ -588,7 +608,7 @@ def to_predicate(where: Any) -> Predicate:
 def narrowed(
     definition: TableDefinition, predicate: Predicate, start: bytes | None, end: bytes | None
 ) -> tuple[bytes | None, bytes | None]:
-    """The range of keys in which rows that pass ``predicate`` can be, and a wrong predicate's error at once."""
+    """The range of keys in which rows that pass ``predicate`` are, or a wrong predicate's error at once."""
     from tidemill.client.tables.narrowing import key_bounds
 
     low, high = key_bounds(definition, predicate)
@@ -607,6 +627,7 @@ def describe_html(definition: TableDefinition) -> str:
         for field in definition.schema
     )
     return (
-        f"<b>{html.escape(definition.name)}</b> · {definition.buckets} buckets · {html.escape(definition.row_format)}"
+        f"<b>{html.escape(definition.name)}</b> · {definition.buckets} buckets · "
+        f"{html.escape(definition.row_format)}"
         f"<table><thead><tr><th>column</th><th>type</th><th></th><th></th></tr></thead><tbody>{rows}</tbody></table>"
     )

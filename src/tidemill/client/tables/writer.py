@@ -2,12 +2,12 @@
 
 Rules:
 
-- Batches of one bucket go out in order, a few at a time, under an idempotent producer: what is tried again is never
-  written twice.
-- What a call has written is durable when it returns, and ``written`` knows up to which offset, so that later reads can
-  wait for it.
-- A refused batch raises, with the server's words. Rows of the same call that were sent before it stay written:
-  a call is not a transaction.
+- Batches of one bucket go out in order, a few at a time, under an idempotent producer: what is tried again is
+  never written twice.
+- What a call has written is durable when it returns, and ``written`` knows up to which offset, so that later
+  reads can wait for it.
+- A refused batch raises, with the server's words. Rows of the same call that were sent before it stay
+  written: a call is not a transaction.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def prepare_upserts(table: TableDefinition, rows: pa.Table) -> list[PreparedRows
     prepared = []
     for batch in rows.combine_chunks().to_batches(max_chunksize=_ROWS_AT_ONCE):
         values = table.format.from_batch(batch)
-        texts = None if table.partition_column is None else partition_texts(batch.column(table.partition_column))
+        texts = (
+            None if table.partition_column is None else partition_texts(batch.column(table.partition_column))
+        )
         keys = buckets = None
         if table.has_primary_key:
             columns = table.key_columns(batch)
@@ -132,8 +134,10 @@ class TableWriter:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._lanes: dict[tuple[str, int], _Lane] = {}
 
-    async def write(self, topic_of: Callable[[str | None], Awaitable[str]], rows: PreparedRows) -> dict[tuple[str, int], int]:
-        """Send records and wait until they are durable; gives the offset behind the last one of each bucket."""
+    async def write(
+        self, topic_of: Callable[[str | None], Awaitable[str]], rows: PreparedRows
+    ) -> dict[tuple[str, int], int]:
+        """Send records and wait until they are durable; gives the offset behind the last of each bucket."""
         lanes = [
             (self._lane(await topic_of(value), bucket), keys, values)
             for (value, bucket), (keys, values) in rows.parts.items()
@@ -169,10 +173,13 @@ class TableWriter:
                 try:
                     behind = max(behind, await self._send_window(lane, window))
                 except BaseException:
-                    # What became of it may be unknown: go on under another producer, whose sequences start anew.
+                    # What became of it may be unknown: go on under another producer, whose sequences start
+                    # anew.
                     lane.producer_id = -1
                     raise
-                lane.next_sequence = (lane.next_sequence + sum(each.count for each in window)) % _SEQUENCE_MODULUS
+                lane.next_sequence = (
+                    lane.next_sequence + sum(each.count for each in window)
+                ) % _SEQUENCE_MODULUS
         return behind
 
     async def _identify(self, lane: _Lane) -> None:
@@ -232,7 +239,9 @@ def _check(result: Any, what: str) -> None:
         # A batch in front of this one has failed, and is about to be tried again.
         raise ApiError(ErrorCode.not_enough_replicas, f"{what}: a batch before this one is not written yet")
     if result.error_code == ErrorCode.invalid_record:
-        raise TableError(TableCode.row_refused, getattr(result, "error_message", None) or f"{what}: a row was refused")
+        raise TableError(
+            TableCode.row_refused, getattr(result, "error_message", None) or f"{what}: a row was refused"
+        )
     check(result.error_code, getattr(result, "error_message", None), what)
 
 
@@ -254,5 +263,3 @@ def _encode_window(
         sequence = (sequence + count) % _SEQUENCE_MODULUS
         window.append(_Encoded(data, count))
     return window
-
-

@@ -47,9 +47,7 @@ def produce(broker: Broker, call: Call) -> None:
         pass_gate(broker, call, append)
 
 
-def _append_all(
-    broker: Broker, call: Call, refusals: Refusals, checked: CheckedRows | None = None
-) -> None:
+def _append_all(broker: Broker, call: Call, refusals: Refusals, checked: CheckedRows | None = None) -> None:
     request = call.request
     pending = _Pending(call)
     for topic in request.topic_data:
@@ -91,7 +89,9 @@ def _append_one(
         rows = checked.get((topic.name, entry.index))
         if rows is None and broker.image.table_of_topic(topic.id) is not None:
             # Became a table's while the request was under way: nobody has looked at its rows.
-            raise ApiError(ErrorCode.leader_not_available, f"topic {topic.name!r} is being created; try again")
+            raise ApiError(
+                ErrorCode.leader_not_available, f"topic {topic.name!r} is being created; try again"
+            )
         appended = partition.append(records, now_ms, records_checked=rows is not None)
         if rows is not None:
             broker.rows_appended(*rows, partition, appended)

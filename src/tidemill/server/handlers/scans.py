@@ -26,6 +26,7 @@ __all__ = (
 
 @table_handler
 async def look_up_kv(broker: Broker, call: Call) -> dict[str, Any]:
+    """Rows by key."""
     request = call.request
     tables = await broker.tables()
     found = await tables.scans.look_up(
@@ -41,6 +42,7 @@ async def look_up_kv(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def scan_kv(broker: Broker, call: Call) -> dict[str, Any]:
+    """One call of a scan: open it, go on with it, keep it alive, or close it."""
     request = call.request
     tables = await broker.tables()
     scans = tables.scans
@@ -68,6 +70,7 @@ async def scan_kv(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
+    """Hold a table's state still."""
     request = call.request
     tables = await broker.tables()
     wanted = {tables.bucket_key(each, request.table_id): each.offset for each in request.min_offsets}
@@ -89,6 +92,7 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def release_pin(broker: Broker, call: Call) -> dict[str, Any]:
+    """Let go of a pin, or say that it is still needed."""
     scans = (await broker.tables()).scans
     if call.request.keep_alive:
         scans.keep_pin(call.request.pin_id)
@@ -99,24 +103,28 @@ async def release_pin(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def table_stats(broker: Broker, call: Call) -> dict[str, Any]:
+    """Numbers of every bucket."""
     tables = await broker.tables()
     return {"buckets": await tables.stats(call.request.table)}
 
 
 @table_handler
 async def list_snapshots(broker: Broker, call: Call) -> dict[str, Any]:
+    """The durable snapshots of a table."""
     tables = await broker.tables()
     return {"snapshots": await tables.list_snapshots(call.request.table)}
 
 
 @table_handler
 async def create_snapshot(broker: Broker, call: Call) -> dict[str, Any]:
+    """Take a snapshot of every bucket."""
     tables = await broker.tables()
     return {"snapshots": await tables.create_snapshots(call.request.table)}
 
 
 @table_handler
 async def acquire_lease(broker: Broker, call: Call) -> dict[str, Any]:
+    """Begin a lease, or renew one."""
     request = call.request
     tables = await broker.tables()
     lease = await tables.leases.acquire(
@@ -127,12 +135,14 @@ async def acquire_lease(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def release_lease(broker: Broker, call: Call) -> dict[str, Any]:
+    """End a lease."""
     await (await broker.tables()).leases.release(call.request.lease_id)
     return {}
 
 
 @table_handler
 async def list_leases(broker: Broker, call: Call) -> dict[str, Any]:
+    """The leases of a table, or all."""
     leases = (await broker.tables()).leases.of_table(call.request.table)
     return {"leases": [_lease(broker, lease) for lease in leases]}
 
@@ -154,5 +164,3 @@ def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:
             for held in lease.snapshots
         ],
     }
-
-

@@ -52,7 +52,10 @@ def table_handler(handler: Handler) -> Handler:
         try:
             return {"error_code": ErrorCode.none, "error_message": None, **await handler(broker, call)}
         except TableError as error:
-            return {"error_code": int(error.table_code), "error_message": error.message[:_MESSAGE_CHARACTERS_MAX]}
+            return {
+                "error_code": int(error.table_code),
+                "error_message": error.message[:_MESSAGE_CHARACTERS_MAX],
+            }
         except TidemillError as error:
             return {"error_code": int(error.code), "error_message": error.message[:_MESSAGE_CHARACTERS_MAX]}
 
@@ -64,6 +67,7 @@ def table_handler(handler: Handler) -> Handler:
 
 @table_handler
 async def create_database(broker: Broker, call: Call) -> dict[str, Any]:
+    """Create a database."""
     request = call.request
     exists = request.name in broker.image.databases
     await broker.controller.submit(
@@ -80,6 +84,7 @@ async def create_database(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def alter_database(broker: Broker, call: Call) -> dict[str, Any]:
+    """Change properties and comment of a database."""
     request = call.request
     await broker.controller.submit(
         AlterDatabase(
@@ -94,6 +99,7 @@ async def alter_database(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def drop_database(broker: Broker, call: Call) -> dict[str, Any]:
+    """Drop a database, with its tables if that is asked for."""
     request = call.request
     if request.if_exists and request.name not in broker.image.databases:
         return {"dropped": False}
@@ -106,6 +112,7 @@ async def drop_database(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def list_databases(broker: Broker, call: Call) -> dict[str, Any]:
+    """Every database."""
     catalog = broker.image.catalog
     return {
         "databases": [
@@ -126,6 +133,7 @@ async def list_databases(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def create_table(broker: Broker, call: Call) -> dict[str, Any]:
+    """Create a table."""
     request = call.request
     tables = await broker.tables()
     existing = broker.image.tables.get(request.name)
@@ -157,6 +165,7 @@ async def create_table(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def drop_table(broker: Broker, call: Call) -> dict[str, Any]:
+    """Drop a table with everything in it."""
     table = broker.image.tables.get(call.request.name)
     if table is None and call.request.if_exists:
         return {"dropped": False}
@@ -166,11 +175,13 @@ async def drop_table(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def describe_table(broker: Broker, call: Call) -> dict[str, Any]:
+    """Everything that is known about a table."""
     return {"table": _described(_table(broker, call.request.name))}
 
 
 @table_handler
 async def list_tables(broker: Broker, call: Call) -> dict[str, Any]:
+    """The tables of a database, or all."""
     database, catalog = call.request.database, broker.image.catalog
     found = (
         catalog.tables_in(database)
@@ -197,6 +208,7 @@ async def list_tables(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def alter_table(broker: Broker, call: Call) -> dict[str, Any]:
+    """Add columns, change properties and comment."""
     request = call.request
     tables = await broker.tables()
     for attempt in range(1, _ALTER_ATTEMPTS + 1):
@@ -229,6 +241,7 @@ async def alter_table(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def create_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
+    """Add a partition; one that is there is fine."""
     from tidemill.tables.partition_values import check_partition_value
 
     table = _table(broker, call.request.table)
@@ -241,6 +254,7 @@ async def create_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
 
 @table_handler
 async def drop_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
+    """Drop a partition with everything in it."""
     await broker.drop_table_partition(_table(broker, call.request.table), call.request.value)
     return {}
 
@@ -252,7 +266,8 @@ def _table(broker: Broker, name: str) -> TableImage:
     found = broker.image.tables.get(name)
     if found is None:
         raise TableError(
-            TableCode.table_not_found, f"there is no table {name!r}; 'tidemill table list' shows those that exist"
+            TableCode.table_not_found,
+            f"there is no table {name!r}; 'tidemill table list' shows those that exist",
         )
     return found
 
