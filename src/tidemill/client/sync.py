@@ -5,6 +5,7 @@ The same names as the async client, on top of it: an event loop runs on a thread
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -198,6 +199,8 @@ class Tidemill:
         if self._connected is None:
             if self._thread is None:
                 self._thread = LoopThread("tidemill-client")
+                # A connection that is dropped without ``close``, or is open when the program ends.
+                weakref.finalize(self, self._thread.close)
             self._connected = self._thread.run(
                 connect_async(self.bootstrap_servers, client_id=self._client_id, timeout_ms=self._timeout_ms)
             )

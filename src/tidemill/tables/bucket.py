@@ -1,9 +1,8 @@
 """One bucket of a primary-key table on its leader: the state, folded from the log as far as it is stable.
 
 - The state is the read_committed fold of the log. It is folded in steps up to a goal, the last stable offset
-  at that moment; when a goal is reached the state is whole: no part of a transaction is in it without the
-  rest. Views and snapshots are taken only then (``at_stable_point``), so a scan equals the fold at its log
-  offset.
+  of some moment; when a goal is reached no part of a transaction is in the state without the rest. Views and
+  snapshots are taken only there (``at_stable_end``), so a scan equals the fold at its log offset.
 - One task folds; everything that reads or writes the engine runs in threads, in short pieces.
 - State that does not check out is thrown away and built again, from a snapshot and the log. A log that cannot
   be read stops the fold: ``problem`` says why, and every read is answered with it.
@@ -21,7 +20,7 @@ from concurrent.futures import Executor
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from tidemill.errors import StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.engine import KvStore
@@ -48,6 +47,12 @@ _T = TypeVar("_T")
 _STEP_BYTES = 1024 * 1024
 _WRITE_ROWS = 1_000
 _PREPARED_BYTES_MAX = 8 * 1024 * 1024
+
+
+class _Stop(NamedTuple):
+    offset: int
+    call: Callable[[], Awaitable[Any]]
+    done: asyncio.Future[Any]
 
 
 class View(Protocol):
@@ -86,7 +91,8 @@ class Bucket:
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._stable_calls: list[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = []
+        #: What is to be done when the state has come to an offset, and before it goes further.
+        self._stops: list[_Stop] = []
         self._prepared: OrderedDict[int, Changes] = OrderedDict()
         self._prepared_bytes = 0
         self._prepared_lock = threading.Lock()
@@ -162,23 +168,26 @@ class Bucket:
         finally:
             self._waiters = [entry for entry in self._waiters if entry[1] is not future]
 
-    async def at_stable_point(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Await ``call()`` at a moment when the state is whole, and nothing is folded meanwhile."""
+    def at_stable_end(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Future[_T]:
+        """Await ``call()`` when everything that is stable now has been folded, and nothing that comes later.
+
+        Calls for several buckets that are made in one turn of the loop see one moment.
+        """
         if self.problem is not None:
             raise self.problem
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._stable_calls.append((call, future))
+        self._stops.append(_Stop(self.log.last_stable_offset, call, future))
         self._wanted.set()
-        return await future
+        return future
 
-    async def view(self) -> tuple[KvView, int]:
-        """The state as it is now, and the log offset that it stands for."""
+    def view(self) -> asyncio.Future[tuple[KvView, int]]:
+        """The state as of now, and the log offset that it stands for."""
 
         async def take() -> tuple[KvView, int]:
             store = self.store
             return store.snapshot(), store.applied_offset
 
-        return await self.at_stable_point(take)
+        return self.at_stable_end(take)
 
     async def snapshot(self) -> SnapshotInfo:
         """Take a durable snapshot; the newest one if nothing was folded since."""
@@ -192,7 +201,7 @@ class Bucket:
                 return newest[0]
             return await self._in_thread(partial(self.snapshots.create, store, self._clock_ms()))
 
-        return await self.at_stable_point(take)
+        return await self.at_stable_end(take)
 
     def appended(self, changes: Changes) -> None:
         """Keep what the leader has worked out already while the batch becomes stable, if there is room."""
@@ -209,8 +218,9 @@ class Bucket:
             try:
                 if self._store is None:
                     self._store = await self._recover()
-                await self._fold_to(self.log.last_stable_offset)
-                await self._call_at_stable_point()
+                goal = min([self.log.last_stable_offset, *(stop.offset for stop in self._stops)])
+                await self._fold_to(goal)
+                await self._make_stops()
             except StorageError as error:
                 await self._give_up_state(error)
                 continue
@@ -221,7 +231,7 @@ class Bucket:
                 logger.exception("the fold of %s failed", self.name)
                 self._stop(TableError(TableCode.state_damaged, f"the fold of {self.name} failed: {error!r}"))
                 return
-            if self.log.last_stable_offset <= self.applied_offset and not self._stable_calls:
+            if self.log.last_stable_offset <= self.applied_offset and not self._stops:
                 self._wanted.clear()
                 await self._wanted.wait()
 
@@ -284,28 +294,26 @@ class Bucket:
                 self._prepared_bytes -= changes.size_bytes
             return changes
 
-    async def _call_at_stable_point(self) -> None:
-        calls, self._stable_calls = self._stable_calls, []
-        for number, (call, future) in enumerate(calls):
-            if future.done():
+    async def _make_stops(self) -> None:
+        """Do what is to be done at the offset that the state has reached."""
+        due = [stop for stop in self._stops if stop.offset <= self.applied_offset]
+        for stop in due:
+            self._stops.remove(stop)
+            if stop.done.done():
                 continue
             try:
-                result = await call()
-            except StorageError as error:
-                self._stable_calls = calls[number + 1 :] + self._stable_calls
-                if not future.done():
-                    future.set_exception(error)
+                result = await stop.call()
+            except asyncio.CancelledError:
+                stop.done.cancel()
                 raise
             except TidemillError as error:
-                if not future.done():
-                    future.set_exception(error)
-            except asyncio.CancelledError:
-                future.cancel()
-                self._stable_calls = calls[number + 1 :] + self._stable_calls
-                raise
+                if not stop.done.done():
+                    stop.done.set_exception(error)
+                if isinstance(error, StorageError):
+                    raise
             else:
-                if not future.done():
-                    future.set_result(result)
+                if not stop.done.done():
+                    stop.done.set_result(result)
 
     def _release_waiters(self) -> None:
         applied = self.applied_offset
@@ -322,7 +330,7 @@ class Bucket:
             raise error
 
         with contextlib.suppress(TidemillError):
-            await self.at_stable_point(raise_it)
+            await self.at_stable_end(raise_it)
 
     async def _give_up_state(self, error: StorageError) -> None:
         if self.log.log.failure is not None:
@@ -345,10 +353,10 @@ class Bucket:
         self._fail_all(problem)
 
     def _fail_all(self, problem: TidemillError) -> None:
-        for _, future in [*self._waiters, *self._stable_calls]:
+        for future in [*(future for _, future in self._waiters), *(stop.done for stop in self._stops)]:
             if not future.done():
                 future.set_exception(problem)
-        self._waiters, self._stable_calls = [], []
+        self._waiters, self._stops = [], []
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

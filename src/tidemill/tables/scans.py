@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.engine import KvReader, open_read_only
+from tidemill.kv.view import KvView
 from tidemill.tables.bucket import Bucket
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.pins import Pin, Pins, SharedView
@@ -134,7 +135,10 @@ class Scans:
             buckets = await asyncio.gather(
                 *(self._service.ready_bucket(key, min_offsets.get(key, -1), max_wait_ms) for key in epochs)
             )
-            views.update(zip(epochs, await asyncio.gather(*map(self._view, buckets)), strict=True))
+            # All asked for in one turn of the loop: they see one moment.
+            wanted = [bucket.view() for bucket in buckets]
+            for key, (view, log_offset) in zip(epochs, await _all_views(wanted), strict=True):
+                views[key] = SharedView(view, log_offset, view.close)
             now_ms = self._service.host.clock_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
             pin = Pin(secrets.token_hex(12), table_id, views, epochs, idle_ms, now_ms)
@@ -317,6 +321,21 @@ class Scans:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, work)
+
+
+async def _all_views(wanted: Sequence[asyncio.Future[tuple[KvView, int]]]) -> list[tuple[KvView, int]]:
+    """All views, or none of them."""
+    try:
+        return await asyncio.gather(*wanted)
+    except BaseException:
+        for future in wanted:
+            future.add_done_callback(_drop_view)
+        raise
+
+
+def _drop_view(future: asyncio.Future[tuple[KvView, int]]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result()[0].close()
 
 
 def _let_go(session: ScanSession) -> None:

@@ -87,6 +87,7 @@ class TableService:
         self._definitions: dict[int, TableDefinition] = {}
         self._buckets: dict[BucketKey, Bucket] = {}
         self._floors: dict[tuple[UUID, int], int] = {}
+        self._removals: set[asyncio.Task[None]] = set()
         #: Snapshots that somebody is about to lease.
         self._kept: Counter[tuple[BucketKey, int]] = Counter()
         #: Called with a bucket whose sessions and pins must end, and why.
@@ -162,7 +163,7 @@ class TableService:
     def bucket(self, key: BucketKey) -> Bucket:
         """The bucket, opened and folding. Raises as ``log`` does; it may not be ready yet."""
         bucket = self._buckets.get(key)
-        if bucket is None or bucket.log.log.failure is not None:
+        if bucket is None:
             log = self.log(key)
             bucket = self._buckets[key] = Bucket(
                 key,
@@ -281,17 +282,21 @@ class TableService:
                 )
 
     def _topic_deleted(self, topic: TopicImage) -> None:
-        for key, bucket in list(self._buckets.items()):
-            if bucket.log.topic_id == topic.id:
-                del self._buckets[key]
-                self._end_readers(key, f"the table of topic {topic.name!r} was dropped")
-                closing = asyncio.get_running_loop().create_task(bucket.close())
-                closing.add_done_callback(lambda _: self._remove_state(topic))
-        if not any(bucket.log.topic_id == topic.id for bucket in self._buckets.values()):
-            self._remove_state(topic)
+        gone = [bucket for bucket in self._buckets.values() if bucket.log.topic_id == topic.id]
+        for bucket in gone:
+            del self._buckets[bucket.key]
+            self._end_readers(bucket.key, f"the table of topic {topic.name!r} was dropped")
+        removal = asyncio.get_running_loop().create_task(self._remove_state(topic, gone))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
 
-    def _remove_state(self, topic: TopicImage) -> None:
-        self.threads.submit(_remove_directories, self._host.settings.data_dir / KV_FOLDER, topic.id)
+    async def _remove_state(self, topic: TopicImage, buckets: list[Bucket]) -> None:
+        """Remove what a dropped table leaves on disk, once nobody has it open."""
+        for result in await asyncio.gather(*(each.close() for each in buckets), return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.warning("a bucket of the dropped topic %s: %s", topic.name, result)
+        work = partial(_remove_directories, self._host.settings.data_dir / KV_FOLDER, topic.id)
+        await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def _end_readers(self, key: BucketKey, why: str) -> None:
         for ended in self.on_bucket_ends:
@@ -312,7 +317,7 @@ class TableService:
         buckets, self._buckets = list(self._buckets.values()), {}
         for bucket in buckets:
             self._end_readers(bucket.key, "the node stops")
-        await asyncio.gather(*(bucket.close() for bucket in buckets))
+        await asyncio.gather(*(bucket.close() for bucket in buckets), *self._removals)
         self.threads.shutdown(wait=True)
 
 
