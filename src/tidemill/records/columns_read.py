@@ -1,0 +1,378 @@
+"""A batch's records as columns: where every key and value is, read with numpy instead of record by record.
+
+- What ``read_records`` accepts is accepted here, and what it refuses is refused with the same code. The one
+  exception: an offset beyond 64 bits, which a column cannot hold, is corrupt.
+- A record is found by the length in front of it, so that one walk over the lengths comes first. Where records
+  of one length follow each other, it leaps; else it is a Python loop that does nothing but look up and add.
+- A field is read by loading eight bytes at its place in every record. Seven bytes of number is the most that
+  is decoded so, and nothing is loaded from outside the body.
+- Whatever cannot be judged so (longer numbers, timestamps near the ends of 64 bits, anything that does not
+  fit) is left to ``columns_scalar``, which reads one record after the other and has the last word. So are
+  small batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidemill.records import batch as batches
+from tidemill.records.batch import HEADER_BYTES, BatchHeader
+from tidemill.records.columns_scalar import Body, Int64s, corrupt, read_headers, read_one_by_one, read_varint
+from tidemill.records.compression import decompress
+from tidemill.records.record import MAX_DECOMPRESSED_BYTES, Header
+
+__all__ = ("RecordColumns", "read_columns")
+
+Bools = npt.NDArray[np.bool_]
+_Words = npt.NDArray[np.uint64]
+
+#: Below so many records a loop in Python is faster than the fixed cost of some sixty numpy calls.
+_SMALL_BATCH_RECORDS = 32
+#: The length of a record, its attributes, timestamp, offset, two lengths and header count have a byte each.
+_RECORD_BYTES_MIN = 7
+#: Positions in a body are 32-bit offsets in Arrow.
+_BODY_BYTES_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+#: Timestamps this far from zero can be added to any delta of seven bytes.
+_PLAIN_TIMESTAMP_MAX = 2**62
+
+#: So many equal lengths in a row are looked for first, if so many records are left; else so many are walked.
+_LEAP_RECORDS_MIN = 64
+_LEAP_WORTH_RECORDS = 256
+_WALKED_RECORDS = 1024
+
+_WORD_BYTES = 8
+_STOP_BITS = np.uint64(0x8080808080808080)
+_NUMBER_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_ALL_BITS = 2**64 - 1
+_ONE = np.uint64(1)
+#: To close the gaps between groups of seven bits: the longest mask without any, low part, high part, shift.
+_CLOSING = tuple(
+    (mask, np.uint64(low), np.uint64(high), np.uint64(shift))
+    for mask, low, high, shift in (
+        (0xFF, 0x007F007F007F007F, 0x7F007F007F007F00, 1),
+        (0xFFFF, 0x00003FFF00003FFF, 0x3FFF00003FFF0000, 2),
+        (0xFFFFFFFF, 0x000000000FFFFFFF, 0x0FFFFFFF00000000, 4),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordColumns:
+    """The records of one batch. All arrays have ``record_count`` entries; starts and ends are in ``body``.
+
+    Where a batch is not compressed, ``body`` is a view of the bytes that were read: they must not change.
+    """
+
+    header: BatchHeader
+    #: The records, uncompressed.
+    body: Body
+    #: From the length in front of a record to behind its last header.
+    record_starts: Int64s
+    record_ends: Int64s
+    #: Where there is no key, start and end are the same, and ``key_null`` says so; likewise for values.
+    key_starts: Int64s
+    key_ends: Int64s
+    key_null: Bools
+    value_starts: Int64s
+    value_ends: Int64s
+    value_null: Bools
+    #: Absolute, not relative to the batch.
+    offsets: Int64s
+    #: Milliseconds; the broker's time for all records if the batch says so.
+    timestamps: Int64s
+    header_counts: Int64s
+
+    @property
+    def record_count(self) -> int:
+        return len(self.offsets)
+
+    def keys(self) -> pa.BinaryArray:
+        """A copy of all keys; null where there is none."""
+        return _binary_array(self.body, self.key_starts, self.key_ends, self.key_null)
+
+    def values(self) -> pa.BinaryArray:
+        """A copy of all values; null where there is none."""
+        return _binary_array(self.body, self.value_starts, self.value_ends, self.value_null)
+
+    def headers(self, index: int) -> tuple[Header, ...]:
+        """The headers of one record, decoded now."""
+        if not self.header_counts[index]:
+            return ()
+        headers, _ = read_headers(self.body, int(self.value_ends[index]), int(self.record_ends[index]))
+        return headers
+
+    def take(self, indexes: Int64s | Bools) -> RecordColumns:
+        """The records at ``indexes``, in that order, or those where it is true, over the same body."""
+        chosen: dict[str, Any] = {name: getattr(self, name)[indexes] for name in _ARRAY_NAMES}
+        return RecordColumns(header=self.header, body=self.body, **chosen)
+
+
+_ARRAY_NAMES = tuple(field.name for field in fields(RecordColumns) if field.name not in ("header", "body"))
+
+
+def read_columns(
+    batch: bytes | bytearray | memoryview, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> RecordColumns:
+    """Decode the one batch that ``batch`` holds. Raises ``ApiError`` where bytes do not fit.
+
+    The columns take 74 bytes a record, and twice that while they are made; but a record may have only seven.
+    Who reads what strangers send sets ``max_bytes`` with that in mind.
+    """
+    if len(batch) < HEADER_BYTES:
+        raise corrupt(f"{len(batch)} bytes are fewer than a batch header's {HEADER_BYTES}")
+    header = batches.parse_header(batch)
+    if not HEADER_BYTES <= header.size_bytes <= len(batch):
+        raise corrupt(f"the batch claims {header.size_bytes} bytes, {len(batch)} are there")
+    packed = memoryview(batch)[HEADER_BYTES : header.size_bytes]
+    body = decompress(header.codec, packed, min(max_bytes, _BODY_BYTES_MAX))
+    if header.record_count < 0 or header.record_count * _RECORD_BYTES_MIN > len(body):
+        raise corrupt(f"{header.record_count} records do not fit in {len(body)} bytes")
+    if header.record_count >= _SMALL_BATCH_RECORDS:
+        columns = _read_at_once(header, body)
+        if columns is not None:
+            return columns
+    return _read_slowly(header, body)
+
+
+def _read_slowly(header: BatchHeader, body: Body) -> RecordColumns:
+    table = read_one_by_one(header, body)
+    starts, ends, key_starts, key_lengths, value_starts, value_lengths, offsets, timestamps, counts = table
+    return RecordColumns(
+        header=header,
+        body=body,
+        record_starts=starts,
+        record_ends=ends,
+        key_starts=key_starts,
+        key_ends=key_starts + np.maximum(key_lengths, 0),
+        key_null=key_lengths < 0,
+        value_starts=value_starts,
+        value_ends=value_starts + np.maximum(value_lengths, 0),
+        value_null=value_lengths < 0,
+        offsets=offsets,
+        timestamps=timestamps,
+        header_counts=counts,
+    )
+
+
+# --- all records at once
+
+
+def _read_at_once(header: BatchHeader, body: Body) -> RecordColumns | None:
+    """The columns, or None where one record after the other must be looked at."""
+    size = len(body)
+    # Every place in the body as the beginning of eight bytes.
+    words: _Words = np.ndarray((size - _WORD_BYTES + 1,), np.dtype("<u8"), body, strides=(1,))
+    try:
+        starts, end = _find_records(body, header.record_count)
+        if end != size:
+            return None
+        ends = np.append(starts[1:], size)
+        _, _, places = _load(words, starts)
+        timestamp_deltas, places = _numbers(words, places + 1)  # behind the attributes, which mean nothing
+        offset_deltas, places = _numbers(words, places)
+        key_starts, key_ends, key_null = _slices(words, places)
+        value_starts, value_ends, value_null = _slices(words, key_ends)
+        # Places only grow, so that all fields are inside their record if there is room behind the last one
+        # for the number of headers.
+        if (value_ends >= ends).any():
+            return None
+    except (_Unusual, IndexError):
+        return None
+    timestamps = _timestamps(header, timestamp_deltas)
+    if timestamps is None or not _fits_offsets(header, offset_deltas):
+        return None
+    return RecordColumns(
+        header=header,
+        body=body,
+        record_starts=starts,
+        record_ends=ends,
+        key_starts=key_starts,
+        key_ends=key_ends,
+        key_null=key_null,
+        value_starts=value_starts,
+        value_ends=value_ends,
+        value_null=value_null,
+        offsets=offset_deltas + header.base_offset,
+        timestamps=timestamps,
+        header_counts=_header_counts(body, value_ends, ends),
+    )
+
+
+class _Unusual(Exception):
+    """A number has more bytes than columns decode."""
+
+
+def _load(words: _Words, places: Int64s) -> tuple[_Words, int, Int64s]:
+    """The bytes of the numbers at ``places``, the mask of the longest of them, and the places behind.
+
+    Behind the end of the body zeros are read; the caller finds that the fields end outside their record.
+    """
+    last = len(words) - 1
+    if places[-1] > last:
+        inside = np.minimum(places, last)
+        loaded = words[inside] >> ((places - inside) * 8).astype(np.uint64)
+    else:
+        # One in the middle may still be outside, where records lie, and the caller meets an IndexError.
+        loaded = words[places]
+    stops = ~loaded & _STOP_BITS
+    # Ones up to the first byte without a continuation bit.
+    masks = stops ^ (stops - _ONE)
+    longest = int(masks.max())
+    if longest == _ALL_BITS:
+        raise _Unusual
+    return loaded & (masks & _NUMBER_BITS), longest, places + (np.bitwise_count(masks) >> 3)
+
+
+def _numbers(words: _Words, places: Int64s) -> tuple[Int64s, Int64s]:
+    """The zigzag numbers at ``places``, and the places behind them."""
+    numbers, longest, behind = _load(words, places)
+    for mask, low, high, shift in _CLOSING:
+        if longest > mask:
+            numbers = (numbers & low) | ((numbers & high) >> shift)
+    signed = (numbers >> _ONE).view(np.int64) ^ -(numbers & _ONE).view(np.int64)
+    return signed, behind
+
+
+def _slices(words: _Words, places: Int64s) -> tuple[Int64s, Int64s, Bools]:
+    """Starts, ends and nullness of the byte strings whose lengths are at ``places``."""
+    lengths, starts = _numbers(words, places)
+    null = lengths < 0
+    return starts, starts + np.maximum(lengths, 0), null
+
+
+def _timestamps(header: BatchHeader, deltas: Int64s) -> Int64s | None:
+    if header.is_append_time:
+        return np.full(len(deltas), header.max_timestamp, np.int64)
+    if abs(header.base_timestamp) > _PLAIN_TIMESTAMP_MAX:
+        return None
+    return deltas + header.base_timestamp
+
+
+def _fits_offsets(header: BatchHeader, deltas: Int64s) -> bool:
+    if header.base_offset + header.last_offset_delta > _INT64_MAX:
+        return False
+    return bool(deltas.min() >= 0 and deltas.max() <= header.last_offset_delta)
+
+
+def _header_counts(body: Body, value_ends: Int64s, ends: Int64s) -> Int64s:
+    """How many headers each record has. Reads them all, to know that they are sound."""
+    counts = np.zeros(len(ends), np.int64)
+    has_more = (value_ends != ends - 1) | (np.frombuffer(body, np.uint8)[value_ends] != 0)
+    for index in np.flatnonzero(has_more).tolist():
+        end = int(ends[index])
+        headers, position = read_headers(body, int(value_ends[index]), end)
+        if position != end:
+            raise corrupt("a record's length does not fit its fields")
+        counts[index] = len(headers)
+    return counts
+
+
+# --- where records begin
+
+
+def _find_records(body: Body, count: int) -> tuple[Int64s, int]:
+    """Where each of ``count`` records begins, and where the last one ends, which may be outside the body."""
+    starts = np.empty(count, np.int64)
+    found = position = 0
+    while found < count:
+        leap = stride = 0
+        if count - found >= _LEAP_WORTH_RECORDS:
+            leap, stride = _equal_records(body, position, count - found)
+        if leap < _LEAP_RECORDS_MIN:
+            leap = min(_WALKED_RECORDS, count - found)
+            walked = np.fromiter(_walk(body, position), np.int64, leap + 1)
+            starts[found : found + leap] = walked[:-1]
+            position = int(walked[-1])
+        else:
+            starts[found : found + leap] = np.arange(position, position + leap * stride, stride)
+            position += leap * stride
+        found += leap
+    return starts, position
+
+
+def _equal_records(body: Body, position: int, count: int) -> tuple[int, int]:
+    """How many records from ``position`` on have the same length in front, and how far apart they are."""
+    behind, end = _record_at(body, position)
+    stride = end - position
+    data = np.frombuffer(body, np.uint8)
+    run, window = 0, _LEAP_RECORDS_MIN
+    while True:
+        first = position + run * stride
+        window = min(window, count - run)
+        same = np.ones(window, np.bool_)
+        for place in range(behind - position):
+            column = data[first + place :: stride][:window]
+            same = same[: len(column)] & (column == data[position + place])
+        equal = len(same) if same.all() else int(same.argmin())
+        run += equal
+        if equal < window or run == count:
+            return run, stride
+        window *= 2
+
+
+def _strides() -> list[list[int]]:
+    """From the first two bytes of a record to its size, its length included.
+
+    There is no entry for a negative length or one of three bytes and more.
+    """
+    rows: list[list[int]] = []
+    for first in range(256):
+        if first & 1:
+            rows.append([])
+        elif first < 0x80:
+            rows.append([1 + (first >> 1)] * 256)
+        else:
+            rows.append([2 + ((first & 0x7F) >> 1) + (second << 6) for second in range(128)])
+    return rows
+
+
+_STRIDES = _strides()
+
+
+def _walk(body: Body, position: int) -> Iterator[int]:
+    """Where records begin, from ``position`` on. Raises ``ApiError`` when asked for one behind the end."""
+    strides = _STRIDES
+    while True:
+        yield position
+        try:
+            position += strides[body[position]][body[position + 1]]
+        except IndexError:
+            _, position = _record_at(body, position)
+
+
+def _record_at(body: Body, position: int) -> tuple[int, int]:
+    """Where the record at ``position`` begins behind its length, and where it ends."""
+    length, behind = read_varint(body, position)
+    if length < 0 or behind + length > len(body):
+        raise corrupt(f"a record of {length} bytes does not fit in the batch")
+    return behind, behind + length
+
+
+def _binary_array(body: Body, starts: Int64s, ends: Int64s, null: Bools) -> pa.BinaryArray:
+    """Copies slices of ``body`` into an Arrow array.
+
+    Arrow has no kernel for that, but it takes entries of an array by index: so the body is made into one
+    whose entries are, by turns, a wanted slice and what lies before the next.
+    """
+    if not len(starts):
+        return pa.array([], pa.binary())
+    order: npt.NDArray[np.intp] | None = None
+    if (starts[1:] < ends[:-1]).any():
+        # Chosen out of order or twice: slices must follow each other to be entries of one array.
+        starts, first, order = np.unique(starts, return_index=True, return_inverse=True)
+        ends = ends[first]
+    cuts = np.empty(2 * len(starts), np.int32)
+    cuts[0::2] = starts
+    cuts[1::2] = ends
+    entries = pa.BinaryArray.from_buffers(
+        pa.binary(), len(cuts) - 1, [None, pa.py_buffer(cuts), pa.py_buffer(body)]
+    )
+    wanted = 2 * (np.arange(len(starts)) if order is None else order)
+    return entries.take(pa.array(wanted, mask=null if null.any() else None))
