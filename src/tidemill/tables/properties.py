@@ -19,6 +19,7 @@ __all__ = ("TABLE_PROPERTIES", "TableProperties", "topic_configs")
 
 _USER_PREFIX: Final = "user."
 _VALUE_CHARACTERS_MAX: Final = 10_000
+_NUMBER_CHARACTERS_MAX: Final = 100
 #: Tables are compacted unless their owner says otherwise: then any state can be built again from the log
 #: alone.
 _KEYED_DEFAULTS: Final = {"cleanup.policy": "compact"}
@@ -74,8 +75,11 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     text = properties.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+    # The length first: Python refuses to look at numbers of thousands of digits.
+    fits = len(text) <= _NUMBER_CHARACTERS_MAX and text.isascii() and text.isdigit()
+    if not (fits and 0 < int(text) < 2**63):
         raise TableError(
-            TableCode.invalid_schema, f"property {name} must be a whole number above 0, not {text!r}"
+            TableCode.invalid_schema,
+            f"property {name} must be a whole number above 0 and below 2^63, not {text[:40]!r}",
         )
     return int(text)
