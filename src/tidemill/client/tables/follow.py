@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.client.fetching import BatchReader, FetchedBatches
+from tidemill.errors import TableError
 from tidemill.records.columns import RecordColumns, read_columns
 from tidemill.tables.definition import TableDefinition
 
@@ -114,7 +115,7 @@ class AsyncFollow:
         try:
             while ends is None or any(reader.positions[place] < end for place, end in ends.items()):
                 for fetched in await reader.poll():
-                    for change in self._changes(fetched):
+                    for change in await self._changes(fetched):
                         yield change
                 if ends is None:
                     await self._find_new_partitions(reader)
@@ -132,12 +133,23 @@ class AsyncFollow:
             for bucket in range(table.buckets):
                 reader.positions.setdefault((partition.topic, bucket), 0)
 
-    def _changes(self, fetched: FetchedBatches) -> Iterator[ChangeBatch]:
-        for batch in fetched.batches:
-            columns = read_columns(batch)
-            keep = columns.offsets >= fetched.from_offset
-            if keep.any():
-                yield _change_batch(self._table.definition, columns, keep, fetched.partition)
+    async def _changes(self, fetched: FetchedBatches) -> list[ChangeBatch]:
+        try:
+            return list(_decoded(self._table.definition, fetched))
+        except TableError:
+            # Rows of a schema that the table got after this client had asked for it.
+            known = self._table.definition.schema_id
+            if (await self._table.refresh()).definition.schema_id == known:
+                raise
+            return list(_decoded(self._table.definition, fetched))
+
+
+def _decoded(table: TableDefinition, fetched: FetchedBatches) -> Iterator[ChangeBatch]:
+    for batch in fetched.batches:
+        columns = read_columns(batch)
+        keep = columns.offsets >= fetched.from_offset
+        if keep.any():
+            yield _change_batch(table, columns, keep, fetched.partition)
 
 
 def _snapshot_batch(table: TableDefinition, batch: pa.RecordBatch) -> ChangeBatch:

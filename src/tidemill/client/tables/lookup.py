@@ -78,7 +78,8 @@ class LookUp:
             "bucket": bucket,
             "leader_epoch": -1,
             "keys": state_keys.take(pa.array(places)).to_pylist(),
-            "columns": list(columns),
+            # By name also when it is all of them: the table may have got more since.
+            "columns": list(columns) or table.schema.names,
             "min_offset": min_offset,
             "max_wait_ms": self._cluster.timeout_ms,
         }

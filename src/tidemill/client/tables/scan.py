@@ -130,7 +130,8 @@ class AsyncScan:
                 pin_id=pin_id,
                 lease_id=options.lease_id,
                 limit=options.limit or 0,
-                columns=options.columns,
+                # By name also when it is all of them: the table may have got more since.
+                columns=options.columns or tuple(self._table.schema.names),
                 predicate=options.predicate,
                 start_key=options.start_key,
                 end_key=options.end_key,
