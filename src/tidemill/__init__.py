@@ -1,7 +1,7 @@
 """Tidemill: a streaming table store for Python and Spark.
 
 >>> import tidemill
->>> with tidemill.open() as db:                   # a node inside this process; tidemill.connect("host:port") for others
+>>> with tidemill.open() as db:      # a node inside this process; tidemill.connect("host:port") for others
 ...     orders = db.create_table("shop.orders", "id bigint, item string", primary_key=["id"])
 ...     _ = orders.upsert({"id": 1, "item": "apple"})
 ...     orders.lookup(1)

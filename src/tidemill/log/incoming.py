@@ -34,7 +34,7 @@ def prepare_batch(
     """Check a batch against the topic's configuration and bring it into the topic's form.
 
     The batch is decoded only if the topic asks for something that its header does not show.
-    ``records_checked``: every record is known to be sound, in its place, and with a key if the topic needs one.
+    ``records_checked``: every record is known to be sound, in its place, and with a key if one is needed.
     """
     header = check_batch(data)
     if header.codec not in CODEC_NAMES:

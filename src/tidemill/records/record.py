@@ -222,12 +222,13 @@ class _Reader:
             while byte >= 0x80:
                 result |= (byte & 0x7F) << shift
                 shift += 7
+                # Inside the loop: a run of such bytes would otherwise cost the square of its length.
+                if shift > _VARINT_SHIFT_MAX:
+                    raise _corrupt("a number does not fit in 64 bits")
                 position += 1
                 byte = data[position]
         except IndexError:
             raise _corrupt("a number runs past the end of the batch") from None
-        if shift > _VARINT_SHIFT_MAX:
-            raise _corrupt("a number does not fit in 64 bits")
         self.position = position + 1
         result |= byte << shift
         return (result >> 1) ^ -(result & 1)

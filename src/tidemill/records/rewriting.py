@@ -29,6 +29,8 @@ __all__ = (
     "keep_records",
 )
 
+_VARINT_SHIFT_MAX = 63
+
 DELETE_HORIZON_BIT = 0x40
 _CODEC_MASK = 0x07
 #: So many records are looked at between two calls of ``breathe``.
@@ -198,6 +200,8 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return (result >> 1) ^ -(result & 1), position
         shift += 7
+        if shift > _VARINT_SHIFT_MAX:
+            raise _not_records()
 
 
 def _to_varint(value: int) -> bytes:
