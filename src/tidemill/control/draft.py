@@ -75,6 +75,9 @@ class Draft:
             if key not in self._writes and key not in self._guards
         }
         added_bytes = request_bytes((key, len(value or b"")) for key, value in writes.items())
+        # The last write of a key is the one that counts.
+        rewritten = self._writes.keys() & writes.keys()
+        added_bytes -= request_bytes((key, len(self._writes[key] or b"")) for key in rewritten)
         added_bytes += request_bytes((key, 0) for key in guards)
         operations = len(self._guards) + len(guards) + len(self._writes.keys() | writes.keys())
         too_long = next((key for key, value in writes.items() if len(value or b"") > VALUE_BYTES_MAX), None)

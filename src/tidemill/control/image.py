@@ -26,12 +26,14 @@ from tidemill.control.records import (
     normalised_name,
 )
 from tidemill.control.sharedmap import SharedMap
+from tidemill.control.table_images import Catalog, CatalogFold, table_changes
 from tidemill.errors import CorruptData
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tidemill.control.store import ChangeBatch, Snapshot
+    from tidemill.control.table_images import DatabaseImage, LeaseImage, TableImage, TablePartition
 
 __all__ = (
     "INTERNAL_TOPICS",
@@ -86,7 +88,7 @@ class MetadataImage:
 
     ``key_revisions`` is the revision that last wrote each stored key: what a writer compares.
     ``replica_counts`` is how many replicas each node holds. ``node_configs`` has the cluster's default
-    under None.
+    under None. ``catalog`` is all about tables; what is asked most can be asked of the image itself.
     """
 
     revision: int = 0
@@ -98,6 +100,7 @@ class MetadataImage:
     node_configs: Mapping[int | None, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     next_producer_id: int = 0
     replica_counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    catalog: Catalog = field(default_factory=Catalog)
     key_revisions: SharedMap[str, int] = field(default_factory=SharedMap)
 
     @classmethod
@@ -120,6 +123,34 @@ class MetadataImage:
         name = self.topic_names_by_id.get(topic_id)
         return None if name is None else self.topics[name]
 
+    @property
+    def databases(self) -> Mapping[str, DatabaseImage]:
+        """The databases by name."""
+        return self.catalog.databases
+
+    @property
+    def tables(self) -> SharedMap[str, TableImage]:
+        """The tables by name, which is ``database.table``."""
+        return self.catalog.tables
+
+    @property
+    def tables_by_id(self) -> SharedMap[int, TableImage]:
+        """The tables by number."""
+        return self.catalog.tables_by_id
+
+    @property
+    def leases(self) -> SharedMap[str, LeaseImage]:
+        """The leases of snapshots by lease id, also those that are over and not dropped yet."""
+        return self.catalog.leases
+
+    def leases_of(self, table_id: int) -> tuple[LeaseImage, ...]:
+        """The leases of a table's snapshots, by lease id."""
+        return self.catalog.leases_by_table.get(table_id) or ()
+
+    def table_of_topic(self, topic_id: UUID) -> tuple[TableImage, TablePartition] | None:
+        """The table and the partition whose log the topic is; None if it is nobody's."""
+        return self.catalog.table_of_topic(topic_id)
+
     def key_revision(self, key: str) -> int:
         """The revision that last wrote ``key``, 0 if it is absent."""
         return self.key_revisions.get(key) or 0
@@ -138,6 +169,7 @@ class _Fold:
         self._topics: dict[UUID, TopicImage | None] = {}
         self._chunks: dict[UUID, dict[int, tuple[PartitionImage, ...]]] = {}
         self._counts: dict[UUID, int] = {}
+        self._catalog = CatalogFold(image.catalog)
         self._key_revisions: dict[str, int | None] = {}
 
     def finish(self, revision: int, items: Iterable[tuple[str, bytes | None, int]]) -> MetadataImage:
@@ -171,11 +203,12 @@ class _Fold:
             node_configs=MappingProxyType(self._node_configs),
             next_producer_id=self._next_producer_id,
             replica_counts=MappingProxyType({n: count for n, count in self._replica_counts.items() if count}),
+            catalog=self._catalog.finish(),
             key_revisions=old.key_revisions.update(self._key_revisions),
         )
 
     def _fold_key(self, key: str, value: bytes | None) -> bool:
-        """Fold one key; False if it is not one of the image's (leases and elections have keys too)."""
+        """Fold one key; False if it is not one of the image's (elections have keys too)."""
         kind, _, rest = key.partition("/")
         match kind:
             case "topics":
@@ -199,7 +232,7 @@ class _Fold:
                     0 if value is None else decode(key, value, ProducerIdsRecord).next_producer_id
                 )
             case _:
-                return False
+                return self._catalog.fold(key, value)
         return True
 
     def _fold_node(self, key: str, node_id: int, value: bytes | None) -> None:
@@ -269,6 +302,9 @@ class MetadataDelta:
     one). ``new_partitions`` (name to the range of added partitions), ``config_changed`` and
     ``leader_changed`` speak of topics that are in both images. ``leader_changed`` names partitions with
     another leader or leader epoch.
+
+    Tables are told in the same way, sorted by table name. ``tables_changed`` has the new images of those with
+    another schema, property, comment or partition.
     """
 
     created: tuple[TopicImage, ...]
@@ -278,6 +314,10 @@ class MetadataDelta:
     leader_changed: tuple[TopicPartition, ...]
     nodes_changed: bool
     node_configs_changed: bool
+    tables_created: tuple[TableImage, ...]
+    tables_dropped: tuple[TableImage, ...]
+    tables_changed: tuple[TableImage, ...]
+    leases_changed: bool
 
     @classmethod
     def between(cls, old: MetadataImage, new: MetadataImage) -> MetadataDelta:
@@ -300,6 +340,7 @@ class MetadataDelta:
             for index, (was, now) in enumerate(zip(before.partitions, after.partitions, strict=False)):
                 if (was.leader, was.leader_epoch) != (now.leader, now.leader_epoch):
                     leader_changed.append(TopicPartition(name, index))
+        tables_created, tables_dropped, tables_changed = table_changes(old.catalog, new.catalog)
         return cls(
             created=tuple(created),
             deleted=tuple(deleted),
@@ -308,4 +349,8 @@ class MetadataDelta:
             leader_changed=tuple(leader_changed),
             nodes_changed=new.nodes != old.nodes,
             node_configs_changed=new.node_configs != old.node_configs,
+            tables_created=tables_created,
+            tables_dropped=tables_dropped,
+            tables_changed=tables_changed,
+            leases_changed=new.leases != old.leases,
         )

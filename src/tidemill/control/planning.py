@@ -1,18 +1,20 @@
 """Planning: from an image and a command to the keys to write, or to Kafka's error. Pure.
 
-A plan names every key that it read to decide (``guards``) with the revision it saw, so that it cannot be
-committed over somebody else's change. Keys that it writes are among them, except chunks of a topic that are
-guarded by the topic's own record.
+Here are the cluster, its nodes and its topics; ``table_planning`` has databases and tables,
+``lease_planning`` leases of snapshots. ``plans`` says what a plan must guard.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import singledispatch
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from tidemill.control import records
+from tidemill.control import (
+    lease_planning,  # noqa: F401 - registers its commands with the planner, as does the next
+    records,
+    table_planning,  # noqa: F401
+)
 from tidemill.control.commands import (
     AllocateProducerIds,
     BumpLeaderEpochs,
@@ -37,11 +39,14 @@ from tidemill.control.placement import (
     check_topic_name,
     place,
 )
+from tidemill.control.plans import Plan, guards, planner, topic_deletes, topic_write, write_one
 from tidemill.control.records import PARTITIONS_PER_CHUNK, chunk_count, chunk_key, encode, topic_key
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from tidemill.control.table_images import TableImage, TablePartition
 
 __all__ = ("Plan", "bump_commands", "plan")
 
@@ -51,18 +56,9 @@ _PRODUCER_ID_MAX = 2**63 - 1
 _LEADERLESS = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Plan(Generic[R]):
-    """Keys to write (None deletes) if the guarded keys are at these revisions, and what the command gives."""
-
-    writes: Mapping[str, bytes | None]
-    guards: Mapping[str, int]
-    result: R
-
-
 def plan(image: MetadataImage, command: Command[R], limits: ControlLimits) -> Plan[R]:
     """What ``command`` would write to ``image``. Raises ``ApiError`` if Kafka would refuse it."""
-    return cast("Plan[R]", _plan(command, image, limits))
+    return cast("Plan[R]", planner(command, image, limits))
 
 
 def bump_commands(image: MetadataImage, node_id: int) -> list[BumpLeaderEpochs]:
@@ -74,12 +70,7 @@ def bump_commands(image: MetadataImage, node_id: int) -> list[BumpLeaderEpochs]:
     return [BumpLeaderEpochs(name=name, partitions=partitions) for name, partitions in led if partitions]
 
 
-@singledispatch
-def _plan(command: Command[Any], image: MetadataImage, limits: ControlLimits) -> Plan[Any]:
-    raise TypeError(f"{type(command).__name__} is not a metadata command")
-
-
-@_plan.register(SetClusterId)
+@planner.register(SetClusterId)
 def _(command: SetClusterId, image: MetadataImage, limits: ControlLimits) -> Plan[None]:
     if image.cluster_id == command.cluster_id:
         return Plan({}, {}, None)
@@ -89,10 +80,10 @@ def _(command: SetClusterId, image: MetadataImage, limits: ControlLimits) -> Pla
             f"this is cluster {image.cluster_id!r}, it cannot become {command.cluster_id!r}",
         )
     value = encode(records.ClusterRecord(cluster_id=command.cluster_id))
-    return _write_one(image, records.CLUSTER_KEY, value, None)
+    return write_one(image, records.CLUSTER_KEY, value, None)
 
 
-@_plan.register(RegisterNode)
+@planner.register(RegisterNode)
 def _(command: RegisterNode, image: MetadataImage, limits: ControlLimits) -> Plan[NodeImage]:
     for other in image.nodes.values():
         if (other.id == command.node_id) != (other.name == command.name):
@@ -109,10 +100,10 @@ def _(command: RegisterNode, image: MetadataImage, limits: ControlLimits) -> Pla
     record = records.NodeRecord(
         name=node.name, host=node.host, port=node.port, rack=node.rack, incarnation=node.incarnation
     )
-    return _write_one(image, records.node_key(node.id), encode(record), node)
+    return write_one(image, records.node_key(node.id), encode(record), node)
 
 
-@_plan.register(AllocateProducerIds)
+@planner.register(AllocateProducerIds)
 def _(command: AllocateProducerIds, image: MetadataImage, limits: ControlLimits) -> Plan[int]:
     first = image.next_producer_id
     if command.count < 1 or first > _PRODUCER_ID_MAX - command.count:
@@ -120,10 +111,10 @@ def _(command: AllocateProducerIds, image: MetadataImage, limits: ControlLimits)
             ErrorCode.invalid_request, f"{command.count} producer ids from {first} on cannot be allocated"
         )
     record = records.ProducerIdsRecord(next_producer_id=first + command.count)
-    return _write_one(image, records.PRODUCER_IDS_KEY, encode(record), first)
+    return write_one(image, records.PRODUCER_IDS_KEY, encode(record), first)
 
 
-@_plan.register(SetNodeConfigs)
+@planner.register(SetNodeConfigs)
 def _(command: SetNodeConfigs, image: MetadataImage, limits: ControlLimits) -> Plan[None]:
     if command.node_id is not None and command.node_id not in image.nodes:
         raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {command.node_id}")
@@ -132,20 +123,13 @@ def _(command: SetNodeConfigs, image: MetadataImage, limits: ControlLimits) -> P
     if current == command.configs:
         return Plan({}, {}, None)
     value = encode(records.NodeConfigsRecord(configs=command.configs)) if command.configs else None
-    return _write_one(image, records.node_configs_key(command.node_id), value, None)
+    return write_one(image, records.node_configs_key(command.node_id), value, None)
 
 
-@_plan.register(CreateTopic)
+@planner.register(CreateTopic)
 def _(command: CreateTopic, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
     check_topic_name(command.name)
-    other = image.topic_names_by_normalised.get(records.normalised_name(command.name))
-    if other == command.name:
-        raise ApiError(ErrorCode.topic_already_exists, f"topic {command.name!r} already exists")
-    if other is not None:
-        raise ApiError(
-            ErrorCode.invalid_topic_exception,
-            f"topic {command.name!r} collides with {other!r}: names may not differ by '.' and '_' only",
-        )
+    _check_name_is_free(image, command.name)
     if command.topic_id.int == 0 or command.topic_id in image.topic_names_by_id:
         raise ApiError(
             ErrorCode.invalid_request, f"topic id {command.topic_id} cannot be used for a new topic"
@@ -171,27 +155,36 @@ def _(command: CreateTopic, image: MetadataImage, limits: ControlLimits) -> Plan
     partitions = tuple(_new_partition(replicas) for replicas in assignments)
     topic = TopicImage(command.name, command.topic_id, partitions, MappingProxyType(dict(command.configs)))
     return Plan(
-        {**_topic_write(topic), **_chunk_writes(topic, range(chunk_count(count)))},
+        {**topic_write(topic), **_chunk_writes(topic, range(chunk_count(count)))},
         _guard_topic(image, topic.name),
         topic,
     )
 
 
-@_plan.register(DeleteTopic)
+@planner.register(DeleteTopic)
 def _(command: DeleteTopic, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
     topic = _topic(image, command.name)
     if command.topic_id is not None and command.topic_id != topic.id:
         raise ApiError(
             ErrorCode.unknown_topic_id, f"topic {topic.name!r} has id {topic.id}, not {command.topic_id}"
         )
-    chunks = range(chunk_count(len(topic.partitions)))
-    writes = {topic_key(topic.name): None} | {chunk_key(topic.id, chunk): None for chunk in chunks}
-    return Plan(writes, _guard_topic(image, topic.name), topic)
+    owner = image.table_of_topic(topic.id)
+    if owner is not None:
+        raise _is_a_log(topic, *owner)
+    return Plan(topic_deletes(topic), _guard_topic(image, topic.name), topic)
 
 
-@_plan.register(CreatePartitions)
+@planner.register(CreatePartitions)
 def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
     topic = _topic(image, command.name)
+    owner = image.table_of_topic(topic.id)
+    if owner is not None:
+        table, _ = owner
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"topic {topic.name!r} is the log of table {table.name!r}, whose keys are spread over"
+            f" {table.buckets} buckets for good: create a table with more buckets and copy the rows",
+        )
     have = len(topic.partitions)
     if command.new_count <= have:
         raise ApiError(
@@ -216,21 +209,21 @@ def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) ->
     added = tuple(_new_partition(replicas) for replicas in assignments)
     grown = replace(topic, partitions=topic.partitions + added)
     chunks = range(have // PARTITIONS_PER_CHUNK, chunk_count(command.new_count))
-    guards = {**_guard_topic(image, topic.name), **_guard_chunks(image, grown, chunks)}
-    return Plan({**_topic_write(grown), **_chunk_writes(grown, chunks)}, guards, grown)
+    seen = {**_guard_topic(image, topic.name), **_guard_chunks(image, grown, chunks)}
+    return Plan({**topic_write(grown), **_chunk_writes(grown, chunks)}, seen, grown)
 
 
-@_plan.register(SetTopicConfigs)
+@planner.register(SetTopicConfigs)
 def _(command: SetTopicConfigs, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
     topic = _topic(image, command.name)
     _check_base(command.base, topic.configs, f"topic {topic.name!r}")
     if topic.configs == command.configs:
         return Plan({}, {}, topic)
     changed = replace(topic, configs=MappingProxyType(dict(command.configs)))
-    return Plan(_topic_write(changed), _guard_topic(image, topic.name), changed)
+    return Plan(topic_write(changed), _guard_topic(image, topic.name), changed)
 
 
-@_plan.register(BumpLeaderEpochs)
+@planner.register(BumpLeaderEpochs)
 def _(command: BumpLeaderEpochs, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
     topic = _topic(image, command.name)
     changes: dict[int, PartitionImage] = {}
@@ -241,7 +234,7 @@ def _(command: BumpLeaderEpochs, image: MetadataImage, limits: ControlLimits) ->
     return _change_partitions(image, topic, changes)
 
 
-@_plan.register(ElectLeaders)
+@planner.register(ElectLeaders)
 def _(command: ElectLeaders, image: MetadataImage, limits: ControlLimits) -> Plan[dict[int, ErrorCode]]:
     topic = _topic(image, command.name)
     changes: dict[int, PartitionImage] = {}
@@ -292,17 +285,6 @@ def _change_partitions(
     return Plan(_chunk_writes(changed, chunks), _guard_chunks(image, changed, chunks), changed)
 
 
-def _write_one(image: MetadataImage, key: str, value: bytes | None, result: R) -> Plan[R]:
-    return Plan({key: value}, {key: image.key_revision(key)}, result)
-
-
-def _topic_write(topic: TopicImage) -> dict[str, bytes | None]:
-    record = records.TopicRecord(
-        name=topic.name, topic_id=topic.id, partition_count=len(topic.partitions), configs=dict(topic.configs)
-    )
-    return {topic_key(topic.name): encode(record)}
-
-
 def _chunk_writes(topic: TopicImage, chunks: Iterable[int]) -> dict[str, bytes | None]:
     return {
         chunk_key(topic.id, chunk): encode(
@@ -315,12 +297,11 @@ def _chunk_writes(topic: TopicImage, chunks: Iterable[int]) -> dict[str, bytes |
 
 
 def _guard_topic(image: MetadataImage, name: str) -> dict[str, int]:
-    return {topic_key(name): image.key_revision(topic_key(name))}
+    return guards(image, (topic_key(name),))
 
 
 def _guard_chunks(image: MetadataImage, topic: TopicImage, chunks: Iterable[int]) -> dict[str, int]:
-    keys = [chunk_key(topic.id, chunk) for chunk in chunks]
-    return {key: image.key_revision(key) for key in keys}
+    return guards(image, (chunk_key(topic.id, chunk) for chunk in chunks))
 
 
 def _topic(image: MetadataImage, name: str) -> TopicImage:
@@ -328,6 +309,31 @@ def _topic(image: MetadataImage, name: str) -> TopicImage:
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
     return topic
+
+
+def _is_a_log(topic: TopicImage, table: TableImage, partition: TablePartition) -> ApiError:
+    if partition.value is None:
+        what, instead = f"table {table.name!r}", f"use 'tidemill table drop {table.name}'"
+    else:
+        what = f"partition {partition.value!r} of table {table.name!r}"
+        instead = "drop that partition of the table instead"
+    return ApiError(ErrorCode.policy_violation, f"topic {topic.name!r} is the log of {what}: {instead}")
+
+
+def _check_name_is_free(image: MetadataImage, name: str) -> None:
+    normalised = records.normalised_name(name)
+    # A partitioned table has no topic of its own name, and nobody else may have one either.
+    for what, other in (
+        ("topic", image.topic_names_by_normalised.get(normalised)),
+        ("table", image.catalog.table_names_by_normalised.get(normalised)),
+    ):
+        if other == name:
+            raise ApiError(ErrorCode.topic_already_exists, f"{what} {name!r} already exists")
+        if other is not None:
+            raise ApiError(
+                ErrorCode.invalid_topic_exception,
+                f"topic {name!r} collides with {what} {other!r}: names may not differ by '.' and '_' only",
+            )
 
 
 def _unknown_partition(topic: TopicImage, index: int) -> ApiError:

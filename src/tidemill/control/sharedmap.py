@@ -17,16 +17,18 @@ __all__ = ("SharedMap",)
 
 _SHARDS = 256
 
-K = TypeVar("K", str, UUID)
+K = TypeVar("K", str, int, UUID)
 V = TypeVar("V")
 
 
-def _shard_of(key: str | UUID) -> int:
-    return (key.int if isinstance(key, UUID) else zlib.crc32(key.encode())) % _SHARDS
+def _shard_of(key: str | int | UUID) -> int:
+    if isinstance(key, str):
+        return zlib.crc32(key.encode()) % _SHARDS
+    return (key.int if isinstance(key, UUID) else key) % _SHARDS
 
 
 class SharedMap(Mapping[K, V]):
-    """See the module. Keys are strings or UUIDs.
+    """See the module. Keys are strings, whole numbers or UUIDs.
 
     >>> old = SharedMap[str, int]().update({"a": 1, "b": 2})
     >>> new = old.update({"a": None, "c": 3})
@@ -82,7 +84,7 @@ class SharedMap(Mapping[K, V]):
         return self._shards[_shard_of(key)].get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, (str, UUID)) and key in self._shards[_shard_of(key)]
+        return isinstance(key, (str, int, UUID)) and key in self._shards[_shard_of(key)]
 
     def __iter__(self) -> Iterator[K]:
         for shard in self._shards:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
@@ -22,9 +23,24 @@ from tidemill.control.image import MetadataDelta, MetadataImage, TopicPartition
 from tidemill.control.placement import ControlLimits
 from tidemill.control.records import PartitionsRecord, TopicRecord, chunk_key, encode
 from tidemill.control.store import Change, ChangeBatch, Entry, Snapshot
+from tidemill.control.table_commands import (
+    AddTablePartition,
+    AlterDatabase,
+    AlterTable,
+    CreateDatabase,
+    CreateTable,
+    DropDatabase,
+    DropExpiredLeases,
+    DropLease,
+    DropTable,
+    DropTablePartition,
+    PutLease,
+)
+from tidemill.control.table_images import LeasedSnapshot, LeaseImage
+from tidemill.control.table_records import LeaseRecord, lease_key, table_key
 from tidemill.errors import CorruptData
 
-NAMES = st.sampled_from(["a", "b.c", "b_c", "d", "__consumer_offsets"])
+NAMES = st.sampled_from(["a", "b.c", "b_c", "d", "__consumer_offsets", "b.c.x"])
 IDS = st.uuids(version=4)
 CONFIGS = st.dictionaries(st.sampled_from(["x", "y"]), st.sampled_from(["1", "2"]), max_size=2)
 COMMANDS = st.one_of(
@@ -46,7 +62,62 @@ COMMANDS = st.one_of(
         incarnation=IDS,
     ),
 )
-BATCHES = st.lists(st.lists(COMMANDS, min_size=1, max_size=4), max_size=12)
+DATABASES = st.sampled_from(["b", "e"])
+TABLES = st.sampled_from(["b.c", "b.c_x", "b_c.x", "e.t"])
+VALUES = st.sampled_from(["x", "y.z", "y_z"])
+PROPERTIES = st.dictionaries(st.sampled_from(["p", "q"]), st.sampled_from(["1", "2"]), max_size=2)
+TABLE_COMMANDS = st.one_of(
+    st.builds(CreateDatabase, name=DATABASES, created_ms=st.just(1), properties=PROPERTIES),
+    st.builds(AlterDatabase, name=DATABASES, set_properties=PROPERTIES, comment=st.sampled_from([None, "c"])),
+    st.builds(DropDatabase, name=DATABASES),
+    *[
+        st.builds(
+            CreateTable,
+            name=TABLES,
+            topic_id=IDS,
+            schema=st.binary(max_size=2),
+            buckets=st.sampled_from([1, 2, 1_001]),
+            bucket_map=st.just(b"map"),
+            row_format=st.just("row"),
+            key_format=st.just("raw"),
+            partition_column=st.sampled_from([None, "day", "day"]),
+            created_ms=st.just(2),
+            topic_configs=CONFIGS,
+        )
+    ]
+    * 3,
+    st.builds(
+        AlterTable,
+        name=TABLES,
+        base_schema_count=st.sampled_from([None, 1]),
+        new_schema=st.none() | st.binary(max_size=2),
+        set_properties=PROPERTIES,
+        topic_configs=st.none() | CONFIGS,
+    ),
+    st.builds(DropTable, name=TABLES),
+    *[st.builds(AddTablePartition, table=TABLES, value=VALUES, topic_id=IDS)] * 3,
+    st.builds(DropTablePartition, table=TABLES, value=VALUES),
+    *[
+        st.builds(
+            PutLease,
+            lease=st.builds(
+                LeaseImage,
+                lease_id=st.sampled_from(["l1", "l2", "l3"]),
+                table_id=st.integers(1, 3),
+                holder=st.just("me"),
+                expires_at_ms=st.integers(1, 9),
+                snapshots=st.sampled_from([(), (LeasedSnapshot(0, 0, 7, 100), LeasedSnapshot(0, 1, 8, 5))]),
+            ),
+            renew=st.booleans(),
+        )
+    ]
+    * 2,
+    st.builds(DropLease, lease_id=st.sampled_from(["l1", "l2"])),
+    st.builds(DropExpiredLeases, now_ms=st.integers(1, 9)),
+)
+BATCHES = st.lists(st.lists(COMMANDS | TABLE_COMMANDS, min_size=1, max_size=4), max_size=12) | st.lists(
+    st.lists(TABLE_COMMANDS, min_size=1, max_size=4), max_size=20
+)
 NODE = RegisterNode(node_id=0, name="n0", host="h", port=1, incarnation=UUID(int=1))
 
 
@@ -101,6 +172,47 @@ def test_an_image_agrees_with_itself(batches) -> None:
 
 
 @given(BATCHES)
+def test_tables_agree_with_their_topics_databases_and_leases(batches) -> None:
+    history = History()
+    history.commit(NODE)
+    for commands in batches:
+        image = history.commit(*commands)
+        assert {table.id: table for table in image.tables.values()} == dict(image.tables_by_id)
+        owners = {}
+        for name, table in image.tables.items():
+            assert table.name == name
+            assert table.database in image.databases
+            assert table.id < image.catalog.next_table_id
+            assert (table.partition_column is None) == ([part.value for part in table.partitions] == [None])
+            for part in table.partitions:
+                assert part.id < table.next_partition_id
+                assert table.partition(part.value) is part
+                owners[part.topic_id] = (table, part)
+                topic = image.topic_by_id(part.topic_id)
+                assert (topic.name, len(topic.partitions)) == (part.topic, table.buckets)
+        for topic in image.topics.values():
+            assert image.table_of_topic(topic.id) == owners.get(topic.id)
+        for table_id in range(5):
+            leases = [image.leases[key] for key in sorted(image.leases)]
+            assert list(image.leases_of(table_id)) == [each for each in leases if each.table_id == table_id]
+            assert table_id in image.tables_by_id or not image.leases_of(table_id)
+
+
+@given(BATCHES)
+def test_no_table_or_partition_number_is_given_twice(batches) -> None:
+    history = History()
+    history.commit(NODE)
+    seen: dict[int, str] = {}
+    parts: dict[tuple[int, int], UUID] = {}
+    for commands in batches:
+        image = history.commit(*commands)
+        for table in image.tables.values():
+            assert seen.setdefault(table.id, table.name) == table.name
+            for part in table.partitions:
+                assert parts.setdefault((table.id, part.id), part.topic_id) == part.topic_id
+
+
+@given(BATCHES)
 def test_leader_epochs_never_go_back(batches) -> None:
     history = History()
     old = history.commit(NODE)
@@ -124,6 +236,33 @@ def test_a_delta_over_many_revisions_turns_the_old_topics_into_the_new_ones(batc
     names = {topic.name for topic in old.topics.values()} - {topic.name for topic in delta.deleted}
     names |= {topic.name for topic in delta.created}
     assert names == set(new.topics)
+
+
+@given(BATCHES, BATCHES)
+def test_a_delta_over_many_revisions_turns_the_old_tables_into_the_new_ones(earlier, later) -> None:
+    history = History()
+    history.commit(NODE)
+    for commands in earlier:
+        history.commit(*commands)
+    old, entries = history.image, dict(history.entries)
+    for commands in later:
+        history.commit(*commands)
+    new = history.image
+    # A full read makes new objects of everything; what did not change is not told all the same.
+    for image in (new, MetadataImage.from_snapshot(Snapshot(new.revision, history.entries))):
+        delta = MetadataDelta.between(old, image)
+        tables = {table.id: table for table in old.tables.values()}
+        for table in delta.tables_dropped:
+            assert tables.pop(table.id) == table
+        for table in delta.tables_changed:
+            assert tables[table.id] != table
+            tables[table.id] = table
+        for table in delta.tables_created:
+            assert table.id not in tables
+            tables[table.id] = table
+        assert tables == dict(new.tables_by_id)
+        assert delta.leases_changed == (dict(old.leases) != dict(new.leases))
+    assert old == MetadataImage.from_snapshot(Snapshot(old.revision, entries))
 
 
 def test_a_delta_names_what_happened() -> None:
@@ -154,6 +293,100 @@ def test_a_delta_names_what_happened() -> None:
     assert (delta.nodes_changed, delta.node_configs_changed) == (False, False)
     moved = history.commit(RegisterNode(node_id=0, name="n0", host="h", port=2, incarnation=uuid4()))
     assert MetadataDelta.between(new, moved).nodes_changed
+
+
+def table(name: str, **fields) -> CreateTable:
+    defaults = {"schema": b"s", "bucket_map": b"m", "row_format": "row", "key_format": "raw", "created_ms": 1}
+    return CreateTable(name=name, topic_id=uuid4(), **{**defaults, **fields})
+
+
+def test_a_delta_names_what_happened_to_tables() -> None:
+    history = History()
+    old = history.commit(
+        NODE,
+        table("d.same"),
+        table("d.gone"),
+        table("d.again"),
+        table("d.set"),
+        table("d.parted", partition_column="p"),
+    )
+    assert [each.name for each in MetadataDelta.between(MetadataImage(), old).tables_created] == [
+        "d.again",
+        "d.gone",
+        "d.parted",
+        "d.same",
+        "d.set",
+    ]
+    new = history.commit(
+        DropTable(name="d.gone"),
+        DropTable(name="d.again"),
+        table("d.again"),
+        table("d.fresh"),
+        AlterTable(name="d.set", new_schema=b"s2"),
+        AddTablePartition(table="d.parted", value="x", topic_id=uuid4()),
+    )
+    delta = MetadataDelta.between(old, new)
+    assert delta.tables_created == (new.tables["d.again"], new.tables["d.fresh"])
+    assert delta.tables_dropped == (old.tables["d.again"], old.tables["d.gone"])
+    assert delta.tables_changed == (new.tables["d.parted"], new.tables["d.set"])
+    assert not delta.leases_changed
+    lease = LeaseImage(lease_id="l", table_id=1, holder="h", expires_at_ms=1, snapshots=())
+    leased = history.commit(PutLease(lease=lease))
+    assert MetadataDelta.between(new, leased).leases_changed
+    assert not MetadataDelta.between(new, leased).tables_changed
+    assert not MetadataDelta.between(leased, history.commit(table("d.more"))).leases_changed
+
+
+def test_tables_that_trade_places_in_one_transaction_are_the_new_ones() -> None:
+    history = History()
+    history.commit(NODE, table("a.b_c"), table("a.p", partition_column="x"))
+    history.commit(AddTablePartition(table="a.p", value="q", topic_id=uuid4()))
+    new = history.commit(DropTable(name="a.b_c"), table("a_b.c"), DropTable(name="a.p"), table("a.p_q"))
+    assert set(new.tables) == {"a_b.c", "a.p_q"}
+    assert set(new.topics) == {"a_b.c", "a.p_q"}
+    for topic in new.topics.values():
+        owner, _ = new.table_of_topic(topic.id)
+        assert owner is new.tables[topic.name]
+    assert new == MetadataImage.from_snapshot(Snapshot(new.revision, history.entries))
+
+
+def test_a_table_that_is_stored_under_another_key_keeps_its_number_and_its_topic() -> None:
+    history = History()
+    old = history.commit(NODE, table("d.old"))
+    was = old.tables["d.old"]
+    for name in ("d.a", "d.z"):
+        moved = replace(was, name=name)
+        changes = [Change(table_key(name), encode(moved.to_record())), Change(table_key("d.old"), None)]
+        new = old.apply(ChangeBatch(old.revision + 1, tuple(sorted(changes))))
+        assert dict(new.tables) == {name: moved}
+        assert dict(new.tables_by_id) == {was.id: moved}
+        assert new.table_of_topic(was.partitions[0].topic_id) == (moved, was.partitions[0])
+
+
+def test_a_lease_whose_table_is_gone_is_folded_all_the_same() -> None:
+    record = LeaseRecord(lease_id="l", table_id=99, holder="h", expires_at_ms=5, snapshots=())
+    image = MetadataImage().apply(ChangeBatch(1, (Change(lease_key("l"), encode(record)),)))
+    assert [lease.lease_id for lease in image.leases_of(99)] == ["l"]
+    assert not image.apply(ChangeBatch(2, (Change(lease_key("l"), None),))).leases_of(99)
+
+
+def test_a_new_schema_of_a_table_with_many_partitions_leaves_the_way_to_its_topics_as_it_is() -> None:
+    history = History()
+    history.commit(NODE, table("d.t", partition_column="p"))
+    for i in range(40):
+        history.commit(AddTablePartition(table="d.t", value=str(i), topic_id=uuid4()))
+    old = history.image
+    new = history.commit(AlterTable(name="d.t", new_schema=b"s2"))
+    assert new.catalog.log_owners is old.catalog.log_owners
+    changed = history.commit(AddTablePartition(table="d.t", value="more", topic_id=uuid4()))
+    before, after = new.catalog.log_owners._shards, changed.catalog.log_owners._shards
+    assert sum(a is not b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_an_image_without_a_change_of_tables_keeps_the_catalog_itself() -> None:
+    history = History()
+    old = history.commit(NODE, table("d.t"))
+    assert history.commit(CreateTopic(name="u", topic_id=uuid4(), partitions=1)).catalog is old.catalog
 
 
 def test_an_old_transaction_is_not_applied_again() -> None:

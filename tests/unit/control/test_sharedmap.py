@@ -54,3 +54,10 @@ def test_uuid_keys_and_equality_of_maps_with_different_histories() -> None:
         one_by_one = one_by_one.update({key: i})
     assert at_once == one_by_one
     assert at_once != one_by_one.update({ids[0]: None})
+
+
+def test_whole_numbers_are_keys_and_negative_ones_too() -> None:
+    numbers = SharedMap[int, str]().update({key: str(key) for key in range(-300, 300)})
+    assert all(numbers[key] == numbers.get(key) == str(key) and key in numbers for key in range(-300, 300))
+    assert 300 not in numbers
+    assert numbers.update({5: None}).differing_keys(numbers) == {5}
