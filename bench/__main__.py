@@ -20,6 +20,7 @@ from bench import (
     machine,
     rebalancing,
     starting,
+    tables,
     throughput,
     transactions,
 )
@@ -44,6 +45,10 @@ BENCHMARKS: dict[str, Callable[[Bench], Section]] = {
     "committed": transactions.reading,
     "compaction": compacting.compaction,
     "rebalance": rebalancing.rebalancing,
+    "tables": tables.tables,
+    "table-growth": tables.growth,
+    "table-memory": tables.memory,
+    "table-recovery": tables.recovery,
 }
 
 

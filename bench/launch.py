@@ -3,26 +3,63 @@
 kio imports hypothesis when it finds it. It finds it here, because the tests use it; a user who installs
 tidemill does not have it, and pays neither the time nor the memory.
 
-With ``BENCH_MODULES_FILE=FILE`` in the environment, the names of all modules loaded at the end are written
-to that file, in the order of their loading.
+With ``BENCH_MODULES_FILE=FILE`` in the environment, the names of all modules loaded at the end are written to
+that file, in the order of their loading. With ``BENCH_STALL_FILE=FILE`` the longest time for which the node's
+event loop did not get its turn is kept in that file of eight bytes, a double in seconds; whoever writes 0 to
+it starts anew.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import mmap
 import os
 import sys
 from pathlib import Path
+from struct import Struct
 
-__all__ = ("MODULES_VARIABLE",)
+__all__ = ("MODULES_VARIABLE", "STALL", "STALL_VARIABLE")
 
 MODULES_VARIABLE = "BENCH_MODULES_FILE"
+STALL_VARIABLE = "BENCH_STALL_FILE"
+STALL = Struct("d")
+_TICK_SECONDS = 0.001
+
+
+def watch_stalls(path: Path) -> None:
+    """Let every node of this process note in the file how long its loop was held up."""
+    from tidemill.server.node import Node
+
+    started = Node.start
+    file = path.open("r+b")
+    longest = mmap.mmap(file.fileno(), STALL.size)
+    watchers: list[asyncio.Task[None]] = []
+
+    async def watch() -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = loop.time()
+            if now - last - _TICK_SECONDS > STALL.unpack_from(longest)[0]:
+                STALL.pack_into(longest, 0, now - last - _TICK_SECONDS)
+            last = now
+
+    async def start(node: Node) -> None:
+        await started(node)
+        watchers.append(asyncio.get_running_loop().create_task(watch()))
+
+    Node.start = start  # type: ignore[method-assign]
+
 
 if __name__ == "__main__":
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     if MODULES_VARIABLE in os.environ:
         modules_file = Path(os.environ[MODULES_VARIABLE])
         atexit.register(lambda: modules_file.write_text("\n".join(sys.modules)))
+    if STALL_VARIABLE in os.environ:
+        watch_stalls(Path(os.environ[STALL_VARIABLE]))
     from tidemill.cli import main
 
     main()

@@ -33,6 +33,10 @@ class Plan:
     transaction_records: tuple[int, ...]
     transactional_records: int
     group_members: tuple[int, ...]
+    table_rows: int
+    table_lookups: int
+    table_growth_rows: tuple[int, ...]
+    table_memory_rows: tuple[int, ...]
 
 
 FULL = Plan(
@@ -56,6 +60,10 @@ FULL = Plan(
     transaction_records=(100, 1_000, 10_000),
     transactional_records=100_000,
     group_members=(2, 20, 200),
+    table_rows=500_000,
+    table_lookups=100_000,
+    table_growth_rows=(20_000, 200_000, 2_000_000),
+    table_memory_rows=(400_000, 4_000_000),
 )
 
 QUICK = Plan(
@@ -79,4 +87,8 @@ QUICK = Plan(
     transaction_records=(100, 1_000),
     transactional_records=1_000,
     group_members=(2, 5),
+    table_rows=5_000,
+    table_lookups=1_000,
+    table_growth_rows=(1_000, 10_000),
+    table_memory_rows=(5_000, 20_000),
 )
