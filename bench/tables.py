@@ -56,16 +56,12 @@ def tables(bench: Bench) -> Section:
     section = Section(
         "Tables",
         ("what", "rows/s", "ratio to RocksDB", "MB/s", "p99 ms", "longest stall ms"),
-        note=f"{plan.table_rows:,} rows of five columns and about 110 bytes, {_BUCKETS} buckets, random keys. The "
-        "client is a process of its own. RocksDB: one process, the same bytes through the same binding "
-        "with the same "
-        "options, write batches of 1,000 rows without a log, get of 1,000 keys at once, an iterator that "
-        "keeps keys "
-        "and values as Python objects. Upserts are durable (synced) and counted until they can be read; "
-        "'RocksDB, "
-        "durable' writes its own log and syncs it for every batch. Stall: the longest time for which the "
-        "node's event "
-        "loop did not get its turn meanwhile.",
+        note=f"{plan.table_rows:,} rows of five columns and about 110 bytes, {_BUCKETS} buckets, random keys. "
+        "The client is a process of its own. RocksDB: one process, the same bytes through the same binding "
+        "with the same options, write batches of 1,000 rows without a log, get of 1,000 keys at once, an "
+        "iterator that keeps keys and values as Python objects. Upserts are durable (synced) and counted until "
+        "they can be read; 'RocksDB, durable' writes its own log and syncs it for every batch. Stall: the "
+        "longest time for which the node's event loop did not get its turn meanwhile.",
     )
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("raw", "load", "lookup", "one", "scan")}
     stalls: dict[str, list[float]] = {name: [] for name in found}
@@ -179,7 +175,7 @@ def memory(bench: Bench) -> Section:
 
 
 def recovery(bench: Bench) -> Section:
-    """From kill -9 to the first row: with the live state, with a snapshot only, and with nothing but the log."""
+    """From kill -9 to the first row: with the live state, a snapshot only, nothing but the log."""
     count = bench.plan.table_rows
     section = Section(
         "Recovery of a table",

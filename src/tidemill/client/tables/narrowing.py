@@ -22,6 +22,8 @@ def key_bounds(table: TableDefinition, predicate: Predicate) -> tuple[bytes | No
     if bounds.lower is not None:
         values = [*equal, bounds.lower.value]
         start = keys.bound(values) if bounds.lower.inclusive else keys.prefix_bounds(values)[1]
+        if start is None:
+            return b"", b""  # Nothing lies above the largest key.
     if bounds.upper is not None:
         values = [*equal, bounds.upper.value]
         end = keys.prefix_bounds(values)[1] if bounds.upper.inclusive else keys.bound(values)
