@@ -56,10 +56,10 @@ def tables(bench: Bench) -> Section:
     section = Section(
         "Tables",
         ("what", "rows/s", "ratio to RocksDB", "MB/s", "p99 ms", "longest stall ms"),
-        note=f"{plan.table_rows:,} rows of five columns and about 110 bytes, {_BUCKETS} buckets, random keys. "
+        note=f"{plan.table_rows:,} rows of five columns and about 110 bytes, {_BUCKETS} buckets. "
         "The client is a process of its own. RocksDB: one process, the same bytes through the same binding "
         "with the same options, write batches of 1,000 rows without a log, get of 1,000 keys at once, an "
-        "iterator that keeps keys and values as Python objects. Upserts are durable (synced) and counted until "
+        "iterator that keeps keys and values as objects. Upserts are durable (synced) and counted until "
         "they can be read; 'RocksDB, durable' writes its own log and syncs it for every batch. Stall: the "
         "longest time for which the node's event loop did not get its turn meanwhile.",
     )
