@@ -55,7 +55,10 @@ def _column(data: pa.Table | pa.RecordBatch, field: pa.Field) -> pa.ChunkedArray
             done.append(_array(chunk, field, field.name))
         except Refusal as refusal:
             refusal.index += before
-            raise refused_row(refusal) from None
+            error = refused_row(refusal)
+            raise TableError(
+                error.table_code, f"row {error.index}: {error.message}", index=error.index
+            ) from None
         before += len(chunk)
     return pa.chunked_array(done, field.type)
 

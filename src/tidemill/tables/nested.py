@@ -14,7 +14,43 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types as arrow
 
-__all__ = ("list_parts", "make_array", "null_mask", "nulls_of", "running", "spread")
+from tidemill.errors import TableCode, TableError
+
+__all__ = (
+    "MAX_SPREAD_BYTES",
+    "Room",
+    "list_parts",
+    "make_array",
+    "null_mask",
+    "nulls_of",
+    "running",
+    "spread",
+)
+
+#: Memory that values which are not in the bytes of strangers may take as columns, in one batch.
+MAX_SPREAD_BYTES = 256 * 1024 * 1024
+
+
+class Room:
+    """Memory for what is implied and not written: missing columns, the fields of a struct that is null.
+
+    Each takes next to nothing in a row and a value of every field in Arrow, so that a small batch could
+    otherwise ask for any amount.
+    """
+
+    def __init__(self) -> None:
+        self._left = MAX_SPREAD_BYTES
+
+    def take(self, size: int, path: str) -> None:
+        """Account for ``size`` bytes that are about to be taken."""
+        self._left -= size
+        if self._left < 0:
+            what = f"null structs in column {path!r}" if path else "fields that rows do not have"
+            raise TableError(
+                TableCode.row_refused,
+                f"{what} would take more than {MAX_SPREAD_BYTES} bytes of memory in one batch: "
+                "write fewer rows at once",
+            )
 
 
 def running(counts: np.ndarray) -> np.ndarray:

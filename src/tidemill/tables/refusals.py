@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidemill.errors import TableCode, TableError
 
-__all__ = ("Refusal", "first_failing", "indexed_by", "refuse_where", "refused_row")
+__all__ = ("Refusal", "first_failing", "first_refusal", "indexed_by", "refuse_where", "refused_row")
 
 
 class Refusal(Exception):
@@ -58,11 +58,29 @@ def first_failing(array: pa.Array, attempt: Callable[[pa.Array], object]) -> int
     return first
 
 
+def first_refusal(attempt: Callable[[int, int], object], refusal: Refusal) -> Refusal:
+    """The refusal of the first row at fault, where ``refusal`` is of any.
+
+    ``attempt`` works on the rows from one number up to another and refuses with an index among those. Each
+    step halves the rows in question.
+    """
+    first, last = 0, refusal.index
+    while first < last:
+        middle = (first + last) // 2
+        try:
+            attempt(first, middle + 1)
+            first = middle + 1
+        except Refusal as earlier:
+            last = earlier.index = first + earlier.index
+            refusal = earlier
+    return refusal
+
+
 def refused_row(refusal: Refusal) -> TableError:
-    """The error that names row, column and reason.
+    """The error that names column and reason; the row is its ``index``, for the caller may count otherwise.
 
     >>> refused_row(Refusal(3, "name", "is not UTF-8")).message
-    "row 3: column 'name' is not UTF-8"
+    "column 'name' is not UTF-8"
     """
-    where = f"row {refusal.index}" + (f": column {refusal.path!r}" if refusal.path else "")
+    where = f"column {refusal.path!r}" if refusal.path else "the row"
     return TableError(TableCode.row_refused, f"{where} {refusal.text}", index=refusal.index)

@@ -18,16 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from tidemill.errors import TableCode, TableError
-from tidemill.tables.nested import make_array, nulls_of, running, spread
+from tidemill.tables.nested import Room, make_array, nulls_of, running, spread
 from tidemill.tables.refusals import Refusal, first_failing, indexed_by, refuse_where
 from tidemill.tables.row_layout import COUNT_BYTES, END_BYTES, Column, Layout
 
-__all__ = ("MAX_SPREAD_BYTES", "Source", "decode_tuples", "utf8_array")
+__all__ = ("Source", "decode_tuples", "utf8_array")
 
-#: Memory that null structs may take as columns when rows of strangers are decoded. A null struct is nothing
-#: in its row and a value of every field in Arrow, so that a small batch could otherwise ask for any amount.
-MAX_SPREAD_BYTES = 256 * 1024 * 1024
 _NANOSECONDS_PER_DAY = 86_400_000_000_000
 _SMALL_BYTES_MAX = 2**31 - 1
 
@@ -39,7 +35,7 @@ class Source:
         self.buffer = pa.py_buffer(data)
         self.octets = np.frombuffer(self.buffer, np.uint8)
         self.validate = validate
-        self._spread_left = MAX_SPREAD_BYTES
+        self.room = Room()
 
     def heads(self, starts: np.ndarray, head: np.dtype) -> np.ndarray:
         """One ``head`` per start. The caller knows that all are inside the buffer."""
@@ -73,16 +69,6 @@ class Source:
         if not total:
             return np.empty(0, np.uint8)
         return np.frombuffer(self.gather(starts, ends).buffers()[2], np.uint8, count=total)
-
-    def spend(self, column: Column, count: int) -> None:
-        """Account for ``count`` structs that are laid out with nulls among them."""
-        self._spread_left -= count * column.spread_bytes
-        if self.validate and self._spread_left < 0:
-            raise TableError(
-                TableCode.row_refused,
-                f"null structs such as in column {column.path!r} would take more than {MAX_SPREAD_BYTES} "
-                "bytes of memory in one batch: write fewer rows at once",
-            )
 
 
 def decode_tuples(
@@ -200,7 +186,8 @@ def _structs(
     if nulls is None:
         fields = decode_tuples(source, column.layout, starts, ends, numbers)
         return make_array(column.type, count, None, [], [fields[number] for number in numbers])
-    source.spend(column, count)
+    if source.validate:
+        source.room.take(count * column.spread_bytes, column.path)
     present = np.flatnonzero(~nulls)
     with indexed_by(present.__getitem__):
         fields = decode_tuples(source, column.layout, starts[present], ends[present], numbers)

@@ -50,20 +50,20 @@ whose last columns are null: ``VersionedRows`` reads any mixture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from tidemill.errors import TableCode, TableError
-from tidemill.tables.nested import nulls_of
-from tidemill.tables.refusals import Refusal, refused_row
-from tidemill.tables.row_decoding import MAX_SPREAD_BYTES, Source, decode_tuples
+from tidemill.tables.nested import Room, nulls_of
+from tidemill.tables.refusals import Refusal, first_refusal, refused_row
+from tidemill.tables.row_decoding import Source, decode_tuples
 from tidemill.tables.row_encoding import encode_tuples
 from tidemill.tables.row_layout import Layout
 
-__all__ = ("MAX_SCHEMA_ID", "Octets", "RowCodec", "VersionedRows")
+__all__ = ("MAX_SCHEMA_ID", "Octets", "RowCodec", "VersionedRows", "checked_slices")
 
 #: What the bytes of many values may be given as.
 Octets: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
@@ -119,7 +119,7 @@ class RowCodec:
         of their row.
         """
         numbers = _numbers(self.schema, columns)
-        starts, ends = _checked_slices(data, starts, ends)
+        starts, ends = checked_slices(data, starts, ends)
         try:
             arrays = self.read(data, starts, ends, numbers, validate=validate)
         except Refusal as refusal:
@@ -137,7 +137,7 @@ class RowCodec:
         try:
             arrays = part(0, len(starts))
         except Refusal as refusal:
-            raise _first_refusal(part, refusal) from None
+            raise first_refusal(part, refusal) from None
         return [arrays[number] for number in numbers]
 
     def _read(
@@ -177,7 +177,7 @@ class VersionedRows:
     def _decode(
         self, data: Octets, starts: np.ndarray, ends: np.ndarray, numbers: list[int], *, validate: bool
     ) -> pa.RecordBatch:
-        starts, ends = _checked_slices(data, starts, ends)
+        starts, ends = checked_slices(data, starts, ends)
         ids = _schema_ids(Source(data, validate=validate), starts, ends)
         try:
             if not len(ids) or (ids == ids[0]).all():
@@ -205,7 +205,8 @@ class VersionedRows:
         arrays = dict(zip(present, codec.read(data, starts, ends, present, validate=validate), strict=True))
         absent = [number for number in numbers if number not in arrays]
         if validate:
-            self._check_room(absent, len(starts))
+            wide = sum(self.latest.layout.columns[number].spread_bytes for number in absent)
+            Room().take(len(starts) * wide, "")
         return [
             arrays[number] if number in arrays else nulls_of(len(starts), self.schema.types[number])
             for number in numbers
@@ -241,31 +242,8 @@ class VersionedRows:
         known = ", ".join(map(str, sorted(self._codecs)))
         return _TOO_SHORT if schema_id < 0 else f"has schema id {schema_id}, and the table has {known}"
 
-    def _check_room(self, absent: list[int], count: int) -> None:
-        wide = count * sum(self.latest.layout.columns[number].spread_bytes for number in absent)
-        if wide > MAX_SPREAD_BYTES:
-            raise TableError(
-                TableCode.row_refused,
-                f"{count} rows of an older schema lack {len(absent)} columns, which would take more than "
-                f"{MAX_SPREAD_BYTES} bytes of memory: write fewer rows at once, or with the newest schema",
-            )
-
 
 _TOO_SHORT = "is shorter than a schema id"
-
-
-def _first_refusal(part: Callable[[int, int], Any], refusal: Refusal) -> Refusal:
-    """The refusal of the first row at fault; ``refusal`` is of any. Each step halves the rows in question."""
-    first, last = 0, refusal.index
-    while first < last:
-        middle = (first + last) // 2
-        try:
-            part(first, middle + 1)
-            first = middle + 1
-        except Refusal as earlier:
-            last = earlier.index = first + earlier.index
-            refusal = earlier
-    return refusal
 
 
 def _schema_ids(source: Source, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -278,7 +256,7 @@ def _schema_ids(source: Source, starts: np.ndarray, ends: np.ndarray) -> np.ndar
     return ids
 
 
-def _checked_slices(data: Octets, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def checked_slices(data: Octets, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The slices as 64-bit numbers. They come from our own code: wrong ones are a mistake there."""
     starts, ends = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
     size = data.size if isinstance(data, pa.Buffer) else memoryview(data).nbytes

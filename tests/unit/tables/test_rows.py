@@ -225,7 +225,7 @@ TEXTS = pa.schema([("a", pa.list_(pa.field("element", pa.string())))])
 def test_a_wrong_spelling_is_refused_and_says_why(schema: pa.Schema, value: str, words: str) -> None:
     error = refused(RowCodec(schema, 1), [bytes.fromhex(value)])
     assert words in error.message
-    assert error.message.startswith("row 0")
+    assert error.index == 0
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_null_that_the_schema_forbids_is_not_written() -> None:
     inner = pa.struct([pa.field("b", pa.int8(), nullable=False)])
     schema = pa.schema([pa.field("a", pa.list_(pa.field("element", inner)))])
     batch = to_batch(schema, [{"a": None}, {"a": [None, {"b": 1}]}, {"a": [None, {"b": None}]}])
-    with pytest.raises(TableError, match=r"row 2: column 'a\.element\.b' is null") as caught:
+    with pytest.raises(TableError, match=r"^column 'a\.element\.b' is null") as caught:
         RowCodec(schema, 1).encode(batch)
     assert caught.value.index == 2
 
@@ -451,12 +451,12 @@ def test_an_unknown_schema_id_is_refused_with_its_row() -> None:
     table = VersionedRows(VERSIONS, 9)
     values = [*mixed_rows(), b"\x05\x00\x00", *mixed_rows()]
     for read in (table.decode, table.validate):
-        with pytest.raises(TableError, match="row 5 has schema id 5, and the table has 1, 4, 9") as caught:
+        with pytest.raises(TableError, match="the row has schema id 5, and the table has 1, 4, 9") as caught:
             read(*packed(values))
         assert caught.value.index == 5
-    with pytest.raises(TableError, match="row 0 has schema id 5"):
+    with pytest.raises(TableError, match="the row has schema id 5"):
         table.decode(*packed([b"\x05\x00\x00"]))
-    with pytest.raises(TableError, match="row 0 is shorter than a schema id"):
+    with pytest.raises(TableError, match="the row is shorter than a schema id"):
         table.decode(*packed([b"", *mixed_rows()]))
 
 
