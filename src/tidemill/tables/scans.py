@@ -144,8 +144,8 @@ class Scans:
             pin = Pin(secrets.token_hex(12), table_id, views, epochs, idle_ms, now_ms)
             self.pins.check_room()
         except BaseException:
-            for view in views.values():
-                view.release()
+            for shared in views.values():
+                shared.release()
             raise
         self.pins.add(pin)
         return pin
