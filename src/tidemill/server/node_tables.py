@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidemill.control.table_images import TableImage
 from tidemill.errors import TableCode, TableError, TidemillError
+from tidemill.kv.engine import KvStore
 from tidemill.kv.snapshots import BrokenSnapshot, SnapshotInfo
 from tidemill.server.broker import Broker
 from tidemill.tables.bucket import Bucket
@@ -36,6 +37,9 @@ __all__ = ("NodeTables",)
 
 _ROW_FORMATS = ("row", "json", "raw")
 _KEY_FORMATS = ("raw", "json")
+#: Rows of a bucket are counted up to here, and estimated beyond.
+_COUNTED_ROWS_MAX = 1_000
+_COUNTED_BYTES_MAX = 1024 * 1024
 
 
 class NodeTables:
@@ -180,7 +184,7 @@ class NodeTables:
         snapshots = await self._in_thread(bucket.snapshots.list)
         store = bucket.store
         return {
-            "row_count": await self._in_thread(store.count_estimate),
+            "row_count": await self._in_thread(partial(_row_count, store)),
             "state_bytes": await self._in_thread(store.size_bytes),
             "applied_offset": store.applied_offset,
             "snapshot_count": len(snapshots),
@@ -218,6 +222,18 @@ class NodeTables:
 
     async def _in_thread(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.service.threads, partial(work))
+
+
+def _row_count(store: KvStore) -> int:
+    """How many rows there are. RocksDB's estimate also has its own few keys and what was overwritten lately,
+    which is nothing beside many rows and nonsense beside a few.
+    """
+    estimate = store.count_estimate()
+    if estimate > _COUNTED_ROWS_MAX:
+        return estimate
+    with store.snapshot() as view:
+        rows = view.read(b"", None, _COUNTED_BYTES_MAX, _COUNTED_ROWS_MAX)
+    return len(rows.keys) if rows.next_start is None else max(len(rows.keys), estimate)
 
 
 def _problem(broken: BrokenSnapshot) -> str:

@@ -239,7 +239,8 @@ class Bucket:
         log = self.log
         if log.log.failure is not None:
             raise TableError(TableCode.state_damaged, f"the log of {self.name} is stopped: {log.log.failure}")
-        complete = log.config.compacts or log.log_start_offset == 0
+        # Compaction leaves the log start where it is: only what was deleted is missing.
+        complete = log.log_start_offset == 0
         return await self._in_thread(
             partial(
                 recover,
