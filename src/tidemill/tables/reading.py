@@ -88,11 +88,15 @@ def read_batch(
             batch = _shaped(decode_values(table, piece.values, needed), shape).slice(0, rows_left)
             scanned += sum(map(len, piece.values))
             if batch.num_rows:
+                # Where a filter takes rows away, what counts is what goes to the client.
+                size = scanned_bytes(piece) if shape.predicate is None else batch.nbytes
+                if rows and size > bytes_left:
+                    # A row that is larger than what is left: the next batch begins with it.
+                    return BatchRead(batches, rows, start)
                 batches.append(batch)
                 rows += batch.num_rows
                 rows_left -= batch.num_rows
-                # Where a filter takes rows away, what counts is what goes to the client.
-                bytes_left -= scanned_bytes(piece) if shape.predicate is None else batch.nbytes
+                bytes_left -= size
         if piece.next_start is None or rows_left <= 0:
             return BatchRead(batches, rows, None)
         start = piece.next_start

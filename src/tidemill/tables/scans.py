@@ -112,8 +112,11 @@ class Scans:
             raise TableError(
                 TableCode.invalid_scan_request, f"{len(keys)} keys in one look-up, {_KEYS_MAX} are the most"
             )
-        self._service.log(key).check_leader_epoch(leader_epoch)
-        bucket = await self._service.ready_bucket(key, min_offset, max_wait_ms)
+        log = self._service.log(key)
+        log.check_leader_epoch(leader_epoch)
+        # What was acknowledged before the look-up is seen by it, also while the state is still behind.
+        wanted = max(min_offset, log.last_stable_offset)
+        bucket = await self._service.ready_bucket(key, wanted, max_wait_ms)
         offset = bucket.applied_offset
         work = partial(_look_up, table, bucket.store, keys, list(columns) or None)
         return LookedUp(offset, await self._read(bucket, work))

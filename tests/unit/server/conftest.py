@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
@@ -20,7 +20,7 @@ from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.groups.topics import ImageTopics
 from tidemill.log.storage import LocalStorage
-from tidemill.replication.flusher import Flusher
+from tidemill.replication.flusher import Flusher, wall_clock_ms
 from tidemill.replication.replicas import Replicas
 from tidemill.server.broker import Broker
 from tidemill.server.budget import ByteBudget
@@ -31,16 +31,23 @@ from tidemill.server.handlers import (
     groups,
     log_dirs,
     metadata,
+    offsets,
     producers,
+    scans,
+    tables,
     topics,
     transactions,
 )
+from tidemill.server.handlers.produce import produce
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.settings import TransactionSettings
 from tidemill.wire.apis import APIS
 from tidemill.wire.encode import encode_request, set_strict
 from tidemill.wire.requests import decode_request, decode_response, parse_header
+
+if TYPE_CHECKING:
+    from support.table_world import ManualClock, TableWorld
 
 MakeBroker = Callable[..., Awaitable[Broker]]
 
@@ -78,6 +85,28 @@ HANDLERS = {
     "DescribeProducers": transactions.describe_producers,
     "DescribeTransactions": transactions.describe_transactions,
     "ListTransactions": transactions.list_transactions,
+    "DeleteRecords": offsets.delete_records,
+    "CreateDatabase": tables.create_database,
+    "DropDatabase": tables.drop_database,
+    "ListDatabases": tables.list_databases,
+    "AlterDatabase": tables.alter_database,
+    "CreateTable": tables.create_table,
+    "DropTable": tables.drop_table,
+    "DescribeTable": tables.describe_table,
+    "ListTables": tables.list_tables,
+    "AlterTable": tables.alter_table,
+    "CreateTablePartition": tables.create_table_partition,
+    "DropTablePartition": tables.drop_table_partition,
+    "TableStats": scans.table_stats,
+    "ListSnapshots": scans.list_snapshots,
+    "CreateSnapshot": scans.create_snapshot,
+    "AcquireLease": scans.acquire_lease,
+    "ReleaseLease": scans.release_lease,
+    "ListLeases": scans.list_leases,
+    "LookupKv": scans.look_up_kv,
+    "ScanKv": scans.scan_kv,
+    "PinTable": scans.pin_table,
+    "ReleasePin": scans.release_pin,
 }
 KEYS = {api.name: api.key for api in APIS.values()}
 CORRELATION_ID = 77
@@ -95,7 +124,7 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
     """Makes brokers with other settings than the default; all of them share the directory."""
     opened: list[tuple[Broker, MemoryStore]] = []
 
-    async def make(**changes: Any) -> Broker:
+    async def make(*, clock_ms: Callable[[], int] = wall_clock_ms, **changes: Any) -> Broker:
         settings = Settings(
             data_dir=tmp_path, offsets_topic_partitions=2, transactions_topic_partitions=2, **changes
         )
@@ -108,7 +137,8 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
         )
         flusher = Flusher(asyncio.get_running_loop(), 1)
         replicas = Replicas(LocalStorage(tmp_path), flusher.request, max_decompressed_bytes=MIB)
-        broker = Broker(settings, controller, replicas, flusher, ByteBudget(settings.max_inflight_bytes))
+        budget = ByteBudget(settings.max_inflight_bytes)
+        broker = Broker(settings, controller, replicas, flusher, budget, clock_ms=clock_ms)
         broker.advertised = Address("advertised", 9999)
         group_settings = GroupSettings(partitions=2, initial_rebalance_delay_ms=0)
         broker.groups = GroupCoordinator(
@@ -145,12 +175,42 @@ def ask() -> Callable[..., Awaitable[Any]]:
     async def send(broker: Broker, api: str, version: int, /, **body: Any) -> Any:
         frame = encode_request(KEYS[api], version, CORRELATION_ID, "the-client", body)[4:]
         header = parse_header(frame)
-        sent: list[ReplyBuffers] = []
-        call = Call(header, decode_request(header, frame), "10.1.2.3", sent.append, lambda: None)
-        call.reply(await HANDLERS[api](broker, call))
-        ((response,),) = sent
+        sent: asyncio.Future[ReplyBuffers] = asyncio.get_running_loop().create_future()
+        aborted = ConnectionError("the connection was closed")
+        call = Call(
+            header,
+            decode_request(header, frame),
+            "10.1.2.3",
+            sent.set_result,
+            lambda: sent.set_exception(aborted),
+        )
+        if api == "Produce":
+            produce(broker, call)
+        else:
+            call.reply(await HANDLERS[api](broker, call))
+        (response,) = await sent
         correlation_id, entity = decode_response(KEYS[api], version, bytes(response)[4:])
         assert correlation_id == CORRELATION_ID
         return entity
 
     return send
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Time that passes when a test says so."""
+    # Here, because most of the tests need neither Arrow nor RocksDB.
+    from support.table_world import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+async def world(
+    make_broker: MakeBroker, ask: Callable[..., Awaitable[Any]], clock: ManualClock
+) -> TableWorld:
+    """A broker with a manual clock, and short ways to ask it about tables."""
+    from support.table_world import TableWorld
+
+    broker = await make_broker(clock_ms=clock)
+    return TableWorld(broker, ask, clock)
