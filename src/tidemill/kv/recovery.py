@@ -1,0 +1,182 @@
+"""Finding a bucket's state again at the start, or after it turned out to be damaged.
+
+Names in the bucket's directory::
+
+    live/                the state that is written to
+    live/DAMAGED         somebody has read bytes there that do not check out: it is not used again
+    live.damaged-<n>/    a state that was given up, for people to look at; only the newest is kept
+    live.restoring/      a snapshot on its way to ``live``; worth nothing
+    snapshots/<id>/      see ``tidemill.kv.snapshots``
+
+Tried in this order; the first that works is the state, and the caller replays the log from its offset on:
+
+1. ``live``, if it opens, is this bucket's, and the log still has everything that follows;
+2. the newest snapshot of which the same is true, then the next one, …;
+3. an empty state, if the log has everything from its start.
+
+Only what is damaged or unusable is moved away. A disk that is full, or a directory that another process has
+open, is an error and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidemill.errors import CorruptData, StorageError
+from tidemill.kv.engine import KvStore
+from tidemill.kv.files import Files
+from tidemill.kv.resources import KvResources
+from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
+
+__all__ = ("mark_damaged", "recover")
+
+_LIVE = "live"
+_DAMAGED_MARK = "DAMAGED"
+_GIVEN_UP = "live.damaged-"
+_RESTORING = "live.restoring"
+
+
+def mark_damaged(directory: str | Path, files: Files | None = None) -> None:
+    """Make the next ``recover`` give up the live state, whose store is closed: it does not check out."""
+    files = files or Files()
+    live = Path(directory) / _LIVE
+    if files.stat(live) is not None:
+        files.write(live / _DAMAGED_MARK, b"")
+        files.sync(live)
+
+
+def recover(
+    directory: str | Path,
+    resources: KvResources,
+    identity: bytes,
+    *,
+    log_start: int,
+    log_end: int,
+    log_is_complete: bool,
+    on_warning: Callable[[str], None],
+    files: Files | None = None,
+) -> KvStore:
+    """Open the newest state from which the log, whose offsets go from ``log_start`` to ``log_end``, leads on.
+
+    ``log_is_complete``: replaying the log onto nothing gives the whole state. ``on_warning`` is told, in
+    words, of everything that was found unusable. ``StorageError`` if there is no way to the state.
+    """
+    recovery = _Recovery(
+        Path(directory), resources, identity, log_start, log_end, on_warning, files or Files()
+    )
+    store = recovery.from_live() or recovery.from_snapshots()
+    if store is not None:
+        return store
+    if not log_is_complete:
+        reasons = "; ".join(recovery.reasons) or "there is neither a live state nor a snapshot"
+        raise StorageError(
+            f"the state in {directory} cannot be rebuilt: the log begins at offset {log_start} and no longer "
+            f"has what came before, and nothing else has it ({reasons}); restore the directory from a backup"
+        )
+    return recovery.from_nothing()
+
+
+@dataclass(slots=True)
+class _Recovery:
+    directory: Path
+    resources: KvResources
+    identity: bytes
+    log_start: int
+    log_end: int
+    on_warning: Callable[[str], None]
+    files: Files
+    #: Why what is there cannot be used.
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def live(self) -> Path:
+        return self.directory / _LIVE
+
+    def from_live(self) -> KvStore | None:
+        self.files.make_directory(self.directory)
+        self.files.remove_tree(self.directory / _RESTORING)
+        if self.files.stat(self.live) is None:
+            return None
+        if self.files.stat(self.live / _DAMAGED_MARK) is not None:
+            self._give_up_live("bytes were read there that do not check out")
+            return None
+        return self._open_live()
+
+    def from_snapshots(self) -> KvStore | None:
+        snapshots = SnapshotStore(self.directory, self.files)
+        snapshots.clean()
+        for broken in snapshots.broken():
+            self._warn(f"the snapshot {broken.path} is not used: {broken.reason}")
+        for info in reversed(snapshots.list()):
+            problem = self._problem_of(info)
+            if problem is not None:
+                self._warn(f"the snapshot {info.path} is not used: {problem}")
+                continue
+            try:
+                snapshots.restore(info, self.live)
+            except CorruptData as error:
+                self._warn(f"the snapshot {info.path} is not used: {error.message}")
+                continue
+            store = self._open_live()
+            if store is not None:
+                return store
+        return None
+
+    def from_nothing(self) -> KvStore:
+        return KvStore.open(self.live, self.resources, self.identity, first_offset=self.log_start)
+
+    def _open_live(self) -> KvStore | None:
+        """The store, if it is usable; otherwise it is moved away."""
+        try:
+            store = KvStore.open(self.live, self.resources, self.identity, first_offset=self.log_start)
+        except CorruptData as error:
+            self._give_up_live(error.message)
+            return None
+        if store.was_created:
+            # A crash has left a database that never had anything: a snapshot may have more.
+            _close(store)
+            self.files.remove_tree(self.live)
+            return None
+        problem = self._problem_at(store.applied_offset)
+        if problem is not None:
+            _close(store)
+            self._give_up_live(problem)
+            return None
+        return store
+
+    def _problem_of(self, info: SnapshotInfo) -> str | None:
+        if info.identity != self.identity:
+            return f"it is of {info.identity!r}, not of {self.identity!r}"
+        return self._problem_at(info.log_offset)
+
+    def _problem_at(self, offset: int) -> str | None:
+        if offset < self.log_start:
+            return f"it is at offset {offset}, and the log begins at {self.log_start}"
+        if offset > self.log_end:
+            return f"it is at offset {offset}, and the log ends at {self.log_end}"
+        return None
+
+    def _give_up_live(self, reason: str) -> None:
+        names = self.files.names(self.directory)
+        older = [name for name in names if name.startswith(_GIVEN_UP)]
+        numbers = [name.removeprefix(_GIVEN_UP) for name in older]
+        number = max((int(text) for text in numbers if text.isascii() and text.isdigit()), default=0) + 1
+        target = self.directory / f"{_GIVEN_UP}{number}"
+        self.files.rename(self.live, target)
+        self.files.sync(self.directory)
+        for name in older:
+            self.files.remove_tree(self.directory / name)
+        self._warn(f"the state {self.live} is not used and was moved to {target.name}: {reason}")
+
+    def _warn(self, text: str) -> None:
+        self.reasons.append(text)
+        self.on_warning(text)
+
+
+def _close(store: KvStore) -> None:
+    """Close a store that is given up: whether its last rows get to the disk does not matter."""
+    with contextlib.suppress(StorageError):
+        store.close()
