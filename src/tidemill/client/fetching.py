@@ -96,14 +96,19 @@ class BatchReader:
                 self._fetches[node_id] = loop.create_task(self._fetch(node_id, partitions))
         await asyncio.wait(self._fetches.values(), return_when=asyncio.FIRST_COMPLETED)
         found: list[FetchedBatches] = []
+        failure: BaseException | None = None
         for node_id, task in list(self._fetches.items()):
             if task.done():
                 del self._fetches[node_id]
-                for fetched in task.result():
+                failure = task.exception() or failure
+                for fetched in [] if task.exception() is not None else task.result():
                     # A fetch of a position that was moved meanwhile is of no use.
                     if self.positions.get(fetched.partition) == fetched.from_offset:
                         self._advance(fetched)
                         found.append(fetched)
+        # What other nodes have given must not get lost; the node that failed is asked again next time.
+        if failure is not None and not found:
+            raise failure
         return found
 
     def _advance(self, fetched: FetchedBatches) -> None:

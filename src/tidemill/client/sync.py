@@ -5,6 +5,8 @@ The same names as the async client, on top of it: an event loop runs on a thread
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidemill.client.connecting import AsyncTidemill, DatabaseInfo, TableInfo, connect_async
 from tidemill.client.connection import DEFAULT_TIMEOUT_MS
 from tidemill.client.loop_thread import LoopThread
+from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ("BucketScanner", "Follow", "Scan", "Table", "TableLease", "Tidemill", "connect")
 
 _T = TypeVar("_T")
+_CLOSING_TRIES = 100
+_CLOSING_PAUSE_SECONDS = 0.01
 
 
 def connect(
@@ -59,6 +64,8 @@ class Tidemill:
         self._timeout_ms = timeout_ms
         self._thread: LoopThread | None = None
         self._connected: AsyncTidemill | None = None
+        #: Iterators over batches that have not come to their end.
+        self._iterated: set[AsyncGenerator[Any]] = set()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -81,10 +88,15 @@ class Tidemill:
         self._connection()
 
     def close(self) -> None:
-        """Close every connection. Closing twice is fine."""
+        """Close every connection. Closing twice is fine. Iterators that are still open end with it."""
         thread, self._thread = self._thread, None
         connected, self._connected = self._connected, None
+        iterated, self._iterated = self._iterated, set()
         if thread is not None:
+            for batches in iterated:
+                # One that another thread is waiting for ends with the connection.
+                with contextlib.suppress(TidemillError):
+                    thread.run(_closing(batches))
             if connected is not None:
                 thread.run(connected.close())
             thread.close()
@@ -215,6 +227,21 @@ class Tidemill:
             work.close()
             raise RuntimeError("this connection is closed")
         return self._thread.run(work)
+
+    def iterate(self, batches: AsyncGenerator[_T]) -> Iterator[_T]:
+        """An async iterator as a plain one; dropping it closes the other."""
+        self._iterated.add(batches)
+        try:
+            while True:
+                try:
+                    yield self.run(_next(batches))
+                except StopAsyncIteration:
+                    return
+        finally:
+            # After ``close`` there is nothing left to do.
+            if batches in self._iterated:
+                self._iterated.discard(batches)
+                self.run(_closing(batches))
 
 
 class Table:
@@ -395,7 +422,7 @@ class Table:
 
 class Scan:
     """Rows of a table as of one moment: ``for batch in scan``, ``scan.to_arrow()``. Speaks the Arrow C stream
-    itself, so ``polars.from_arrow(scan)``, ``duckdb.from_arrow(scan)`` and ``pandas`` (``scan.to_pandas()``)
+    itself, so ``polars.DataFrame(scan)``, ``duckdb.from_arrow(scan)`` and ``pandas`` (``scan.to_pandas()``)
     take it.
     """
 
@@ -413,7 +440,7 @@ class Scan:
         return self._scan.log_offsets
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return _iterate(self._db, self._scan.batches())
+        return self._db.iterate(self._scan.batches())
 
     def to_arrow(self) -> pa.Table:
         """All rows as one Arrow table."""
@@ -515,7 +542,7 @@ class Follow:
         self._follow = follow
 
     def __iter__(self) -> Iterator[ChangeBatch]:
-        return _iterate(self._db, self._follow.batches())
+        return self._db.iterate(self._follow.batches())
 
 
 class TableLease:
@@ -554,20 +581,14 @@ class TableLease:
         self._db.run(self._lease.__aexit__(*exc))
 
 
-def _iterate(db: Tidemill, batches: AsyncGenerator[_T]) -> Iterator[_T]:
-    """An async iterator as a plain one; dropping it closes the other."""
+async def _next(batches: AsyncGenerator[_T]) -> _T:
+    return await anext(batches)
 
-    async def following() -> _T:
-        return await anext(batches)
 
-    async def closing() -> None:
-        await batches.aclose()
-
-    try:
-        while True:
-            try:
-                yield db.run(following())
-            except StopAsyncIteration:
-                return
-    finally:
-        db.run(closing())
+async def _closing(batches: AsyncGenerator[Any]) -> None:
+    # After an interrupt the call that was cancelled may take a moment to end.
+    for _ in range(_CLOSING_TRIES):
+        with contextlib.suppress(RuntimeError):
+            await batches.aclose()
+            return
+        await asyncio.sleep(_CLOSING_PAUSE_SECONDS)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.client.fetching import BatchReader, FetchedBatches
-from tidemill.errors import TableError
+from tidemill.errors import ApiError, ErrorCode, TableError
 from tidemill.records.columns import RecordColumns, read_columns
 from tidemill.tables.definition import TableDefinition
 
@@ -96,6 +96,8 @@ class AsyncFollow:
         self._from_offsets = from_offsets
         self._until_now = until_now
         self._look_again_at = 0.0
+        #: The partitions that are followed: the number of each by its topic.
+        self._partition_ids: dict[str, int] = {}
 
     def __aiter__(self) -> AsyncIterator[ChangeBatch]:
         return self.batches()
@@ -111,27 +113,46 @@ class AsyncFollow:
         elif not positions:
             positions = await self._table.starts()
         reader = BatchReader(self._table.cluster, positions, committed=True)
-        ends = await self._table.committed_ends(positions) if self._until_now else None
+        await self._follow_partitions(reader)
+        ends = await self._table.committed_ends(reader.positions) if self._until_now else None
         try:
-            while ends is None or any(reader.positions[place] < end for place, end in ends.items()):
-                for fetched in await reader.poll():
+            while ends is None or any(reader.positions.get(place, end) < end for place, end in ends.items()):
+                for fetched in await self._poll(reader):
                     for change in await self._changes(fetched):
                         yield change
                 if ends is None:
-                    await self._find_new_partitions(reader)
+                    await self._follow_partitions(reader)
         finally:
             await reader.close()
 
-    async def _find_new_partitions(self, reader: BatchReader) -> None:
-        """A partition that came into being meanwhile is read from its beginning."""
+    async def _poll(self, reader: BatchReader) -> list[FetchedBatches]:
+        try:
+            return await reader.poll()
+        except ApiError as error:
+            if error.code != ErrorCode.unknown_topic_or_partition:
+                raise
+        # A partition was dropped, or the table: then this raises.
+        self._look_again_at = 0.0
+        self._table.cluster.forget()
+        await self._table.renew()
+        await self._follow_partitions(reader)
+        return []
+
+    async def _follow_partitions(self, reader: BatchReader) -> None:
+        """A partition that came into being meanwhile is read from its beginning, one that is gone no more."""
         table, now = self._table, asyncio.get_running_loop().time()
         if table.definition.partition_column is None or now < self._look_again_at:
             return
         self._look_again_at = now + _NEW_PARTITIONS_SECONDS
-        await table.refresh()
-        for partition in table.definition.partitions:
-            for bucket in range(table.buckets):
-                reader.positions.setdefault((partition.topic, bucket), 0)
+        await table.renew()
+        topics, known = {each.topic: each.id for each in table.definition.partitions}, self._partition_ids
+        for topic, bucket in list(reader.positions):
+            # Dropped and made again, it has the same name and another number.
+            if topic not in topics or known.get(topic, topics[topic]) != topics[topic]:
+                del reader.positions[topic, bucket]
+        self._partition_ids = topics
+        for place in table.places():
+            reader.positions.setdefault(place, 0)
 
     async def _changes(self, fetched: FetchedBatches) -> list[ChangeBatch]:
         try:
@@ -139,7 +160,8 @@ class AsyncFollow:
         except TableError:
             # Rows of a schema that the table got after this client had asked for it.
             known = self._table.definition.schema_id
-            if (await self._table.refresh()).definition.schema_id == known:
+            await self._table.renew()
+            if self._table.definition.schema_id == known:
                 raise
             return list(_decoded(self._table.definition, fetched))
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
-from tidemill.errors import TidemillError
+from tidemill.errors import TableCode, TableError, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.client.tables.table import AsyncTable
@@ -24,6 +24,9 @@ __all__ = ("AsyncScan", "ScanOptions")
 
 _PARALLEL: Final = 4
 _PIN_KEEP_ALIVE_SECONDS: Final = 60.0
+#: What a scan is answered with when the server has let go of it, and how often it is begun again then.
+_LOST: Final = frozenset({TableCode.pin_not_found, TableCode.scanner_expired, TableCode.unknown_scanner_id})
+_LOST_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,23 @@ class AsyncScan:
 
     async def to_arrow(self) -> pa.Table:
         """All rows as one Arrow table."""
-        return pa.Table.from_batches([batch async for batch in self.batches()], self.schema)
+        return pa.Table.from_batches(await self._collected(), self.schema)
+
+    async def to_pandas(self) -> Any:
+        """All rows as a pandas frame."""
+        return (await self.to_arrow()).to_pandas()
+
+    async def to_polars(self) -> Any:
+        """All rows as a polars frame."""
+        import polars as pl
+
+        return pl.from_arrow(await self.to_arrow())
 
     async def count(self) -> int:
         """How many rows there are."""
         narrow = self._table.definition.primary_key[:1]
         scan = AsyncScan(self._table, replace(self._options, columns=narrow))
-        return sum([batch.num_rows async for batch in scan.batches()])
+        return sum(batch.num_rows for batch in await scan._collected())
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
         """The rows, some thousand at a time. Closing the iterator early lets go of all on the server."""
@@ -82,8 +95,8 @@ class AsyncScan:
         left = options.limit
         if left == 0:
             return
-        async with self._pinned() as pin_id:
-            buckets = await self._buckets(pin_id)
+        async with self._held() as (pin_id, places):
+            buckets = self._buckets(pin_id, places)
             async with contextlib.aclosing(self._merged(buckets)) as batches:
                 async for batch in batches:
                     if left is not None and batch.num_rows >= left:
@@ -93,19 +106,29 @@ class AsyncScan:
                         left -= batch.num_rows
                     yield batch
 
+    async def _collected(self) -> list[pa.RecordBatch]:
+        """All batches; from the beginning again if the server has lost the scan, as after a restart."""
+        for _ in range(_LOST_MAX):
+            try:
+                return [batch async for batch in self.batches()]
+            except TableError as error:
+                if error.table_code not in _LOST:
+                    raise
+        return [batch async for batch in self.batches()]
+
     # --- parts
 
     @contextlib.asynccontextmanager
-    async def _pinned(self) -> AsyncIterator[str | None]:
-        """Hold the state of all buckets still, unless a lease does."""
+    async def _held(self) -> AsyncIterator[tuple[str | None, Collection[tuple[str, int]]]]:
+        """Hold the state of all buckets still, unless a lease does; gives the pin and what it holds."""
         if self._options.lease_id is not None:
-            yield None
+            yield None, (await self._table.held_by(self._options.lease_id)).log_offsets
             return
         pin = await self._table.pin()
         keeper = asyncio.get_running_loop().create_task(self._keep(pin.pin_id))
         self._offsets = dict(pin.log_offsets)
         try:
-            yield pin.pin_id
+            yield pin.pin_id, pin.log_offsets
         finally:
             keeper.cancel()
             with contextlib.suppress(TidemillError, OSError):
@@ -117,7 +140,7 @@ class AsyncScan:
             with contextlib.suppress(TidemillError):
                 await self._table.release_pin(pin_id, keep_alive=True)
 
-    async def _buckets(self, pin_id: str | None) -> list[BucketScan]:
+    def _buckets(self, pin_id: str | None, places: Collection[tuple[str, int]]) -> list[BucketScan]:
         definition, options = self._table.definition, self._options
         start, end = options.start_key or b"", options.end_key
         numbers = definition.bucket_map.buckets_for_range(start, end)
@@ -138,6 +161,7 @@ class AsyncScan:
             )
             for partition in definition.partitions
             for bucket in numbers
+            if (partition.topic, bucket) in places
         ]
 
     async def _merged(self, buckets: list[BucketScan]) -> AsyncGenerator[pa.RecordBatch]:
@@ -162,11 +186,11 @@ class AsyncScan:
                         running[loop.create_task(scanner.next_batch())] = scanner
                         yield batch
         finally:
-            for task, scanner in running.items():
+            for task in running:
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
-                await scanner.close()
+            # Side by side: each of them may have to wait for the server once.
+            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*(each.close() for each in running.values()), return_exceptions=True)
 
     def _note_offset(self, scanner: KvBatchScanner) -> None:
         if scanner.log_offset is not None:

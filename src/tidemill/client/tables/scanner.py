@@ -28,6 +28,8 @@ DEFAULT_FETCH_BYTES: Final = 4 * 1024 * 1024
 _FIRST_PAUSE_MS: Final = 25
 _LONGEST_PAUSE_MS: Final = 1_000
 _DEFAULT_TIMEOUT_MS: Final = 120_000
+#: How long closing waits for the answer to an open that is under way.
+_OPEN_ANSWER_SECONDS: Final = 5.0
 
 
 class ScannerState(Enum):
@@ -119,15 +121,19 @@ class KvBatchScanner:
     async def close(self) -> None:
         """Let go of the cursor, as well as that can be done. A closed scanner gives no more rows."""
         ahead, self._ahead = self._ahead, None
+        scanner_id, self._scanner_id = self._scanner_id, None
+        was_open = self.state is ScannerState.ACTIVE
+        if self.state is not ScannerState.FAILED:
+            self.state = ScannerState.DONE
         if ahead is not None:
+            if scanner_id is None:
+                # On its way to be opened: only the answer says which cursor it is that must be closed.
+                scanner_id = await _opened_meanwhile(ahead)
+                was_open = scanner_id is not None
             ahead.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await ahead
-        scanner_id, self._scanner_id = self._scanner_id, None
-        was_active = self.state is ScannerState.ACTIVE
-        if self.state is not ScannerState.FAILED:
-            self.state = ScannerState.DONE
-        if scanner_id is not None and was_active:
+        if scanner_id is not None and was_open:
             # The server closes what nobody asks for, so that a failure here costs a place for a while at
             # most.
             with contextlib.suppress(TidemillError, OSError):
@@ -204,6 +210,16 @@ class KvBatchScanner:
         (leader,) = await self._cluster.leaders([(self._scan.topic, self._scan.bucket)])
         connection = await self._cluster.connection(leader, purpose="scan")
         return await connection.request("ScanKv", body)
+
+
+async def _opened_meanwhile(opening: asyncio.Task[Any]) -> bytes | None:
+    """The cursor that an open under way has got; None if it failed, needs none, or takes too long."""
+    await asyncio.wait([opening], timeout=_OPEN_ANSWER_SECONDS)
+    if not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    response = opening.result()
+    scanner_id: bytes | None = response.scanner_id if response.has_more else None
+    return scanner_id
 
 
 def _explained(error: TidemillError) -> TidemillError:

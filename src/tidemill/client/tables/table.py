@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,13 +23,15 @@ from tidemill.client.tables.rows_in import as_tables
 from tidemill.client.tables.scan import AsyncScan, ScanOptions
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
 from tidemill.client.tables.writer import PreparedRows, TableWriter, prepare_deletes, prepare_upserts
-from tidemill.errors import TableCode, TableError
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.tables.definition import TableDefinition, pack_schema
+from tidemill.tables.partition_values import partition_texts
 from tidemill.tables.predicate import Predicate, encode
 from tidemill.tables.types import describe_type, parse_columns
 
 __all__ = ("AsyncLease", "AsyncTable", "BucketStats", "Lease", "PinnedTable", "Snapshot", "Written")
 
+_T = TypeVar("_T")
 Progress = Callable[[int], None]
 _LEASE_MS = 600_000
 
@@ -138,12 +140,33 @@ class AsyncTable:
         return describe_html(self.definition)
 
     async def refresh(self) -> AsyncTable:
-        """Take over what was changed about the table meanwhile."""
+        """Take over what was changed about the table meanwhile, or the new table that has its name now."""
+        self._adopt(await self._described())
+        return self
+
+    async def renew(self) -> None:
+        """Like ``refresh``, but a table that was dropped stays dropped if there is another of its name."""
+        found = await self._described()
+        if found.table_id != self.definition.table_id:
+            raise TableError(
+                TableCode.table_not_found,
+                f"table {self.name!r} was dropped, and is another one now; refresh() takes that one",
+            )
+        self._adopt(found)
+
+    async def _described(self) -> TableDefinition:
         response = await ask_controller(
             self.cluster, "DescribeTable", {"name": self.name}, f"describing table {self.name!r}"
         )
-        self.definition = definition_from(response.table)
-        return self
+        return definition_from(response.table)
+
+    def _adopt(self, found: TableDefinition) -> None:
+        old, new = _identities(self.definition), _identities(found)
+        for topic in [topic for topic, identity in old.items() if new.get(topic) != identity]:
+            # What comes under that name from now on has other offsets.
+            self._writer.forget(topic)
+            self._written = {place: at for place, at in self._written.items() if place[0] != topic}
+        self.definition = found
 
     # --- writing
 
@@ -174,16 +197,16 @@ class AsyncTable:
         return await self.upsert(rows, progress=progress)
 
     async def delete(self, keys: Any) -> Written:
-        """Delete the rows with these keys: dicts, tuples, single values, or an Arrow table of the key
-        columns.
+        """Delete the row of a key, or of several: dicts, tuples, single values, or an Arrow table of the key
+        columns. A key that has no row is fine.
         """
         self._need_key()
-        columns = self.definition.keys.columns_from(keys)
+        columns = self.definition.keys.columns_from([keys] if is_single_key(keys) else keys)
         prepared = prepare_deletes(self.definition, columns)
         return Written(prepared.rows, await self._write(prepared))
 
     async def _write(self, prepared: PreparedRows) -> dict[tuple[str, int], int]:
-        offsets = await self._writer.write(self._topic_of, prepared)
+        offsets = await self._writer.write(self._topic_of, prepared, self.renew)
         for place, offset in offsets.items():
             self._written[place] = max(offset, self._written.get(place, -1))
         return offsets
@@ -215,12 +238,15 @@ class AsyncTable:
         """
         self._need_key()
         single = is_single_key(keys)
-        found = await self._look_up.rows(
-            self.definition,
-            self.definition.keys.columns_from([keys] if single else keys),
-            self._columns(columns),
-            self._written if wait_for_own_writes else {},
-        )
+        key_columns = self.definition.keys.columns_from([keys] if single else keys)
+        if names_unknown_partition(self.definition, key_columns):
+            await self.renew()
+
+        async def look_up() -> pa.Table:
+            written = self._written if wait_for_own_writes else {}
+            return await self._look_up.rows(self.definition, key_columns, self._columns(columns), written)
+
+        found = await self._knowing(look_up)
         if not single:
             return found
         rows = found.to_pylist()
@@ -319,15 +345,24 @@ class AsyncTable:
 
     async def starts(self) -> dict[tuple[str, int], int]:
         """Every bucket of the table with the end of its log now."""
-        places = {
-            (partition.topic, bucket): 0
-            for partition in self.definition.partitions
-            for bucket in range(self.buckets)
-        }
-        return await self.committed_ends(places)
+        await self._renew_partitions()
+        return await self.committed_ends(dict.fromkeys(self.places(), 0))
+
+    def places(self) -> list[tuple[str, int]]:
+        """Every bucket, by topic and number."""
+        return [(each.topic, bucket) for each in self.definition.partitions for bucket in range(self.buckets)]
 
     async def pin(self) -> PinnedTable:
         """Hold the state of all buckets still. Scans do it by themselves."""
+        await self._renew_partitions()
+        while True:
+            pinned = await self._knowing(self._pin)
+            if pinned is not None:
+                return pinned
+            await self.renew()
+
+    async def _pin(self) -> PinnedTable | None:
+        """None if a partition came meanwhile of which nothing is known yet."""
         definition = self.definition
         by_place = {
             (each.topic, b): (each.id, b) for each in definition.partitions for b in range(self.buckets)
@@ -348,6 +383,9 @@ class AsyncTable:
             return checked(await self.cluster.to_any("PinTable", body), f"pinning table {self.name!r}")
 
         response = await self._retrying(attempt)
+        if any(each.partition_id not in topics for each in response.buckets):
+            await self.release_pin(response.pin_id)
+            return None
         return PinnedTable(
             response.pin_id,
             {(topics[each.partition_id], each.bucket): each.log_offset for each in response.buckets},
@@ -362,6 +400,7 @@ class AsyncTable:
 
     async def stats(self) -> list[BucketStats]:
         """Rows, bytes and offsets of every bucket."""
+        await self._renew_partitions()
         response = await self._ask("TableStats", {"table": self.name})
         names = [name for name in BucketStats.__slots__ if name not in ("partition", "bucket")]
         return [
@@ -373,11 +412,13 @@ class AsyncTable:
 
     async def snapshots(self) -> list[Snapshot]:
         """The durable snapshots of every bucket."""
+        await self._renew_partitions()
         response = await self._ask("ListSnapshots", {"table": self.name})
         return [self._snapshot(each) for each in response.snapshots]
 
     async def create_snapshot(self) -> list[Snapshot]:
         """Take a durable snapshot of every bucket now."""
+        await self._renew_partitions()
         response = await self._ask("CreateSnapshot", {"table": self.name})
         return [self._snapshot(each) for each in response.snapshots]
 
@@ -393,8 +434,23 @@ class AsyncTable:
 
     async def leases(self) -> list[Lease]:
         """The leases of this table."""
+        await self._renew_partitions()
         response = await self._ask("ListLeases", {"table": self.name})
         return [lease_from(each, self.definition) for each in response.leases]
+
+    async def held_by(self, lease_id: str) -> Lease:
+        """The lease of that id, which must hold nothing that was dropped meanwhile."""
+        for lease in await self.leases():
+            if lease.lease_id == lease_id:
+                if lease.log_offsets.keys() <= set(self.places()):
+                    return lease
+                raise TableError(
+                    TableCode.snapshot_not_found,
+                    f"lease {lease_id!r} holds snapshots of a partition of {self.name!r} that was dropped",
+                )
+        raise TableError(
+            TableCode.lease_not_found, f"table {self.name!r} has no lease {lease_id!r}; it may have expired"
+        )
 
     # --- changing it
 
@@ -434,6 +490,22 @@ class AsyncTable:
 
     async def _ask(self, name: str, body: dict[str, Any]) -> Any:
         return await ask_controller(self.cluster, name, body, f"{name} of table {self.name!r}")
+
+    async def _renew_partitions(self) -> None:
+        """Others may have added partitions, or dropped some."""
+        if self.definition.partition_column is not None:
+            await self.renew()
+
+    async def _knowing(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Await ``call()``; once more if it met something that is gone, with what is there now."""
+        try:
+            return await call()
+        except ApiError as error:
+            if error.code != ErrorCode.unknown_topic_or_partition:
+                raise
+        self.cluster.forget()
+        await self.renew()
+        return await call()
 
     async def _retrying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         return await self._look_up.retrying(attempt)
@@ -562,6 +634,20 @@ def lease_from(lease: Any, definition: TableDefinition | None) -> Lease:
         {place: each.snapshot_id for place, each in places.items()},
         {place: each.log_offset for place, each in places.items()},
     )
+
+
+def _identities(definition: TableDefinition) -> dict[str, tuple[int, int]]:
+    """What is behind each topic name."""
+    return {each.topic: (definition.table_id, each.id) for each in definition.partitions}
+
+
+def names_unknown_partition(definition: TableDefinition, key_columns: Sequence[pa.Array]) -> bool:
+    """Whether some of the keys are of a partition that the definition does not have."""
+    if definition.partition_column is None:
+        return False
+    texts = partition_texts(key_columns[definition.primary_key.index(definition.partition_column)])
+    known = pa.array([each.value for each in definition.partitions], pa.string())
+    return bool(pc.any(pc.invert(pc.is_in(texts, known))).as_py())
 
 
 def is_single_key(keys: Any) -> bool:

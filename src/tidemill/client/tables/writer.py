@@ -41,11 +41,15 @@ _SEQUENCE_MODULUS: Final = 2**31
 _ROWS_AT_ONCE: Final = 32_768
 
 
+_Parts = dict[tuple[str | None, int], tuple[pa.BinaryArray | None, pa.BinaryArray]]
+"""Records for some buckets: (partition value, bucket) → keys and values."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """Records for some buckets: (partition value, bucket) → keys and values."""
+    """Records by bucket, and how many they are."""
 
-    parts: dict[tuple[str | None, int], tuple[pa.BinaryArray | None, pa.BinaryArray]]
+    parts: _Parts
     rows: int
 
 
@@ -65,6 +69,14 @@ class _Lane:
 class _Encoded:
     data: bytes
     count: int
+
+
+class _OutOfOrder(ApiError):
+    """A batch is missing in front of this one."""
+
+
+class _ProducerForgotten(Exception):
+    """The server does not know this producer's last batch any more, as after a day without writes."""
 
 
 def prepare_upserts(table: TableDefinition, rows: pa.Table) -> list[PreparedRows]:
@@ -100,8 +112,8 @@ def prepare_deletes(table: TableDefinition, key_columns: Sequence[pa.Array]) -> 
 
 def _by_bucket(
     keys: pa.BinaryArray | None, values: pa.BinaryArray, buckets: Any, texts: pa.StringArray | None
-) -> dict[tuple[str | None, int], tuple[pa.BinaryArray | None, pa.BinaryArray]]:
-    parts = {}
+) -> _Parts:
+    parts = _Parts()
     for value, places in _places_by_partition(texts, len(values)):
         chosen = buckets if places is None else buckets[places]
         for bucket in np.unique(chosen).tolist():
@@ -135,24 +147,53 @@ class TableWriter:
         self._lanes: dict[tuple[str, int], _Lane] = {}
 
     async def write(
-        self, topic_of: Callable[[str | None], Awaitable[str]], rows: PreparedRows
+        self,
+        topic_of: Callable[[str | None], Awaitable[str]],
+        rows: PreparedRows,
+        renew: Callable[[], Awaitable[None]],
     ) -> dict[tuple[str, int], int]:
-        """Send records and wait until they are durable; gives the offset behind the last of each bucket."""
-        lanes = [
-            (self._lane(await topic_of(value), bucket), keys, values)
-            for (value, bucket), (keys, values) in rows.parts.items()
-        ]
+        """Send records and wait until they are durable; gives the offset behind the last of each bucket.
+
+        ``renew`` is awaited when a topic is gone: then ``topic_of`` is asked again, once.
+        """
+        offsets, gone = await self._write_parts(topic_of, rows.parts)
+        if gone:
+            self._cluster.forget()
+            await renew()
+            more, gone = await self._write_parts(topic_of, gone)
+            offsets |= more
+        if gone:
+            raise ApiError(
+                ErrorCode.unknown_topic_or_partition,
+                f"{sum(len(values) for _, values in gone.values())} rows were not written: their partition "
+                "is being dropped again and again",
+            )
+        return offsets
+
+    async def _write_parts(
+        self, topic_of: Callable[[str | None], Awaitable[str]], parts: _Parts
+    ) -> tuple[dict[tuple[str, int], int], _Parts]:
+        """The offsets of the parts that were written, and the parts whose topics are gone."""
+        lanes = {place: self._lane(await topic_of(place[0]), place[1]) for place in parts}
         results = await asyncio.gather(
-            *(self._write_lane(lane, keys, values) for lane, keys, values in lanes), return_exceptions=True
+            *(self._write_lane(lanes[place], *parts[place]) for place in parts), return_exceptions=True
         )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return {
-            (lane.topic, lane.index): result
-            for (lane, _, _), result in zip(lanes, results, strict=True)
-            if isinstance(result, int)
-        }
+        offsets, gone, failure = dict[tuple[str, int], int](), _Parts(), None
+        for place, result in zip(parts, results, strict=True):
+            if isinstance(result, int):
+                offsets[lanes[place].topic, place[1]] = result
+            elif isinstance(result, ApiError) and result.code == ErrorCode.unknown_topic_or_partition:
+                gone[place] = parts[place]
+            else:
+                failure = failure or result
+        if failure is not None:
+            raise failure
+        return offsets, gone
+
+    def forget(self, topic: str) -> None:
+        """The topic is not the one that it was: begin anew in all its buckets."""
+        for place in [place for place in self._lanes if place[0] == topic]:
+            del self._lanes[place]
 
     def _lane(self, topic: str, bucket: int) -> _Lane:
         lane = self._lanes.get((topic, bucket))
@@ -166,20 +207,26 @@ class TableWriter:
         behind = -1
         async with lane.turn:
             for first in range(0, len(pieces), _WINDOW):
-                if lane.producer_id < 0:
-                    await self._identify(lane)
                 encode = partial(_encode_window, lane, keys, values, pieces[first : first + _WINDOW])
-                window = await asyncio.to_thread(encode)
                 try:
-                    behind = max(behind, await self._send_window(lane, window))
-                except BaseException:
-                    # What became of it may be unknown: go on under another producer, whose sequences start
-                    # anew.
+                    written = await self._write_window(lane, encode)
+                except _ProducerForgotten:
                     lane.producer_id = -1
-                    raise
-                lane.next_sequence = (
-                    lane.next_sequence + sum(each.count for each in window)
-                ) % _SEQUENCE_MODULUS
+                    written = await self._write_window(lane, encode)
+                behind = max(behind, written)
+        return behind
+
+    async def _write_window(self, lane: _Lane, encode: Callable[[], list[_Encoded]]) -> int:
+        if lane.producer_id < 0:
+            await self._identify(lane)
+        window = await asyncio.to_thread(encode)
+        try:
+            behind = await self._send_window(lane, window)
+        except BaseException:
+            # What became of it may be unknown: go on under another producer, whose sequences start anew.
+            lane.producer_id = -1
+            raise
+        lane.next_sequence = (lane.next_sequence + sum(each.count for each in window)) % _SEQUENCE_MODULUS
         return behind
 
     async def _identify(self, lane: _Lane) -> None:
@@ -196,15 +243,19 @@ class TableWriter:
     async def _send_window(self, lane: _Lane, window: list[_Encoded]) -> int:
         """Send batches one behind the other, again from the first that failed, until all are durable."""
         left = list(window)
-        behind = -1
+        behind, is_first = -1, lane.next_sequence > 0
 
         async def attempt() -> None:
-            nonlocal behind
+            nonlocal behind, is_first
             (leader,) = await self._cluster.leaders([(lane.topic, lane.index)])
             connection = await self._cluster.connection(leader, purpose="produce")
             answers = await asyncio.gather(
                 *(self._produce(connection, lane, each) for each in left), return_exceptions=True
             )
+            if is_first and isinstance(answers[0], _OutOfOrder):
+                # Nothing of this window was sent before, and all windows before it are written.
+                raise _ProducerForgotten
+            is_first = False
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer
@@ -237,7 +288,9 @@ class TableWriter:
 def _check(result: Any, what: str) -> None:
     if result.error_code == ErrorCode.out_of_order_sequence_number:
         # A batch in front of this one has failed, and is about to be tried again.
-        raise ApiError(ErrorCode.not_enough_replicas, f"{what}: a batch before this one is not written yet")
+        raise _OutOfOrder(
+            ErrorCode.not_enough_replicas, f"{what}: a batch before this one is not written yet"
+        )
     if result.error_code == ErrorCode.invalid_record:
         raise TableError(
             TableCode.row_refused, getattr(result, "error_message", None) or f"{what}: a row was refused"
