@@ -82,6 +82,10 @@ class CompareTest:
     raw: Raw
     scalar: pa.Scalar = field(compare=False)
 
+    def __hash__(self) -> int:
+        # Text has a secret in its hash; thousands of whole numbers can be chosen to have one and the same.
+        return hash((self.column, self.op, repr(self.raw)))
+
     def run(self, values: pa.Array) -> pa.BooleanArray:
         if not self.column.is_float:
             return _KERNELS[self.op](values, self.scalar)
@@ -101,6 +105,9 @@ class MemberTest:
     raws: tuple[Raw, ...]
     negated: bool
     value_set: pa.Array = field(compare=False)
+
+    def __hash__(self) -> int:
+        return hash((self.column, self.negated, repr(self.raws)))
 
     def run(self, values: pa.Array) -> pa.BooleanArray:
         found = pc.is_in(values, value_set=self.value_set)
@@ -269,7 +276,8 @@ def _exact(column: BoundColumn, op: str, raw: Raw) -> Test:
 
 
 def _member_test(column: BoundColumn, raws: Iterable[Raw], negated: bool) -> Test:
-    distinct = dict.fromkeys(raws)
+    # By their texts, for the reason that ``CompareTest`` gives.
+    distinct = list({repr(raw): raw for raw in raws}.values())
     if not distinct:
         return NullTest(column, negated=True) if negated else False
     op = "!=" if negated else "="
@@ -282,7 +290,7 @@ def _member_test(column: BoundColumn, raws: Iterable[Raw], negated: bool) -> Tes
                 return not_a_number
             return Joined(negated, (_member_test(column, numbers, negated), not_a_number))
     if len(distinct) == 1:
-        return _exact(column, op, next(iter(distinct)))
+        return _exact(column, op, distinct[0])
     assert column.domain is not None
     # The kernel that looks values up tells -0.0 from 0.0.
     zeros = [0.0, -0.0] if column.is_float and 0.0 in distinct else []
@@ -291,7 +299,7 @@ def _member_test(column: BoundColumn, raws: Iterable[Raw], negated: bool) -> Tes
 
 def _joined(all_must: bool, terms: Iterable[Test]) -> Test:
     """The terms joined, without constants, repetitions and equalities that one lookup answers."""
-    flat: dict[Leaf | Joined, None] = {}
+    flat: dict[Leaf | int, Leaf | Joined] = {}
     members: dict[BoundColumn, list[Raw]] = {}
     merged_op = "!=" if all_must else "="
     for term in terms:
@@ -309,9 +317,10 @@ def _joined(all_must: bool, terms: Iterable[Test]) -> Test:
                 case bool():
                     raise AssertionError("a constant inside of a joined test")
                 case _:
-                    flat[each] = None
+                    # Joined tests count as different: comparing them would be done again at each level above.
+                    flat[id(each) if isinstance(each, Joined) else each] = each
     tests: list[Test] = [_member_test(column, raws, all_must) for column, raws in members.items()]
-    tests += flat
+    tests += flat.values()
     if not tests:
         return all_must
     return tests[0] if len(tests) == 1 else Joined(all_must, tuple(tests))

@@ -172,7 +172,8 @@ class _Floats(Domain):
         if math.isinf(near) and not math.isinf(wanted):
             return Spot(Rank.between, float(np.finfo(self.dtype).max) if wanted > 0 else -math.inf)
         if math.isnan(wanted) or float(near) == wanted or not isinstance(value, float):
-            return Spot(Rank.exact, float(near))
+            # Adding makes 0.0 of -0.0, which is the same value to SQL.
+            return Spot(Rank.exact, float(near) + 0.0)
         low = near if float(near) < wanted else np.nextafter(near, self.dtype(-math.inf))
         return Spot(Rank.between, float(low))
 
