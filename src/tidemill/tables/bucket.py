@@ -47,6 +47,9 @@ _T = TypeVar("_T")
 _STEP_BYTES = 1024 * 1024
 _WRITE_ROWS = 1_000
 _PREPARED_BYTES_MAX = 8 * 1024 * 1024
+#: How far the fold may be behind before writers wait for it, and for how long they do.
+_BEHIND_ROWS_MAX = 20_000
+_ROOM_SECONDS = 5.0
 
 
 class _Stop(NamedTuple):
@@ -167,6 +170,16 @@ class Bucket:
             ) from None
         finally:
             self._waiters = [entry for entry in self._waiters if entry[1] is not future]
+
+    async def room(self) -> None:
+        """Wait while the fold is far behind: a writer that outruns it would make every reader wait.
+
+        Not for what is not stable yet, such as the writer's own transaction, and not for ever.
+        """
+        behind = self.log.last_stable_offset - self.applied_offset
+        if self._store is not None and behind > _BEHIND_ROWS_MAX:
+            with contextlib.suppress(TidemillError):
+                await self.ready(self.log.last_stable_offset - _BEHIND_ROWS_MAX, _ROOM_SECONDS)
 
     def at_stable_end(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Future[_T]:
         """Await ``call()`` when everything that is stable now has been folded, and nothing that comes later.

@@ -204,6 +204,12 @@ class TableService:
         work = partial(_check, definition, place, index, records, self._host.settings.max_decompressed_bytes)
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
+    async def room(self, key: BucketKey) -> None:
+        """Wait while the state of a bucket is far behind its log."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            await bucket.room()
+
     def appended(self, key: BucketKey, base_offset: int, changes: Changes) -> None:
         """A batch that ``check`` passed is in the log at ``base_offset``."""
         self.bucket(key).appended(changes.shifted(base_offset))

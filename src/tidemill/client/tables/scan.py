@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("AsyncScan", "ScanOptions")
 
+_T = TypeVar("_T")
 _PARALLEL: Final = 4
 _PIN_KEEP_ALIVE_SECONDS: Final = 60.0
 #: What a scan is answered with when the server has let go of it, and how often it is begun again then.
@@ -71,7 +72,7 @@ class AsyncScan:
 
     async def to_arrow(self) -> pa.Table:
         """All rows as one Arrow table."""
-        return pa.Table.from_batches(await self._collected(), self.schema)
+        return pa.Table.from_batches(await self._again_if_lost(self._collected), self.schema)
 
     async def to_pandas(self) -> Any:
         """All rows as a pandas frame."""
@@ -87,7 +88,13 @@ class AsyncScan:
         """How many rows there are."""
         narrow = self._table.definition.primary_key[:1]
         scan = AsyncScan(self._table, replace(self._options, columns=narrow))
-        return sum(batch.num_rows for batch in await scan._collected())
+        return await scan._again_if_lost(scan._summed)
+
+    async def _summed(self) -> int:
+        total = 0
+        async for batch in self.batches():
+            total += batch.num_rows
+        return total
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
         """The rows, some thousand at a time. Closing the iterator early lets go of all on the server."""
@@ -107,14 +114,17 @@ class AsyncScan:
                     yield batch
 
     async def _collected(self) -> list[pa.RecordBatch]:
-        """All batches; from the beginning again if the server has lost the scan, as after a restart."""
+        return [batch async for batch in self.batches()]
+
+    async def _again_if_lost(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """From the beginning again if the server has lost the scan, as after a restart."""
         for _ in range(_LOST_MAX):
             try:
-                return [batch async for batch in self.batches()]
+                return await read()
             except TableError as error:
                 if error.table_code not in _LOST:
                     raise
-        return [batch async for batch in self.batches()]
+        return await read()
 
     # --- parts
 

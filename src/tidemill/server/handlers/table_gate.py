@@ -14,6 +14,7 @@ from tidemill.errors import TidemillError
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.server.handlers.produce_gate import Refusals, keep_records, topic_name
+from tidemill.tables.scanners import BucketKey
 from tidemill.transactions.messages import TopicPartition
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ async def _check(
             refused[place] = error
         else:
             checked[place] = table, partition, changes
+            await tables.service.room(BucketKey(table.id, partition.id, place[1]))
     if before:
         await asyncio.wait(before)
     append(refused, checked)
