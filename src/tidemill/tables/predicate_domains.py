@@ -97,6 +97,17 @@ class _Same(Domain):
         return Spot(Rank.exact, value) if type(value) is self.kind else None
 
 
+class _FixedBytes(_Same):
+    """Bytes of one width. Those of another can be compared with them, and are no value of the type."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(pa.binary(), bytes)
+        self.width = width
+
+    def around(self, raw: bytes) -> tuple[bytes, bytes] | None:
+        return (raw, raw) if len(raw) == self.width else None
+
+
 @dataclass(frozen=True)
 class _Scale:
     """Whole numbers from ``first`` to ``last``. ``measure`` turns a literal into a count of units."""
@@ -202,7 +213,7 @@ def domain_of(data_type: pa.DataType) -> Domain | None:
     if types.is_binary(data_type) or types.is_large_binary(data_type):
         return _Same(data_type, bytes)
     if types.is_fixed_size_binary(data_type):
-        return _Same(pa.binary(), bytes)
+        return _FixedBytes(data_type.byte_width)
     if data_type == pa.string_view():
         return _Same(pa.large_string(), str)
     if data_type == pa.binary_view():

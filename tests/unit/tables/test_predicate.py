@@ -642,6 +642,13 @@ class TestKeys:
         bounds = bind(Compare(A, ">", Timestamp(1, False)), schema).key_bounds(A)
         assert bounds == KeyBounds(lower=Bound(epoch, True))
 
+    def test_bytes_of_another_width_give_no_bounds(self) -> None:
+        code = ("code",)
+        assert bind(Compare(code, ">", b"a"), SCHEMA).key_bounds(code) is None
+        assert bind(Compare(code, ">", b"aa"), SCHEMA).key_bounds(code) == KeyBounds(
+            lower=Bound(b"aa", False)
+        )
+
     def test_floats_give_no_bounds(self) -> None:
         assert bind(Compare(("double",), "=", 1.0), SCHEMA).key_bounds(("double",)) is None
 
