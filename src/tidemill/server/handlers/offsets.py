@@ -120,6 +120,11 @@ async def _delete_one(broker: Broker, topic_name: str, entry: Any, timeout_ms: i
     try:
         topic = broker.topic(topic_name)
         partition = _leader(broker, topic_name, index, -1)
+        if broker.image.table_of_topic(topic.id) is not None:
+            raise ApiError(
+                ErrorCode.policy_violation,
+                f"{topic_name} is the log of a table, whose rows would be gone with its records; delete rows",
+            )
         if topic.internal or not partition.config.deletes:
             raise ApiError(
                 ErrorCode.policy_violation,
