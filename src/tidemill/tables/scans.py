@@ -166,7 +166,8 @@ class Scans:
     async def open(self, scan: OpenScan, sequence: int, batch_bytes: int) -> ScanAnswer:
         """The first call of a scan: its session, unless everything is in this answer, and the first batch."""
         table = self._service.keyed(scan.bucket.table_id)
-        shape = self._shape(table, scan)
+        # In a thread: a filter can be large.
+        shape = await self._in_thread(partial(_shape, table, scan))
         max_bytes = self._effective_bytes(batch_bytes)
         if sequence != 0:
             raise TableError(TableCode.invalid_scan_request, f"a scan is opened by call 0, not {sequence}")
@@ -239,11 +240,6 @@ class Scans:
             except TableError:
                 # The session has its own share of the view, and goes on.
                 reader.pin_id = None
-
-    def _shape(self, table: TableDefinition, scan: OpenScan) -> ScanShape:
-        check_columns(table, scan.columns)
-        predicate = None if scan.predicate is None else bind(decode(scan.predicate), table.schema)
-        return ScanShape(scan.columns or None, predicate, scan.end_key)
 
     def _effective_bytes(self, batch_bytes: int) -> int:
         if batch_bytes < 1:
@@ -324,6 +320,12 @@ class Scans:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, work)
+
+
+def _shape(table: TableDefinition, scan: OpenScan) -> ScanShape:
+    check_columns(table, scan.columns)
+    predicate = None if scan.predicate is None else bind(decode(scan.predicate), table.schema)
+    return ScanShape(scan.columns or None, predicate, scan.end_key)
 
 
 async def _all_views(wanted: Sequence[asyncio.Future[tuple[KvView, int]]]) -> list[tuple[KvView, int]]:
