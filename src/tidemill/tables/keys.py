@@ -260,12 +260,8 @@ class KeyCodec:
         except TableError:
             spelling = None
         if spelling is None:
-            return refused(
-                f"key {show(key)} of record {index} is not a {self.key_format} key of ({types})", index
-            )
-        return refused(
-            f"key {show(key)} of record {index} is not spelt canonically; spell it {show(spelling)}", index
-        )
+            return refused(f"the key {show(key)} is not a {self.key_format} key of ({types})", index)
+        return refused(f"the key {show(key)} is not spelt canonically; spell it {show(spelling)}", index)
 
 
 def _check_lengths(keys: pa.Array) -> None:
@@ -273,7 +269,7 @@ def _check_lengths(keys: pa.Array) -> None:
     lengths = np.diff(offsets)
     if len(lengths) and lengths.max() > KEY_BYTES_MAX:
         index = int((lengths > KEY_BYTES_MAX).argmax())
-        raise refused(f"key {index} has {lengths[index]} bytes; at most {KEY_BYTES_MAX} are allowed", index)
+        raise refused(f"a key has {lengths[index]} bytes; at most {KEY_BYTES_MAX} are allowed", index)
 
 
 def _kind(data_type: pa.DataType) -> Kind:
