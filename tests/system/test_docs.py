@@ -1,4 +1,10 @@
-"""The guides of the README work when pasted: every Python block and every console block is run."""
+"""The guides work when pasted, and the examples run.
+
+- Python blocks of the README are programs of their own; those of docs/tables.md follow each other. What
+  stands behind ``print(…)  # `` is what it prints.
+- Console blocks are pasted into a shell, one after the other, against one node.
+- A block marked ``no-run`` is only shown.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +13,84 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import tidemill
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+README, TABLES = "README.md", "docs/tables.md"
+BLOCK = re.compile(r"^```(python|console)( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 TIMEOUT_SECONDS = 120
 
+#: Runs every script that it is given, each as a program of its own in a directory of its own.
+RUN_SCRIPTS = """
+import os, runpy, sys
+for script in sys.argv[1:]:
+    os.chdir(os.path.dirname(script))
+    runpy.run_path(script, run_name="__main__")
+"""
 
-def blocks(kind: str) -> list[str]:
-    return [text for found, text in BLOCK.findall((ROOT / "README.md").read_text()) if found == kind]
+
+class Block(NamedTuple):
+    """A block of code in a document."""
+
+    line: int
+    text: str
+
+
+def blocks(document: str, kind: str) -> list[Block]:
+    text = (ROOT / document).read_text()
+    found = BLOCK.finditer(text)
+    return [
+        Block(text[: each.start(3)].count("\n"), each[3]) for each in found if each[1] == kind and not each[2]
+    ]
+
+
+def run(command: list[str], directory: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
+    """What a program prints; it must end well."""
+    result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout_seconds)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def check_printed(source: str, output: str) -> None:
+    """Everything that ``source`` says it prints is in ``output``, in that order."""
+    lines = iter(output.splitlines())
+    for expected in PRINTED.findall(source):
+        assert expected in lines, f"{expected!r} is not printed, or not there:\n{output}"
+
+
+def test_python_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
+    scripts = []
+    for block in blocks(README, "python"):
+        if block.text.startswith("# test_"):
+            continue
+        script = tmp_path / f"line-{block.line}" / "guide.py"
+        script.parent.mkdir()
+        script.write_text("\n" * block.line + block.text)
+        scripts.append(script)
+    output = run([sys.executable, "-c", RUN_SCRIPTS, *map(str, scripts)], tmp_path)
+    check_printed("".join(script.read_text() for script in scripts), output)
+
+
+def test_tests_of_the_readme_pass(tmp_path: Path) -> None:
+    tests = [block.text for block in blocks(README, "python") if block.text.startswith("# test_")]
+    for text in tests:
+        (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
+    assert f"{len(tests)} passed" in run([sys.executable, "-m", "pytest", "-q"], tmp_path)
+
+
+def test_python_blocks_of_the_tables_guide_run_one_after_the_other(tmp_path: Path) -> None:
+    script = tmp_path / "guide.py"
+    source = ""
+    for block in blocks(TABLES, "python"):
+        # On the lines that they have in the document, so that a traceback names them.
+        source += "\n" * (block.line - source.count("\n")) + block.text
+    script.write_text(source)
+    check_printed(source, run([sys.executable, str(script)], tmp_path))
 
 
 def commands(block: str) -> list[str]:
@@ -27,18 +99,7 @@ def commands(block: str) -> list[str]:
     return [line for line in lines if not line.startswith("tidemill up")]
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.splitlines()[0][:40])
-def test_python_block_runs_as_it_stands(block: str, tmp_path: Path) -> None:
-    name = block.splitlines()[0].removeprefix("# ") if block.startswith("# ") else "guide.py"
-    script = tmp_path / name
-    script.write_text(block)
-    runner = [sys.executable, "-m", "pytest", "-q"] if name.startswith("test_") else [sys.executable]
-    result = subprocess.run(
-        [*runner, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
+@pytest.mark.timeout(300)
 def test_console_blocks_run_one_after_the_other(tmp_path: Path) -> None:
     launcher = tmp_path / "bin" / "tidemill"
     launcher.parent.mkdir()
@@ -50,8 +111,8 @@ def test_console_blocks_run_one_after_the_other(tmp_path: Path) -> None:
             "PATH": f"{launcher.parent}{os.pathsep}{os.environ['PATH']}",
             "TIDEMILL_SERVER": node.bootstrap_servers,
         }
-        for block in blocks("console"):
-            for command in commands(block):
+        for block in (*blocks(README, "console"), *blocks(TABLES, "console")):
+            for command in commands(block.text):
                 if command.startswith("tidemill doctor"):
                     command = f"tidemill doctor --data {tmp_path / 'data'} --http {(node.http_url or '')[7:]}"
                 result = subprocess.run(
@@ -66,12 +127,11 @@ def test_console_blocks_run_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "stream_demo.py"), "--orders", "4000"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "Nothing was lost." in result.stdout
+    demo = str(ROOT / "examples" / "stream_demo.py")
+    assert "Nothing was lost." in run([sys.executable, demo, "--orders", "4000"], tmp_path)
+
+
+def test_the_tables_example_comes_to_its_end(tmp_path: Path) -> None:
+    output = run([sys.executable, str(ROOT / "examples" / "tables.py")], tmp_path)
+    assert "3 changes: the same" in output
+    assert "5,001 rows now, 9,999 in the leased snapshot" in output
