@@ -3,9 +3,11 @@
 - The state is the read_committed fold of the log. It is folded in steps up to a goal, the last stable offset
   of some moment; when a goal is reached no part of a transaction is in the state without the rest. Views and
   snapshots are taken only there (``at_stable_end``), so a scan equals the fold at its log offset.
-- One task folds; everything that reads or writes the engine runs in threads, in short pieces.
-- State that does not check out is thrown away and built again, from a snapshot and the log. A log that cannot
-  be read stops the fold: ``problem`` says why, and every read is answered with it.
+- One task folds; everything that reads or writes the engine runs in threads, in short pieces. A thread cannot
+  be stopped: whoever is cancelled while one works waits for its end.
+- State that does not check out is thrown away and built again, from a snapshot and the log. What may pass,
+  such as a full disk, changes nothing: the state is opened again after a pause. A log that cannot be read
+  stops the fold. ``problem`` says why, and every read is answered with it.
 """
 
 from __future__ import annotations
@@ -13,27 +15,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tidemill.errors import StorageError, TableCode, TableError, TidemillError
+from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.engine import KvStore
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.resources import KvResources
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 from tidemill.kv.view import KvView
 from tidemill.log.transactions import AbortedTransaction
-from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
-from tidemill.records.columns import read_columns
+from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
-from tidemill.tables.changes import Changes, prepare, state_values
+from tidemill.tables.changes import Changes
 from tidemill.tables.definition import TableDefinition
+from tidemill.tables.folding import PreparedChanges, fold_batches
 from tidemill.tables.scanners import BucketKey
 
 __all__ = ("Bucket", "View")
@@ -42,14 +41,15 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: What one step reads of the log, and how many rows one write to the engine takes: both bound how long the
-#: interpreter is held.
+#: What one step reads of the log.
 _STEP_BYTES = 1024 * 1024
-_WRITE_ROWS = 1_000
 _PREPARED_BYTES_MAX = 8 * 1024 * 1024
 #: How far the fold may be behind before writers wait for it, and for how long they do.
 _BEHIND_ROWS_MAX = 20_000
 _ROOM_SECONDS = 5.0
+#: How long the fold pauses after trouble that may pass: at first, and at most.
+_PAUSE_SECONDS_MIN = 0.5
+_PAUSE_SECONDS_MAX = 30.0
 
 
 class _Stop(NamedTuple):
@@ -96,9 +96,9 @@ class Bucket:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         #: What is to be done when the state has come to an offset, and before it goes further.
         self._stops: list[_Stop] = []
-        self._prepared: OrderedDict[int, Changes] = OrderedDict()
-        self._prepared_bytes = 0
-        self._prepared_lock = threading.Lock()
+        self._prepared = PreparedChanges(_PREPARED_BYTES_MAX)
+        self._closed = False
+        self._pause_seconds = _PAUSE_SECONDS_MIN
         #: What decides when the next snapshot is due: the time, and the size of the log then.
         self.last_snapshot_ms = clock_ms()
         self.log_bytes_at_snapshot = 0
@@ -116,17 +116,24 @@ class Bucket:
 
     async def close(self) -> None:
         """Stop folding and let go of the files. What was not folded is folded after the next start."""
+        self._closed = True
         self.log.unsubscribe(self)
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        self._fail_all(
-            TableError(TableCode.state_not_ready, f"bucket {self.name} is being closed; try again")
-        )
+            await asyncio.wait([self._task])
+        self._fail_all(self._closing())
         store, self._store = self._store, None
         if store is not None:
             await self._in_thread(store.close)
+
+    def _closing(self) -> TableError:
+        return TableError(TableCode.state_not_ready, f"bucket {self.name} is being closed; try again")
+
+    def _check_usable(self) -> None:
+        if self.problem is not None:
+            raise self.problem
+        if self._closed:
+            raise self._closing()
 
     # --- what others ask for
 
@@ -137,8 +144,7 @@ class Bucket:
 
     @property
     def store(self) -> KvStore:
-        if self.problem is not None:
-            raise self.problem
+        self._check_usable()
         if self._store is None:
             raise TableError(
                 TableCode.state_not_ready,
@@ -151,8 +157,7 @@ class Bucket:
 
         Raises ``TableError`` STATE_NOT_READY, which is retriable, if that takes too long.
         """
-        if self.problem is not None:
-            raise self.problem
+        self._check_usable()
         if self._store is not None and self._store.applied_offset >= min_offset:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -186,8 +191,7 @@ class Bucket:
 
         Calls for several buckets that are made in one turn of the loop see one moment.
         """
-        if self.problem is not None:
-            raise self.problem
+        self._check_usable()
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._stops.append(_Stop(self.log.last_stable_offset, call, future))
         self._wanted.set()
@@ -197,8 +201,8 @@ class Bucket:
         """The state as of now, and the log offset that it stands for."""
 
         async def take() -> tuple[KvView, int]:
-            store = self.store
-            return store.snapshot(), store.applied_offset
+            view = await self._in_thread(self.store.snapshot)
+            return view, view.applied_offset
 
         return self.at_stable_end(take)
 
@@ -218,54 +222,58 @@ class Bucket:
 
     def appended(self, changes: Changes) -> None:
         """Keep what the leader has worked out already while the batch becomes stable, if there is room."""
-        with self._prepared_lock:
-            self._prepared[int(changes.offsets[0])] = changes
-            self._prepared_bytes += changes.size_bytes
-            while self._prepared_bytes > _PREPARED_BYTES_MAX:
-                self._prepared_bytes -= self._prepared.popitem(last=False)[1].size_bytes
+        self._prepared.put(changes)
 
     # --- folding
 
     async def _run(self) -> None:
-        while self.problem is None:
-            try:
-                if self._store is None:
-                    self._store = await self._recover()
-                goal = min([self.log.last_stable_offset, *(stop.offset for stop in self._stops)])
-                await self._fold_to(goal)
-                await self._make_stops()
-            except StorageError as error:
-                await self._give_up_state(error)
-                continue
-            except TidemillError as error:
-                self._stop(error)
-                return
-            except Exception as error:
-                logger.exception("the fold of %s failed", self.name)
-                self._stop(TableError(TableCode.state_damaged, f"the fold of {self.name} failed: {error!r}"))
-                return
-            if self.log.last_stable_offset <= self.applied_offset and not self._stops:
-                self._wanted.clear()
-                await self._wanted.wait()
+        try:
+            while await self._go_on():
+                pass
+        except Exception as error:
+            logger.exception("the fold of %s failed", self.name)
+            self._stop(TableError(TableCode.state_damaged, f"the fold of {self.name} failed: {error!r}"))
 
-    async def _recover(self) -> KvStore:
+    async def _go_on(self) -> bool:
+        """Fold what is there, or wait for more. False when the fold has come to its end."""
+        try:
+            if self._store is None:
+                await self._recover()
+            goal = min([self.log.last_stable_offset, *(stop.offset for stop in self._stops)])
+            await self._fold_to(goal)
+            await self._make_stops()
+        except StorageError as error:
+            return await self._state_failed(error)
+        except TidemillError as error:
+            self._stop(error)
+            return False
+        if self.log.last_stable_offset <= self.applied_offset and not self._stops:
+            self._wanted.clear()
+            await self._wanted.wait()
+        return True
+
+    async def _recover(self) -> None:
         log = self.log
         if log.log.failure is not None:
             raise TableError(TableCode.state_damaged, f"the log of {self.name} is stopped: {log.log.failure}")
         # Compaction leaves the log start where it is: only what was deleted is missing.
         complete = log.log_start_offset == 0
-        return await self._in_thread(
-            partial(
-                recover,
+        await self._in_thread(
+            partial(self._open_state, log.log_start_offset, log.high_watermark, log_is_complete=complete)
+        )
+
+    def _open_state(self, log_start: int, log_end: int, *, log_is_complete: bool) -> None:
+        # Set here, in the thread, so that ``close`` finds the store also if nobody waits for it any more.
+        if not self._closed:
+            self._store = recover(
                 self._directory,
                 self._resources,
                 self._identity(),
-                log_start=log.log_start_offset,
-                log_end=log.high_watermark,
-                log_is_complete=complete,
+                log_start=log_start,
+                log_end=log_end,
+                log_is_complete=log_is_complete,
                 on_warning=partial(logger.warning, "%s: %s", self.name),
             )
-        )
 
     def _identity(self) -> bytes:
         return f"{self.log.topic_id.hex}/{self.key.bucket}".encode()
@@ -274,39 +282,38 @@ class Bucket:
         store = self._store
         assert store is not None
         while store.applied_offset < goal:
-            data = self.log.read(store.applied_offset, _STEP_BYTES, at_least_one=True, committed=True)
-            if not data:
-                break
-            aborted = self.log.log.aborted_in(data)
-            await self._in_thread(partial(self._fold_step, store, bytes(data), aborted, goal))
+            before = store.applied_offset
+            data, aborted = self._read_log(before)
+            if not data or parse_header(data).base_offset >= goal:
+                # Compaction has left nothing between here and the goal.
+                await self._in_thread(partial(store.write, [], [], [], goal))
+            else:
+                await self._in_thread(partial(self._fold_step, store, data, aborted, goal))
+            assert store.applied_offset > before, "a step of the fold goes forward"
+            self._pause_seconds = _PAUSE_SECONDS_MIN
         self._release_waiters()
 
-    def _fold_step(self, store: KvStore, data: bytes, aborted: list[AbortedTransaction], goal: int) -> None:
-        """Fold whole batches up to the goal. In a thread."""
-        position, table = 0, self._table()
-        while position + HEADER_BYTES <= len(data):
-            header = parse_header(data, position)
-            if header.base_offset >= goal or position + header.size_bytes > len(data):
-                return
-            batch = memoryview(data)[position : position + header.size_bytes]
-            position += header.size_bytes
-            if header.next_offset <= store.applied_offset:
-                continue
-            prepared = self._take_prepared(header.base_offset)
-            if header.is_control or header.record_count == 0 or _is_aborted(header, aborted):
-                store.write([], [], [], header.next_offset)
-            elif prepared is not None and len(prepared.offsets) == header.record_count:
-                _apply(store, prepared, header.next_offset)
-            else:
-                columns = read_columns(batch, self._max_decompressed_bytes)
-                _apply(store, prepare(table, columns), header.next_offset)
+    def _read_log(self, offset: int) -> tuple[bytes, list[AbortedTransaction]]:
+        try:
+            data = self.log.read(offset, _STEP_BYTES, at_least_one=True, committed=True)
+            return bytes(data), self.log.log.aborted_in(data)
+        except StorageError as error:
+            # Not an error of the state, which is as good as it was.
+            raise TableError(
+                TableCode.state_damaged, f"the log of {self.name} cannot be read: {error}"
+            ) from error
 
-    def _take_prepared(self, base_offset: int) -> Changes | None:
-        with self._prepared_lock:
-            changes = self._prepared.pop(base_offset, None)
-            if changes is not None:
-                self._prepared_bytes -= changes.size_bytes
-            return changes
+    def _fold_step(self, store: KvStore, data: bytes, aborted: list[AbortedTransaction], goal: int) -> None:
+        fold_batches(
+            store,
+            self._table(),
+            data,
+            aborted,
+            goal,
+            self._prepared,
+            max_decompressed_bytes=self._max_decompressed_bytes,
+            is_stopped=lambda: self._closed,
+        )
 
     async def _make_stops(self) -> None:
         """Do what is to be done at the offset that the state has reached."""
@@ -318,12 +325,15 @@ class Bucket:
             try:
                 result = await stop.call()
             except asyncio.CancelledError:
-                stop.done.cancel()
+                # The fold ends, not whoever waits for this.
+                if not stop.done.done():
+                    stop.done.set_exception(self._closing())
                 raise
-            except TidemillError as error:
+            except Exception as error:
                 if not stop.done.done():
                     stop.done.set_exception(error)
-                if isinstance(error, StorageError):
+                # Others say nothing about the state: a snapshot may just have had no room.
+                if isinstance(error, CorruptData):
                     raise
             else:
                 if not stop.done.done():
@@ -339,27 +349,48 @@ class Bucket:
 
     async def give_up_state(self, error: StorageError) -> None:
         """A reader found state that does not check out."""
+        store = self._store
 
         async def raise_it() -> None:
-            raise error
+            # Of several readers that found it, one is enough.
+            if self._store is store:
+                raise error
 
         with contextlib.suppress(TidemillError):
             await self.at_stable_end(raise_it)
 
-    async def _give_up_state(self, error: StorageError) -> None:
-        if self.log.log.failure is not None:
-            self._stop(TableError(TableCode.state_damaged, f"the log of {self.name} is stopped: {error}"))
-            return
-        if self._store is None:
-            # Recovery itself has failed: there is nothing that it could be built from.
-            self._stop(
-                TableError(TableCode.state_damaged, f"the state of {self.name} cannot be recovered: {error}")
-            )
-            return
-        logger.error("the state of %s does not check out and is built again: %s", self.name, error)
+    async def _state_failed(self, error: StorageError) -> bool:
+        """False if there is no way to go on."""
         store, self._store = self._store, None
-        await self._in_thread(store.close)
-        await self._in_thread(partial(mark_damaged, self._directory))
+        if store is not None:
+            await self._in_thread(partial(_close_quietly, store))
+        if self.log.log.failure is not None:
+            problem = f"the log of {self.name} is stopped: {self.log.log.failure}"
+        elif store is None and not isinstance(error, DiskFull):
+            # Recovery itself has failed: there is nothing that it could be built from.
+            problem = f"the state of {self.name} cannot be recovered: {error}"
+        else:
+            await self._prepare_recovery(error)
+            return True
+        self._stop(TableError(TableCode.state_damaged, problem))
+        return False
+
+    async def _prepare_recovery(self, error: StorageError) -> None:
+        if isinstance(error, CorruptData):
+            logger.error("the state of %s does not check out and is built again: %s", self.name, error)
+            await self._in_thread(partial(mark_damaged, self._directory))
+            return
+        pause_seconds, self._pause_seconds = (
+            self._pause_seconds,
+            min(2 * self._pause_seconds, _PAUSE_SECONDS_MAX),
+        )
+        logger.error("%s is opened again in %.1f s: %s", self.name, pause_seconds, error)
+        self.problem = TableError(
+            TableCode.state_damaged, f"the state of {self.name} is opened again in a moment: {error}"
+        )
+        self._fail_all(self.problem)
+        await asyncio.sleep(pause_seconds)
+        self.problem = None
 
     def _stop(self, problem: TidemillError) -> None:
         logger.error("%s takes no reads of its state: %s", self.name, problem)
@@ -373,27 +404,15 @@ class Bucket:
         self._waiters, self._stops = [], []
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
 
 
-def _is_aborted(header: BatchHeader, aborted: list[AbortedTransaction]) -> bool:
-    return header.is_transactional and any(
-        entry.producer_id == header.producer_id
-        and entry.first_offset <= header.base_offset <= entry.last_offset
-        for entry in aborted
-    )
-
-
-def _apply(store: KvStore, changes: Changes, next_offset: int) -> None:
-    """Write the changes, some at a time; the state is that of the log at an offset after each of them."""
-    keys: list[bytes] = changes.state_keys.to_pylist()
-    values: list[bytes | None] = state_values(changes).to_pylist()
-    offsets = changes.offsets
-    for first in range(0, len(keys), _WRITE_ROWS):
-        behind = min(first + _WRITE_ROWS, len(keys))
-        # Of several changes of one key the last one counts.
-        latest = dict(zip(islice(keys, first, behind), islice(values, first, behind), strict=True))
-        deleted = [key for key, value in latest.items() if value is None]
-        put = {key: value for key, value in latest.items() if value is not None} if deleted else latest
-        reached = next_offset if behind == len(keys) else int(offsets[behind])
-        store.write(list(put.keys()), cast("list[bytes]", list(put.values())), deleted, reached)
+def _close_quietly(store: KvStore) -> None:
+    """Whether the last rows get to the disk does not matter: the log has them."""
+    with contextlib.suppress(StorageError):
+        store.close()

@@ -14,8 +14,7 @@ from support.table_world import ManualClock, TableWorld, rows_of
 from tidemill.control.commands import BumpLeaderEpochs
 from tidemill.errors import ErrorCode, TableCode
 from tidemill.server.broker import Broker
-from tidemill.tables import bucket as buckets
-from tidemill.tables import scans
+from tidemill.tables import folding, scans
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanners import BucketKey
 
@@ -89,13 +88,13 @@ async def test_a_look_up_sees_what_was_acknowledged_before_it_although_the_state
     world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await look_up(world, table, 1)
-    may_go_on, apply = threading.Event(), buckets._apply
+    may_go_on, apply = threading.Event(), folding.apply
 
     def apply_later(*arguments: Any) -> None:
         may_go_on.wait(60)
         apply(*arguments)
 
-    monkeypatch.setattr(buckets, "_apply", apply_later)
+    monkeypatch.setattr(folding, "apply", apply_later)
     await world.upsert(table, [row(1, "new")])
     answer = asyncio.ensure_future(look_up(world, table, 1))
     refused = await look_up(world, table, 1, max_wait_ms=1)
