@@ -64,12 +64,15 @@ def look_up(
     table: TableDefinition, store: KvStore, keys: Sequence[bytes], columns: Sequence[str] | None
 ) -> pa.RecordBatch | None:
     """The rows of those keys that have one, each with the number of its key; None if there are none."""
-    values = store.get_many(list(keys))
-    found = [number for number, value in enumerate(values) if value is not None]
-    if not found:
+    values = store.get_many(keys)
+    if None in values:
+        found = np.array([number for number, value in enumerate(values) if value is not None], np.int32)
+    else:
+        found = np.arange(len(values), dtype=np.int32)
+    if not len(found):
         return None
     batch = decode_values(table, [value for value in values if value is not None], columns)
-    return batch.append_column(INDEX_COLUMN, pa.array(found, pa.int32()))
+    return batch.append_column(INDEX_COLUMN, pa.array(found))
 
 
 def read_batch(

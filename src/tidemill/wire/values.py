@@ -66,12 +66,33 @@ def array_writer(spec: FieldSpec, flexible: bool, write_struct: Writer | None) -
     write_count = _count_writer(spec, flexible)
     if spec.kafka_type in FIXED_FORMATS:
         return _numbers_writer(spec, flexible, write_count)
+    if spec.kafka_type == "bytes" and flexible:
+        return _many_bytes_writer(write_count)
     write_one = write_struct or primitive_writer(spec, flexible, nullable=False)
 
     def write(items: Sequence[Any] | None, out: bytearray) -> None:
         write_count(items, out)
         for item in items or ():
             write_one(item, out)
+
+    return write
+
+
+#: How a value of so many bytes begins, for those whose length takes one byte.
+_BYTES_PREFIXES: Final = tuple(bytes([length + 1]) for length in range(_ONE_BYTE_VARINTS - 1))
+
+
+def _many_bytes_writer(write_count: Writer) -> Writer:
+    """The writer of an array of byte strings, such as the keys of a look-up: there may be thousands."""
+
+    def write(items: Sequence[bytes] | None, out: bytearray) -> None:
+        write_count(items, out)
+        parts: list[bytes] = []
+        for item in items or ():
+            length = len(item)
+            short = length < len(_BYTES_PREFIXES)
+            parts += (_BYTES_PREFIXES[length] if short else write_uvarint(length + 1), item)
+        out += b"".join(parts)
 
     return write
 
