@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from tidemill import __version__
-from tidemill.cli import bench, consume, doctor, groups, logs, produce, settings, topics, transactions, up
+from tidemill.cli import (
+    bench,
+    consume,
+    databases,
+    doctor,
+    groups,
+    logs,
+    produce,
+    settings,
+    tables,
+    topics,
+    transactions,
+    up,
+)
 from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Session, command
 
 __all__ = ("app",)
@@ -79,6 +92,8 @@ _topic = _group("topic", "Create, show, change, write and read topics.")
 topics.register(_topic)
 produce.register(_topic)
 consume.register(_topic)
+databases.register(_group("db", "Create, show, change and drop databases, which hold tables."))
+tables.register(_group("table", "Create, show, change, write and read tables, their snapshots and leases."))
 groups.register(_group("group", "Show consumer groups, move their offsets, delete them."))
 transactions.register(_group("txn", "Show transactions, and abort those that hang."))
 logs.register(_group("log", "Look into the files of a data directory, check and repair them."))

@@ -1,0 +1,209 @@
+"""``tidemill table lookup | scan | follow``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.cli.session import ExitCode, Session, command
+from tidemill.cli.table_session import FileFormat, QuietOption, TableArgument, split_names, with_table
+
+if TYPE_CHECKING:
+    from tidemill.client.tables.table import AsyncTable
+
+__all__ = ("register",)
+
+_SHOWN_ROWS = 100
+
+ColumnsOption = Annotated[
+    list[str] | None,
+    typer.Option("--columns", "-c", metavar="A,B", help="Only these columns, in this order; repeatable."),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", "-n", min=1, help=f"At most so many rows. Default on the screen: {_SHOWN_ROWS}."),
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", "-a", help="All rows, on the screen too; the header again every 1000 rows.")
+]
+OutputOption = Annotated[
+    FileFormat | None,
+    typer.Option("--output", "-o", help="Write all rows as csv, json (one object per line) or parquet."),
+]
+ToFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--to-file", metavar="FILE", dir_okay=False, help="Write to this file; its name can say the format."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    command(app, "lookup")(lookup)
+    command(app, "scan")(scan)
+    command(app, "follow")(follow)
+
+
+def lookup(
+    session: Session,
+    table: TableArgument,
+    keys: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...",
+            show_default=False,
+            help="Plain text for a key of one column; else JSON like '[\"eu\",42]'.",
+        ),
+    ],
+    prefix: Annotated[
+        bool,
+        typer.Option(
+            "--prefix", "-p", help="KEY is the first columns of keys: show all rows that have them."
+        ),
+    ] = False,
+    columns: ColumnsOption = None,
+    limit: LimitOption = None,
+    all_rows: AllOption = False,
+) -> None:
+    """Show the rows with these keys, in the order of the keys.
+
+    Exits with 3 if a key has no row. With --format json there is one object per line. Put -- before keys that
+    begin with a minus.
+
+    \b
+    Examples:
+      tidemill table lookup shop.orders 17 18
+      tidemill table lookup shop.stock '["eu",42]' '{"region":"us","id":7}'
+      tidemill table lookup shop.stock eu --prefix
+    """
+    from tidemill.cli.table_reading import Reading, look_up
+
+    names = split_names(columns) or None
+    if prefix:
+        if len(keys) != 1:
+            raise typer.BadParameter("--prefix takes one key", param_hint="KEY")
+        _check_all(all_rows, limit)
+        kind = FileFormat.JSON if session.as_json else None
+        reading = Reading(session, shown_rows=None if all_rows else _SHOWN_ROWS, limit=limit, kind=kind)
+        with_table(session, table, lambda found: reading.run_prefix(found, keys[0], names))
+        return
+    if limit is not None or all_rows:
+        raise typer.BadParameter("a key has one row: --limit and --all are for --prefix")
+    if not with_table(session, table, lambda found: look_up(session, found, keys, names)):
+        raise typer.Exit(ExitCode.NOT_FOUND)
+
+
+def scan(
+    session: Session,
+    table: TableArgument,
+    columns: ColumnsOption = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", "-w", metavar="SQL", help="Only rows for which this SQL condition is true."),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="KEY", help="Only keys from this one on.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="KEY", help="Only keys before this one.")] = None,
+    limit: LimitOption = None,
+    all_rows: AllOption = False,
+    lease: Annotated[
+        str | None, typer.Option("--lease", metavar="ID", help="Read the snapshots of this lease.")
+    ] = None,
+    count: Annotated[bool, typer.Option("--count", help="Only say how many rows there are.")] = False,
+    output: OutputOption = None,
+    to_file: ToFileOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Show the rows of a table as of one moment, or write them to a file, however many there are.
+
+    Rows come in the order of their keys within each bucket. --from and --to take a key, or JSON of its first
+    columns. --format json is the same as --output json.
+
+    \b
+    Examples:
+      tidemill table scan shop.orders --where "region = 'eu' AND amount > 10" --columns id,amount
+      tidemill table scan shop.orders --from 100 --to 200 --count
+      tidemill table scan shop.orders --to-file orders.parquet
+    """
+    from tidemill.cli.table_reading import Reading, ScanArguments
+
+    _check_all(all_rows, limit)
+    if count and (output is not None or to_file is not None or limit is not None):
+        raise typer.BadParameter("--count shows a number, no rows: leave --output, --to-file and --limit out")
+    kind = _output_format(session, output, to_file)
+    arguments = ScanArguments(
+        columns=split_names(columns) or None, where=where, start=start, end=end, lease=lease
+    )
+    reading = Reading(
+        session,
+        shown_rows=None if all_rows else _SHOWN_ROWS,
+        limit=limit,
+        kind=kind,
+        to_file=to_file,
+        quiet=quiet,
+    )
+
+    async def work(found: AsyncTable) -> None:
+        if count:
+            await reading.count(found, arguments)
+        else:
+            await reading.run(found, arguments)
+
+    with_table(session, table, work)
+
+
+def _check_all(all_rows: bool, limit: int | None) -> None:
+    if all_rows and limit is not None:
+        raise typer.BadParameter("--all and --limit contradict each other", param_hint="--limit")
+
+
+def _output_format(session: Session, output: FileFormat | None, to_file: Path | None) -> FileFormat | None:
+    import sys
+
+    if to_file is not None and output is None and not session.as_json:
+        from tidemill.cli.table_files import file_format
+
+        output = file_format(to_file)
+        if output is None:
+            raise typer.BadParameter(
+                f"the name of {to_file} does not say what to write: give csv, json or parquet",
+                param_hint="--output",
+            )
+    if session.as_json:
+        if output not in (None, FileFormat.JSON):
+            raise typer.BadParameter("--format json and another --output contradict each other")
+        output = FileFormat.JSON
+    if output is FileFormat.PARQUET and to_file is None and sys.stdout.isatty():
+        raise typer.BadParameter("Parquet is not for the screen: give --to-file", param_hint="--output")
+    return output
+
+
+def follow(
+    session: Session,
+    table: TableArgument,
+    snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--snapshot/--no-snapshot", help="First the rows that are there (default), or only changes."
+        ),
+    ] = True,
+    until_now: Annotated[
+        bool, typer.Option("--until-now", help="End at what is there now, instead of waiting for more.")
+    ] = False,
+) -> None:
+    """Print the rows of a table and then every change after them, as JSON lines. Ctrl-C stops.
+
+    A line has op (snapshot, upsert, delete; insert in a table without a primary key), bucket, offset and row.
+    The row of a deletion has the key columns only. Every change comes once, and in order within its bucket.
+
+    \b
+    Example:
+      tidemill table follow shop.orders --no-snapshot
+    """
+    from tidemill.cli.table_reading import follow_changes
+
+    with_table(session, table, lambda found: follow_changes(found, snapshot=snapshot, until_now=until_now))
