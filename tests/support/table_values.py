@@ -6,6 +6,7 @@ types cannot hold is tested.
 
 from __future__ import annotations
 
+import math
 import struct
 from decimal import Decimal
 from itertools import accumulate
@@ -127,6 +128,15 @@ def _scaled(value: Any, data_type: pa.DataType) -> Any:
     if arrow.is_struct(data_type):
         return {field.name: _scaled(value[field.name], field.type) for field in data_type}
     return value
+
+
+def has_nan(value: Any) -> bool:
+    """Whether a NaN is anywhere inside; for Arrow none equals another."""
+    if isinstance(value, dict):
+        return any(map(has_nan, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(has_nan, value))
+    return isinstance(value, float) and math.isnan(value)
 
 
 def model_row(schema: pa.Schema, schema_id: int, row: dict[str, Any]) -> bytes:

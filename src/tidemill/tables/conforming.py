@@ -194,7 +194,8 @@ def _cast(array: pa.Array, target: pa.DataType, path: str) -> pa.Array:
         return attempt(array)
     except pa.ArrowInvalid:
         index = first_failing(array, attempt)
-    value = str(array[index].as_py())[:_VALUE_CHARACTERS_MAX]
+    # As Arrow writes it: Python has no word for some, such as a time of the year 40000.
+    value = array[index : index + 1].to_string().strip("[ \n]")[:_VALUE_CHARACTERS_MAX]
     raise Refusal(
         index, path, f"is {value} ({array.type}), which {describe_type(target)} cannot hold exactly"
     )
@@ -206,10 +207,11 @@ def _casting(source: pa.DataType, target: pa.DataType) -> Callable[[pa.Array], p
         # Arrow wants room for every integer, which 38 digits do not have; the values may well fit.
         room = pa.decimal256(20 + target.scale, target.scale)
         return lambda array: array.cast(room).cast(target)
-    if arrow.is_floating(source) and arrow.is_floating(target):
+    if arrow.is_floating(source) and arrow.is_floating(target) and source.bit_width > target.bit_width:
         return lambda array: _narrowed(array, target)
     same_kind = (
         (arrow.is_integer(source) and (arrow.is_integer(target) or arrow.is_floating(target)))
+        or (arrow.is_floating(source) and arrow.is_floating(target))
         or (arrow.is_decimal(source) and arrow.is_decimal(target))
         or (_is_text(source) and arrow.is_string(target))
         or (_is_octets(source) and arrow.is_binary(target))
@@ -227,7 +229,7 @@ def _casting(source: pa.DataType, target: pa.DataType) -> Callable[[pa.Array], p
 
 
 def _narrowed(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Floating-point numbers in another width; unlike Arrow's cast, one that would be rounded is refused."""
+    """Floating-point numbers in fewer bits; unlike Arrow's cast, one that would be rounded is refused."""
     cast = array.cast(target)
     back = cast.cast(array.type)
     exact = pc.or_(pc.equal(back, array), pc.is_nan(array))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.table_values import model_row, schemas, tables, to_batch
+from support.table_values import has_nan, model_row, schemas, tables, to_batch
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.row_encoding import encode_tuples
 from tidemill.tables.rows import RowCodec, VersionedRows
@@ -69,14 +69,7 @@ def refused(codec: RowCodec, values: list[bytes]) -> TableError:
     return caught.value
 
 
-def has_nan(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(has_nan, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(has_nan, value))
-    return isinstance(value, float) and math.isnan(value)
-
-
+@settings(deadline=None)
 @given(tables())
 def test_rows_are_written_as_the_model_writes_them(table: Rows) -> None:
     schema, rows = table
@@ -84,6 +77,7 @@ def test_rows_are_written_as_the_model_writes_them(table: Rows) -> None:
     assert encoded.to_pylist() == [model_row(schema, 513, row) for row in rows]
 
 
+@settings(deadline=None)
 @given(tables(), st.binary(max_size=3), st.booleans())
 def test_rows_are_read_back_exactly(table: Rows, gap: bytes, validate: bool) -> None:
     schema, rows = table
@@ -97,6 +91,7 @@ def test_rows_are_read_back_exactly(table: Rows, gap: bytes, validate: bool) -> 
     assert codec.encode(read).to_pylist() == values
 
 
+@settings(deadline=None)
 @given(tables(), st.data())
 def test_a_slice_of_a_batch_is_written_as_those_rows(table: Rows, data: st.DataObject) -> None:
     schema, rows = table
@@ -106,6 +101,7 @@ def test_a_slice_of_a_batch_is_written_as_those_rows(table: Rows, data: st.DataO
     assert part.to_pylist() == codec.encode(to_batch(schema, rows[first:])).to_pylist()
 
 
+@settings(deadline=None)
 @given(tables(max_rows=3), st.data())
 def test_changed_bytes_are_refused_or_are_the_one_spelling_of_another_row(
     table: Rows, data: st.DataObject
@@ -122,6 +118,7 @@ def test_changed_bytes_are_refused_or_are_the_one_spelling_of_another_row(
     check_any_bytes(codec, [bytes(value) for value in values])
 
 
+@settings(deadline=None)
 @given(schemas(), st.lists(st.binary(max_size=80), max_size=4))
 def test_any_bytes_are_refused_or_are_the_one_spelling_of_a_row(
     schema: pa.Schema, tails: list[bytes]
@@ -313,6 +310,17 @@ def test_what_arrow_keeps_beneath_nulls_is_not_written() -> None:
     assert RowCodec(batch.schema, 1).encode(batch).to_pylist() == [
         model_row(batch.schema, 1, {"n": None, "t": None, "l": None})
     ]
+
+
+def test_beneath_a_null_struct_stand_empty_values_where_no_null_may_be() -> None:
+    inner = pa.struct([pa.field("t", pa.string(), nullable=False), pa.field("n", pa.int8())])
+    schema = pa.schema([("a", inner)])
+    rows: list[dict[str, Any]] = [{"a": {"t": "long text", "n": 1}}, {"a": None}, {"a": None}]
+    for given_rows in (rows, rows[1:]):
+        values = [model_row(schema, 1, row) for row in given_rows]
+        texts = decoded(RowCodec(schema, 1), values).column("a").field(0)
+        assert texts.null_count == 0
+        assert texts.to_pylist() == ["" if row["a"] is None else "long text" for row in given_rows]
 
 
 def test_columns_are_chosen_in_the_given_order() -> None:
