@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -294,6 +295,25 @@ def test_duplicates_are_found_whatever_else_is_in_a_row(fields: list[tuple[str, 
         refused(columns, text)
     else:
         assert len(read(columns, text)) == 1
+
+
+def test_threads_do_not_count_each_others_fields() -> None:
+    values = json_format("a int, b int")
+    good = packed([b'{"a":1}', b"{}", b'{"b":1,"a":null}'] * 300)
+    twice = packed([b'{"a":1}', b"{}", b'{"b":1,"b":null}'] * 300)
+
+    def outcomes(slices: tuple[bytes, np.ndarray, np.ndarray]) -> set[int | None]:
+        found: set[int | None] = set()
+        for _ in range(20):
+            try:
+                values.to_batch(*slices)
+                found.add(None)
+            except TableError as error:
+                found.add(error.index)
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(outcomes, [good, twice, good, twice])) == [{None}, {2}, {None}, {2}]
 
 
 def test_the_first_bad_row_is_named_whatever_is_wrong_with_later_ones() -> None:
