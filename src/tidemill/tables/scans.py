@@ -78,6 +78,7 @@ class _Reader:
     view: SharedView
     turn: asyncio.Lock
     pin_id: str | None
+    lease_id: str | None
 
 
 class Scans:
@@ -176,7 +177,7 @@ class Scans:
         self._service.log(scan.bucket).check_leader_epoch(scan.leader_epoch)
         self.sessions.check_room(scan.bucket)
         view = await self._view_of(scan)
-        reader = _Reader(table, shape, view, asyncio.Lock(), scan.pin_id)
+        reader = _Reader(table, shape, view, asyncio.Lock(), scan.pin_id, scan.lease_id)
         session = ScanSession(
             secrets.token_bytes(16),
             scan.bucket,
@@ -224,7 +225,11 @@ class Scans:
             bucket = self._service.bucket(session.bucket)
             view = reader.view.share()
             try:
-                read, records = await self._read(bucket, work)
+                read, records = await (
+                    self._read(bucket, work)
+                    if reader.lease_id is None
+                    else self._read_leased(bucket, reader.lease_id, work)
+                )
             finally:
                 view.release()
             session.advance(plan, read.next_key, read.rows)
@@ -269,7 +274,7 @@ class Scans:
         for held in lease.snapshots:
             if lease.table_id == key.table_id and (held.partition_id, held.bucket) == key[1:]:
                 work = partial(self._open_snapshot, self._service.bucket(key), held.snapshot_id)
-                reader = await self._in_thread(work)
+                reader = await self._read_leased(self._service.bucket(key), lease_id, work)
                 return SharedView(reader, held.log_offset, reader.close)
         raise TableError(
             TableCode.snapshot_not_found,
@@ -303,6 +308,16 @@ class Scans:
         for session in self.sessions.end_bucket(key, why, self._service.host.clock_ms()):
             _let_go(session)
         self.pins.end_bucket(key)
+
+    async def _read_leased(self, bucket: Bucket, lease_id: str, work: Callable[[], _T]) -> _T:
+        """Read a snapshot: what is wrong with it says nothing about the present state."""
+        try:
+            return await self._in_thread(work)
+        except StorageError as error:
+            raise TableError(
+                TableCode.snapshot_not_found,
+                f"the snapshot of {bucket.name} under lease {lease_id!r} cannot be read: {error}",
+            ) from error
 
     async def _read(self, bucket: Bucket, work: Callable[[], _T]) -> _T:
         try:
