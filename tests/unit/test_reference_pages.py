@@ -106,7 +106,7 @@ def test_the_protocol_page_shows_keys_as_they_are_spelt() -> None:
     assert f"`{canonical.decode()}`" in text
     (shown,) = re.findall(r"^```\n((?:[0-9a-f]{2} .*\n)+)```", text, re.MULTILINE)
     assert bytes.fromhex("".join(line.split("  ")[0] for line in shown.splitlines())) == state_key
-    ((low, high),) = re.findall(r"from `([^`]+)` to\s+before `([^`]+)`", text)
+    ((low, high),) = re.findall(r"from\s+`([^`]+)` to\s+before `([^`]+)`", text)
     assert (bytes.fromhex(low), bytes.fromhex(high)) == codec.prefix_bounds(["eu"])
 
 
