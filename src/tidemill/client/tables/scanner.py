@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.tables.requests import checked, is_worth_another_try
-from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
+from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, TableCode, TableError, TidemillError
 
 __all__ = ("DEFAULT_FETCH_BYTES", "BucketScan", "KvBatchScanner", "ScannerState", "read_batches")
 
@@ -30,6 +30,8 @@ _LONGEST_PAUSE_MS: Final = 1_000
 _DEFAULT_TIMEOUT_MS: Final = 120_000
 #: How long closing waits for the answer to an open that is under way.
 _OPEN_ANSWER_SECONDS: Final = 5.0
+#: How long closing waits for the server; it closes by itself what nobody asks for.
+_CLOSE_SECONDS: Final = 5.0
 
 
 class ScannerState(Enum):
@@ -77,6 +79,8 @@ class KvBatchScanner:
         self._sequence = 0
         self._ahead: asyncio.Task[Any] | None = None
         self._failure: BaseException | None = None
+        #: Whether a request is on its way, so that the server may have done something that is not known yet.
+        self._asking = False
         self.state = ScannerState.PENDING
         #: The log offset that the scanned state stands for; known from the first batch on.
         self.log_offset: int | None = None
@@ -104,14 +108,14 @@ class KvBatchScanner:
                 return None
             try:
                 response = await self._answer()
+                self._take(response)
+                if response.records:
+                    return read_batches(response.records)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
                 self.state, self._failure = ScannerState.FAILED, error
                 raise
-            self._take(response)
-            if response.records:
-                return read_batches(response.records)
 
     async def keep_alive(self) -> None:
         """Tell the server that the caller is still at work on the last batch."""
@@ -122,11 +126,14 @@ class KvBatchScanner:
         """Let go of the cursor, as well as that can be done. A closed scanner gives no more rows."""
         ahead, self._ahead = self._ahead, None
         scanner_id, self._scanner_id = self._scanner_id, None
-        was_open = self.state is ScannerState.ACTIVE
+        # A node that could not be reached is not asked once more.
+        was_open = self.state in (ScannerState.ACTIVE, ScannerState.FAILED) and not isinstance(
+            self._failure, NodeUnavailable
+        )
         if self.state is not ScannerState.FAILED:
             self.state = ScannerState.DONE
         if ahead is not None:
-            if scanner_id is None:
+            if scanner_id is None and (self._asking or ahead.done()):
                 # On its way to be opened: only the answer says which cursor it is that must be closed.
                 scanner_id = await _opened_meanwhile(ahead)
                 was_open = scanner_id is not None
@@ -137,7 +144,8 @@ class KvBatchScanner:
             # The server closes what nobody asks for, so that a failure here costs a place for a while at
             # most.
             with contextlib.suppress(TidemillError, OSError):
-                await self._ask({"scanner_id": scanner_id, "close": True})
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._ask({"scanner_id": scanner_id, "close": True})
 
     # --- requests
 
@@ -209,7 +217,11 @@ class KvBatchScanner:
     async def _ask(self, body: dict[str, Any]) -> Any:
         (leader,) = await self._cluster.leaders([(self._scan.topic, self._scan.bucket)])
         connection = await self._cluster.connection(leader, purpose="scan")
-        return await connection.request("ScanKv", body)
+        self._asking = True
+        try:
+            return await connection.request("ScanKv", body)
+        finally:
+            self._asking = False
 
 
 async def _opened_meanwhile(opening: asyncio.Task[Any]) -> bytes | None:
