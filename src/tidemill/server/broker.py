@@ -192,7 +192,7 @@ class Broker:
     def _retention_floor(self, partition: Partition) -> int:
         if self._tables is None:
             return 0  # Nobody knows yet what is needed, so everything is.
-        return self._tables.service.retention_floor(partition.topic_id, partition.index)
+        return self._tables.service.keeper.floor(partition.topic_id, partition.index)
 
     async def drop_table(self, table: TableImage) -> None:
         """Drop a table, its logs and its state."""
@@ -394,6 +394,9 @@ class Broker:
 
     async def close(self) -> bool:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
+        while self.table_writes:
+            # Their batches go into the logs, which are still open.
+            await asyncio.wait(self.table_writes.values())
         if self._tables is not None:
             await self._tables.close()
         self.compactor.close()

@@ -217,7 +217,7 @@ class NodeTables:
         for key in self.service.bucket_keys(table):
             bucket: Bucket = await self.service.ready_bucket(key)
             taken.append(_snapshot(key, await bucket.snapshot()))
-            await self.service.prune_snapshots(bucket)
+            await self.service.keeper.prune(bucket)
         return taken
 
     async def _in_thread(self, work: Any) -> Any:

@@ -83,6 +83,8 @@ class Bucket:
         self.key = key
         self.log = log
         self.snapshots = SnapshotStore(directory)
+        #: Held by whoever chooses among the snapshots, or removes some.
+        self.snapshots_turn = asyncio.Lock()
         self.problem: TidemillError | None = None
         self._table = table
         self._directory = directory

@@ -57,6 +57,7 @@ def prepare_checked(
 
     Raises ``TableError`` with the index of the first record at fault.
     """
+    _check_numbers(table, columns)
     if not table.has_primary_key:
         _check_log_records(table, columns, place)
         return None
@@ -199,6 +200,19 @@ def _check_partition(table: TableDefinition, column: pa.Array, place: Partition)
             TableCode.wrong_bucket,
             f"a row of partition {texts[index].as_py()!r} of table {table.name!r} was sent to the topic of "
             f"partition {place.value!r}",
+            index=index,
+        )
+
+
+def _check_numbers(table: TableDefinition, columns: RecordColumns) -> None:
+    """Records stand in their order, without gaps: offsets are given to them by their place."""
+    numbers = columns.offsets - columns.header.base_offset
+    wrong = numbers != np.arange(columns.record_count)
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise TableError(
+            TableCode.row_refused,
+            f"record {index} of a batch for table {table.name!r} says that it is number {numbers[index]}",
             index=index,
         )
 

@@ -55,9 +55,11 @@ class Leases:
             snapshots = []
             for key in self._service.bucket_keys(table):
                 bucket = await self._service.ready_bucket(key)
-                taken = await self._snapshot(bucket, fresh=fresh)
-                kept[key, taken.snapshot_id] += 1
-                self._service.keep(key, taken.snapshot_id)
+                # Between the choice and ``keep`` nobody may remove it.
+                async with bucket.snapshots_turn:
+                    taken = await self._snapshot(bucket, fresh=fresh)
+                    kept[key, taken.snapshot_id] += 1
+                    self._service.keeper.keep(key, taken.snapshot_id)
                 snapshots.append(
                     LeasedSnapshot(key.partition_id, key.bucket, taken.snapshot_id, taken.log_offset)
                 )
@@ -74,7 +76,7 @@ class Leases:
             )
         finally:
             for key, snapshot_id in kept:
-                self._service.let_go(key, snapshot_id)
+                self._service.keeper.let_go(key, snapshot_id)
 
     async def _snapshot(self, bucket: Bucket, *, fresh: bool) -> SnapshotInfo:
         if not fresh:
@@ -83,7 +85,7 @@ class Leases:
             if found:
                 return found[-1]
         taken = await bucket.snapshot()
-        self._service.snapshots_changed(bucket)
+        self._service.keeper.forget_floor(bucket)
         return taken
 
     def get(self, lease_id: str) -> LeaseImage:
@@ -126,4 +128,4 @@ class Leases:
         for held in lease.snapshots:
             bucket = self._service.peek(BucketKey(lease.table_id, held.partition_id, held.bucket))
             if bucket is not None:
-                await self._service.prune_snapshots(bucket)
+                await self._service.keeper.prune(bucket)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +21,7 @@ from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
 from tidemill.control.table_images import TableImage
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
 from tidemill.kv.resources import KvResources
-from tidemill.kv.snapshots import SnapshotStore
+from tidemill.records.batch import check_batch
 from tidemill.records.columns import read_columns
 from tidemill.replication.partition import Partition as LogPartition
 from tidemill.tables.bucket import Bucket
@@ -30,6 +29,7 @@ from tidemill.tables.changes import Changes, prepare_checked
 from tidemill.tables.definition import Partition, TableDefinition
 from tidemill.tables.properties import TableProperties
 from tidemill.tables.scanners import BucketKey
+from tidemill.tables.snapshot_keeping import SnapshotKeeper, is_snapshot_due
 
 __all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of")
 
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 KV_FOLDER = "kv"
 _THREADS = 4
 _READY_SECONDS = 30.0
+#: Columns of records take some 150 bytes for each while they are made, whatever the record has.
+_BATCH_RECORDS_MAX = 1_000_000
 
 
 class TableHost(Protocol):
@@ -84,12 +86,14 @@ class TableService:
             block_cache_bytes=settings.kv_block_cache_bytes, write_buffer_bytes=settings.kv_write_buffer_bytes
         )
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidemill-tables")
-        self._definitions: dict[int, TableDefinition] = {}
+        #: By table id, with the image that it was made from: threads may still look at an old one.
+        self._definitions: dict[int, tuple[TableImage, TableDefinition]] = {}
         self._buckets: dict[BucketKey, Bucket] = {}
-        self._floors: dict[tuple[UUID, int], int] = {}
         self._removals: set[asyncio.Task[None]] = set()
-        #: Snapshots that somebody is about to lease.
-        self._kept: Counter[tuple[BucketKey, int]] = Counter()
+        self._closed = False
+        self.keeper = SnapshotKeeper(
+            lambda: host.image, self.directory, self.threads, settings.kv_snapshots_kept
+        )
         #: Called with a bucket whose sessions and pins must end, and why.
         self.on_bucket_ends: list[Callable[[BucketKey, str], None]] = []
         self._unsubscribe = host.controller.subscribe(self._metadata_changed)
@@ -121,9 +125,9 @@ class TableService:
 
     def _definition(self, table: TableImage) -> TableDefinition:
         found = self._definitions.get(table.id)
-        if found is None:
-            found = self._definitions[table.id] = definition_of(table)
-        return found
+        if found is None or found[0] is not table:
+            found = self._definitions[table.id] = table, definition_of(table)
+        return found[1]
 
     def keyed(self, table_id: int) -> TableDefinition:
         """The table of that number, which must have a primary key."""
@@ -164,6 +168,8 @@ class TableService:
         """The bucket, opened and folding. Raises as ``log`` does; it may not be ready yet."""
         bucket = self._buckets.get(key)
         if bucket is None:
+            if self._closed:
+                raise TableError(TableCode.state_not_ready, "the node stops; try again")
             log = self.log(key)
             bucket = self._buckets[key] = Bucket(
                 key,
@@ -212,28 +218,11 @@ class TableService:
 
     def appended(self, key: BucketKey, base_offset: int, changes: Changes) -> None:
         """A batch that ``check`` passed is in the log at ``base_offset``."""
-        self.bucket(key).appended(changes.shifted(base_offset))
-
-    # --- retention
-
-    def retention_floor(self, topic_id: UUID, index: int) -> int:
-        """From this offset on the state may need every record of the log again."""
-        place = topic_id, index
-        if place not in self._floors:
-            self._floors[place] = self._floor_on_disk(topic_id, index)
-        return self._floors[place]
-
-    def _floor_on_disk(self, topic_id: UUID, index: int) -> int:
-        found = self._host.image.table_of_topic(topic_id)
-        if found is not None and not found[0].primary_key:
-            return 2**63 - 1
-        directory = self.directory(topic_id, index)
-        snapshots = SnapshotStore(directory).list() if directory.exists() else []
-        return min((snapshot.log_offset for snapshot in snapshots), default=0)
-
-    def snapshots_changed(self, bucket: Bucket) -> None:
-        """After a snapshot was taken or removed."""
-        self._floors.pop((bucket.log.topic_id, bucket.log.index), None)
+        try:
+            self.bucket(key).appended(changes.shifted(base_offset))
+        except TidemillError as error:
+            # The batch is in the log all the same, and folded from there.
+            logger.warning("bucket %d of table %d is not folded now: %s", key.bucket, key.table_id, error)
 
     # --- housekeeping
 
@@ -244,34 +233,11 @@ class TableService:
                 properties = TableProperties.of(
                     self.by_id(bucket.key.table_id).properties, self._host.settings
                 )
-                if _is_snapshot_due(bucket, properties, self._host.clock_ms()):
-                    await self.take_snapshot(bucket)
+                if is_snapshot_due(bucket, properties, self._host.clock_ms()):
+                    await bucket.snapshot()
+                    await self.keeper.prune(bucket)
             except TidemillError as error:
                 logger.warning("no snapshot of %s now, it is tried again later: %s", bucket.name, error)
-
-    async def take_snapshot(self, bucket: Bucket) -> None:
-        """Take a snapshot and remove those that are neither among the newest nor leased."""
-        await bucket.snapshot()
-        await self.prune_snapshots(bucket)
-
-    async def prune_snapshots(self, bucket: Bucket) -> None:
-        leased = {
-            held.snapshot_id
-            for lease in self._host.image.leases_of(bucket.key.table_id)
-            for held in lease.snapshots
-            if (held.partition_id, held.bucket) == (bucket.key.partition_id, bucket.key.bucket)
-        }
-        leased |= {snapshot_id for key, snapshot_id in +self._kept if key == bucket.key}
-        work = partial(bucket.snapshots.prune, self._host.settings.kv_snapshots_kept, leased)
-        await asyncio.get_running_loop().run_in_executor(self.threads, work)
-        self.snapshots_changed(bucket)
-
-    def keep(self, key: BucketKey, snapshot_id: int) -> None:
-        """Do not remove a snapshot until ``let_go``."""
-        self._kept[key, snapshot_id] += 1
-
-    def let_go(self, key: BucketKey, snapshot_id: int) -> None:
-        self._kept[key, snapshot_id] -= 1
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         for table in [*delta.tables_changed, *delta.tables_dropped]:
@@ -292,6 +258,7 @@ class TableService:
         for bucket in gone:
             del self._buckets[bucket.key]
             self._end_readers(bucket.key, f"the table of topic {topic.name!r} was dropped")
+        self.keeper.forget(topic.id)
         removal = asyncio.get_running_loop().create_task(self._remove_state(topic, gone))
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
@@ -319,32 +286,38 @@ class TableService:
         return list(self._buckets.values())
 
     async def close(self) -> None:
+        """Close all buckets; one that cannot be closed keeps nobody else from it. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
         self._unsubscribe()
         buckets, self._buckets = list(self._buckets.values()), {}
         for bucket in buckets:
             self._end_readers(bucket.key, "the node stops")
-        await asyncio.gather(*(bucket.close() for bucket in buckets), *self._removals)
-        self.threads.shutdown(wait=True)
+        results = await asyncio.gather(
+            *(bucket.close() for bucket in buckets),
+            *self._removals,
+            self.keeper.close(),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, Exception):
+                logger.error("the state of a table was not closed in an orderly way: %s", result)
+        await asyncio.to_thread(self.threads.shutdown)
 
 
 def _check(
     table: TableDefinition, place: Partition, index: int, records: bytes, max_decompressed_bytes: int
 ) -> Changes | None:
+    # Before anything is said of its rows: a batch that was damaged on the way is sent again.
+    header = check_batch(records)
+    if header.record_count > _BATCH_RECORDS_MAX:
+        raise TableError(
+            TableCode.row_refused,
+            f"a batch of {header.record_count} records for table {table.name!r} is too large; send "
+            f"{_BATCH_RECORDS_MAX} at most",
+        )
     return prepare_checked(table, read_columns(records, max_decompressed_bytes), place, index)
-
-
-def _is_snapshot_due(bucket: Bucket, properties: TableProperties, now_ms: int) -> bool:
-    if bucket.problem is not None or bucket.applied_offset < 0:
-        return False
-    newest = bucket.snapshots.newest_offset
-    if newest is not None and bucket.applied_offset <= newest:
-        return False
-    grown_bytes = bucket.log.log.size_bytes - bucket.log_bytes_at_snapshot
-    return (
-        now_ms - bucket.last_snapshot_ms >= properties.snapshot_interval_ms
-        or grown_bytes >= properties.snapshot_log_bytes
-        or grown_bytes < 0
-    )
 
 
 def _remove_directories(folder: Path, topic_id: UUID) -> None:

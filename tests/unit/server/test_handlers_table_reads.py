@@ -117,6 +117,7 @@ async def test_a_look_up_waits_for_the_offset_that_it_names(
 async def test_a_look_up_that_may_not_wait_long_enough_is_told_to_try_again(
     world: TableWorld, table: TableDefinition
 ) -> None:
+    await look_up(world, table, 1)
     response = await look_up(world, table, 1, min_offset=11, max_wait_ms=0)
     assert response.error_code == TableCode.state_not_ready
     assert TableCode.state_not_ready.retriable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,12 @@ async def alter(world: TableWorld, name: str = "shop.orders", **changes: Any) ->
 
 
 def files(directory: Path) -> list[Path]:
-    return [path.relative_to(directory) for path in directory.rglob("*") if path.is_file()]
+    # Unlike ``rglob``, this does not mind directories that go meanwhile.
+    return [
+        Path(folder).relative_to(directory) / name
+        for folder, _, names in os.walk(directory)
+        for name in names
+    ]
 
 
 # --- databases

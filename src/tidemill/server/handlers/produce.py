@@ -87,12 +87,16 @@ def _append_one(
             _check_in_sync(topic, partition)
         now_ms = broker.clock_ms()
         rows = checked.get((topic.name, entry.index))
-        if rows is None and broker.image.table_of_topic(topic.id) is not None:
-            # Became a table's while the request was under way: nobody has looked at its rows.
+        if broker.image.table_of_topic(topic.id) is not None and (
+            rows is None or rows[1].topic_id != topic.id
+        ):
+            # Became this table's while the request was under way: nobody has looked at its rows.
             raise ApiError(
                 ErrorCode.leader_not_available, f"topic {topic.name!r} is being created; try again"
             )
-        appended = partition.append(records, now_ms, records_checked=rows is not None)
+        # Without a primary key nobody has looked for keys.
+        has_keys = rows is not None and rows[2] is not None
+        appended = partition.append(records, now_ms, records_checked=has_keys)
         if rows is not None:
             broker.rows_appended(*rows, partition, appended)
     except TidemillError as error:

@@ -1,0 +1,135 @@
+"""Which durable snapshots of buckets are kept, and which part of their logs is kept with them.
+
+- The newest few stay, the leased ones, and those that somebody reads or is about to lease (``keep``).
+- A log is needed from its oldest snapshot on: that is its floor. It is found by listing the snapshots, in a
+  thread; until that was done all of the log is needed. A floor only ever rises, so an old one does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from tidemill.control.image import MetadataImage
+from tidemill.errors import StorageError
+from tidemill.kv.snapshots import SnapshotStore
+from tidemill.tables.bucket import Bucket
+from tidemill.tables.properties import TableProperties
+from tidemill.tables.scanners import BucketKey
+
+__all__ = ("SnapshotKeeper", "is_snapshot_due")
+
+logger = logging.getLogger(__name__)
+
+_NO_FLOOR: Final = 2**63 - 1
+_Place = tuple[UUID, int]
+
+
+class SnapshotKeeper:
+    """See the module. Runs on the event loop."""
+
+    def __init__(
+        self,
+        image: Callable[[], MetadataImage],
+        directory: Callable[[UUID, int], Path],
+        threads: Executor,
+        newest_kept: int,
+    ) -> None:
+        self._image = image
+        self._directory = directory
+        self._threads = threads
+        self._newest_kept = newest_kept
+        self._floors: dict[_Place, int] = {}
+        self._listings: dict[_Place, asyncio.Task[None]] = {}
+        self._kept: Counter[tuple[BucketKey, int]] = Counter()
+
+    def keep(self, key: BucketKey, snapshot_id: int) -> None:
+        """Do not remove a snapshot until ``let_go``. To choose one and keep it takes the bucket's turn."""
+        self._kept[key, snapshot_id] += 1
+
+    def let_go(self, key: BucketKey, snapshot_id: int) -> None:
+        self._kept[key, snapshot_id] -= 1
+        if not self._kept[key, snapshot_id]:
+            del self._kept[key, snapshot_id]
+
+    async def prune(self, bucket: Bucket) -> None:
+        """Remove the snapshots that nobody needs."""
+        async with bucket.snapshots_turn:
+            needed = {
+                held.snapshot_id
+                for lease in self._image().leases_of(bucket.key.table_id)
+                for held in lease.snapshots
+                if (held.partition_id, held.bucket) == (bucket.key.partition_id, bucket.key.bucket)
+            }
+            needed |= {snapshot_id for key, snapshot_id in self._kept if key == bucket.key}
+            work = partial(_prune, bucket.snapshots, self._newest_kept, needed)
+            floor = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._floors[bucket.log.topic_id, bucket.log.index] = floor
+
+    # --- floors
+
+    def floor(self, topic_id: UUID, index: int) -> int:
+        """From this offset on the state may need every record of the log again."""
+        owner = self._image().table_of_topic(topic_id)
+        if owner is not None and not owner[0].primary_key:
+            return _NO_FLOOR
+        place = topic_id, index
+        if place not in self._floors and place not in self._listings:
+            self._listings[place] = asyncio.get_running_loop().create_task(self._list(place))
+        return self._floors.get(place, 0)
+
+    async def _list(self, place: _Place) -> None:
+        try:
+            work = partial(_floor, SnapshotStore(self._directory(*place)))
+            floor = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            if self._image().topic_by_id(place[0]) is not None:
+                self._floors[place] = floor
+        except (StorageError, RuntimeError) as error:
+            logger.warning("all of the log is kept for now: %s", error)
+        finally:
+            del self._listings[place]
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic is gone."""
+        for place in [place for place in self._floors if place[0] == topic_id]:
+            del self._floors[place]
+
+    def forget_floor(self, bucket: Bucket) -> None:
+        """After a snapshot was taken without ``prune``."""
+        self._floors.pop((bucket.log.topic_id, bucket.log.index), None)
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        if self._listings:
+            await asyncio.wait(self._listings.values())
+
+
+def is_snapshot_due(bucket: Bucket, properties: TableProperties, now_ms: int) -> bool:
+    """Whether time or the growth of the log ask for another snapshot."""
+    if bucket.problem is not None or bucket.applied_offset < 0:
+        return False
+    newest = bucket.snapshots.newest_offset
+    if newest is not None and bucket.applied_offset <= newest:
+        return False
+    grown_bytes = bucket.log.log.size_bytes - bucket.log_bytes_at_snapshot
+    return (
+        now_ms - bucket.last_snapshot_ms >= properties.snapshot_interval_ms
+        or grown_bytes >= properties.snapshot_log_bytes
+        or grown_bytes < 0
+    )
+
+
+def _prune(snapshots: SnapshotStore, keep: int, needed: Iterable[int]) -> int:
+    snapshots.prune(keep, frozenset(needed))
+    return _floor(snapshots)
+
+
+def _floor(snapshots: SnapshotStore) -> int:
+    return min((snapshot.log_offset for snapshot in snapshots.list()), default=0)
