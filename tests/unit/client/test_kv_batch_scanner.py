@@ -474,6 +474,18 @@ async def test_closing_while_the_open_is_under_way_closes_what_it_opened() -> No
     assert node.calls[-1].get("close")
 
 
+async def test_closing_closes_also_what_was_opened_for_a_caller_that_went_away() -> None:
+    node = Node(20)
+    scanner = scanner_of(node)
+    caller = asyncio.ensure_future(scanner.next_batch())
+    await asyncio.sleep(0)
+    caller.cancel()
+    await settle()
+    assert len(node.sessions) == 1
+    await scanner.close()
+    assert len(node.sessions) == 0
+
+
 async def test_closing_while_the_open_waits_for_a_place_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
