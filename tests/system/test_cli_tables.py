@@ -590,7 +590,7 @@ def test_lease_keeps_snapshots_until_it_is_released(
     assert cli("table", "lease", "list", orders) == [[]]
 
 
-def test_partitions_are_listed_and_dropped(cli: Commands, name: str) -> None:
+def test_partitions_are_listed_added_and_dropped(cli: Commands, name: str) -> None:
     words = ("--columns", "day date, id int", "--primary-key", "day,id", "--partition-by", "day")
     cli("table", "create", name, *words)
     cli("table", "upsert", name, "-", "--input-format", "csv", send=b"day,id\n2025-01-01,1\n2025-01-02,2\n")
@@ -603,7 +603,10 @@ def test_partitions_are_listed_and_dropped(cli: Commands, name: str) -> None:
         "2025-01-01",
         "2025-01-02",
     ]
-    cli("table", "partition", "drop", name, "2025-01-01", "--yes")
+    (made,) = cli("table", "partition", "create", name, "2025-02-01")
+    assert made == {"table": name, "partitions": [{"partition": "2025-02-01", "topic": f"{name}.2025-02-01"}]}
+    assert "ROW_REFUSED" in cli("table", "partition", "create", name, "february", exit_code=1)
+    cli("table", "partition", "drop", name, "2025-02-01", "2025-01-01", "--yes")
     assert cli("table", "scan", name) == [{"day": "2025-01-02", "id": 2}]
     assert "PARTITION_NOT_FOUND" in cli("table", "partition", "drop", name, "2025-01-01", "-y", exit_code=3)
     (line,) = cli("table", "follow", name, "--until-now")

@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
     command(lease, "release")(release_lease)
     partition = _group(app, "partition", "Show and drop the partitions of a partitioned table.")
     command(partition, "list")(list_partitions)
+    command(partition, "create")(create_partition)
     command(partition, "drop")(drop_partition)
 
 
@@ -318,6 +319,32 @@ def list_partitions(session: Session, table: TableArgument) -> None:
         for each in value
     ]
     show(session, value, Table(("partition", "topic", "rows", "state", "log"), rows))
+
+
+def create_partition(
+    session: Session,
+    table: TableArgument,
+    values: Annotated[
+        list[str], typer.Argument(metavar="PARTITION...", help="The partitions to add.", show_default=False)
+    ],
+) -> None:
+    """Add partitions to a table, for Kafka clients to write to. Those that are there already are fine.
+
+    \b
+    Example:
+      tidemill table partition create shop.events 2025-01-01
+    """
+    from tidemill.cli.output import write_json, write_line
+
+    async def work(found: AsyncTable) -> list[dict[str, str]]:
+        return [{"partition": value, "topic": await found.create_partition(value)} for value in values]
+
+    made = with_table(session, table, work)
+    if session.as_json:
+        write_json({"table": table, "partitions": made})
+    else:
+        for each in made:
+            write_line(f"partition {each['partition']} of {table} is topic {each['topic']}")
 
 
 def drop_partition(

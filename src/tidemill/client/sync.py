@@ -415,6 +415,10 @@ class Table:
         """Drop the table with everything in it."""
         self._db.run(self._table.drop())
 
+    def create_partition(self, value: str) -> str:
+        """Add a partition, for those who write its topic with a Kafka client; gives the topic's name."""
+        return self._db.run(self._table.create_partition(value))
+
     def drop_partition(self, value: str) -> None:
         """Drop one partition with everything in it."""
         self._db.run(self._table.drop_partition(value))

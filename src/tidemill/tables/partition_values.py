@@ -61,10 +61,23 @@ def partition_texts(column: pa.Array) -> pa.StringArray:
     return texts
 
 
-def check_partition_value(value: str) -> None:
-    """Refuse a text that cannot name a partition."""
+def check_partition_value(value: str, data_type: pa.DataType) -> None:
+    """Refuse a text that cannot name a partition of a column of that type: no row could ever be in it."""
     if _VALUE.fullmatch(value) is None:
         raise TableError(
             TableCode.row_refused,
             f"{value!r} cannot name a partition: 1 to 80 letters, digits, '_' and '-' can",
         )
+    if _spelling(value, data_type) != value:
+        raise TableError(
+            TableCode.row_refused,
+            f"{value!r} is not how a value of type {data_type} is spelt in a partition's name",
+        )
+
+
+def _spelling(value: str, data_type: pa.DataType) -> str | None:
+    try:
+        spelt: str = pa.array([value]).cast(data_type).cast(pa.string())[0].as_py()
+    except pa.ArrowException:
+        return None
+    return spelt

@@ -493,3 +493,18 @@ async def test_deleting_the_topic_of_a_table_is_refused(world: TableWorld, log: 
         )
     (rows,) = await world.scan(await world.definition("shop.orders"))
     assert [row["id"] for row in rows] == [1]
+
+
+@pytest.mark.parametrize("api", ["AlterConfigs", "IncrementalAlterConfigs"])
+async def test_configs_of_a_tables_topic_are_changed_through_the_table(
+    world: TableWorld, log: str, api: str
+) -> None:
+    before = dict(world.broker.topic(log).configs)
+    config = {"name": "cleanup.policy", "value": "delete"}
+    if api == "IncrementalAlterConfigs":
+        config["config_operation"] = 0
+    asked = [{"resource_type": 2, "resource_name": log, "configs": [config]}]
+    (result,) = (await world.ask_kafka(api, 1, resources=asked, validate_only=False)).responses
+    assert result.error_code == ErrorCode.policy_violation
+    assert "tidemill table alter shop.orders --set" in result.error_message
+    assert dict(world.broker.topic(log).configs) == before

@@ -78,15 +78,15 @@ def test_a_text_that_cannot_be_part_of_a_topics_name_is_refused_with_its_row(tex
 
 @given(st.text(max_size=5) | st.from_regex(r"[A-Za-z0-9_-]{78,82}", fullmatch=True))
 def test_a_value_is_right_for_rows_exactly_if_it_is_right_for_requests(text: str) -> None:
-    def passes(check: Any, value: Any) -> bool:
+    def passes(check: Any, *value: Any) -> bool:
         try:
-            check(value)
+            check(*value)
         except TableError as error:
             assert error.table_code is TableCode.row_refused
             return False
         return True
 
-    assert passes(partition_texts, pa.array([text])) == passes(check_partition_value, text)
+    assert passes(partition_texts, pa.array([text])) == passes(check_partition_value, text, pa.string())
 
 
 @given(st.sampled_from(["string", "int", "bool", "day"]), st.data())
@@ -99,3 +99,27 @@ def test_different_values_have_different_partitions(kind: str, data: st.DataObje
     }[kind]
     values = data.draw(st.lists(strategy, unique=True, max_size=8))
     assert len(set(partition_texts(pa.array(values, arrow_type)).to_pylist())) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("value", "data_type"),
+    [
+        ("2025-1-1", pa.date32()),
+        ("soon", pa.date32()),
+        ("01", pa.int32()),
+        ("+1", pa.int64()),
+        ("True", pa.bool_()),
+    ],
+)
+def test_a_partition_that_no_row_can_be_in_is_refused(value: str, data_type: pa.DataType) -> None:
+    with pytest.raises(TableError) as refused:
+        check_partition_value(value, data_type)
+    assert refused.value.table_code == TableCode.row_refused
+
+
+@pytest.mark.parametrize(
+    ("value", "data_type"),
+    [("2025-01-01", pa.date32()), ("-5", pa.int32()), ("true", pa.bool_()), ("eu", pa.string())],
+)
+def test_a_partition_that_rows_can_be_in_is_taken(value: str, data_type: pa.DataType) -> None:
+    check_partition_value(value, data_type)

@@ -191,6 +191,7 @@ async def _alter(
             if (resource.resource_type, resource.resource_name) in twice:
                 raise refused("the resource is named more than once; send all of its changes together")
             _check_alterable(resource.resource_type)
+            _check_no_table(broker, resource.resource_name)
             await change_topic(broker, call, resource)
         except TidemillError as failure:
             error = failure
@@ -206,6 +207,19 @@ def _check_alterable(resource_type: int) -> None:
         )
     if resource_type != ResourceType.TOPIC:
         raise _unserved_type(resource_type)
+
+
+def _check_no_table(broker: Broker, name: str) -> None:
+    """Configs of a table's topics are kept with the table, for all of its topics and those to come."""
+    topic = broker.image.topics.get(name)
+    owner = None if topic is None else broker.image.table_of_topic(topic.id)
+    if owner is not None:
+        table = owner[0].name
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"topic {name!r} is the log of table {table!r}, whose properties they are; change them with "
+            f"'tidemill table alter {table} --set NAME=VALUE'",
+        )
 
 
 async def _replace(broker: Broker, call: Call, resource: Any) -> None:

@@ -245,7 +245,10 @@ async def create_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
     from tidemill.tables.partition_values import check_partition_value
 
     table = _table(broker, call.request.table)
-    check_partition_value(call.request.value)
+    definition = (await broker.tables()).service.by_id(table.id)
+    if definition.partition_column is not None:
+        column = definition.schema.field(definition.partition_column)
+        check_partition_value(call.request.value, column.type)
     made = await broker.controller.submit(
         AddTablePartition(table=table.name, table_id=table.id, value=call.request.value, topic_id=uuid4())
     )
