@@ -196,7 +196,7 @@ print(*sys.modules)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment(), check=True)
     *lines, modules = done.stdout.decode().splitlines()
     assert {line.rpartition(" ")[2] for line in lines} == {"True"}, lines
-    assert len(lines) == 5 + 11 + 2 + 3 + 2
+    assert len(lines) == 5 + 11 + 2 + 3 + 3
     assert not {"pyarrow", "numpy", "rich", "kio", "sqlglot"} & set(modules.split())
 
 

@@ -202,7 +202,8 @@ def _how_to(fields: KeyFields) -> str:
     names = ", ".join(f"{name} {describe_type(data_type)}" for name, data_type in fields)
     example = {name: _example(data_type) for name, data_type in fields}
     array, mapping = (json.dumps(each, separators=(",", ":")) for each in (list(example.values()), example))
-    return f"the key is ({names}): type it like '{array}' or '{mapping}'"
+    plain = f"{show_key(list(example.values()))}, " if len(fields) == 1 else ""
+    return f"the key is ({names}): type it like {plain}'{array}' or '{mapping}'"
 
 
 def _example(data_type: pa.DataType) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import Session, command, warn
 from tidemill.cli.table_session import TableArgument, YesOption, confirm, plural, run, time_text, with_table
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
     command(lease, "list")(list_leases)
     command(lease, "acquire")(acquire_lease)
     command(lease, "release")(release_lease)
-    partition = _group(app, "partition", "Show and drop the partitions of a partitioned table.")
+    partition = _group(app, "partition", "Show, add and drop the partitions of a partitioned table.")
     command(partition, "list")(list_partitions)
     command(partition, "create")(create_partition)
     command(partition, "drop")(drop_partition)
@@ -73,51 +74,37 @@ def stats(session: Session, table: TableArgument) -> None:
 
     buckets = with_table(session, table, work)
     total = {name: sum(getattr(each, name) for each in buckets) for name in _SUMMED}
-    columns = ["bucket", "rows", "state", "log", "log start", "log end", "applied", "snapshots", "scans"]
-    columns.append("problem")
-    rows = [_stats_row(each) for each in buckets]
-    rows.append(_total_row(total))
+    columns = ["bucket", "rows", "state", "log", "offsets", "applied", "snapshots", "scans"]
+    rows = [(each.bucket, *_sizes(asdict(each), each)) for each in buckets]
+    rows.append(("total", *_sizes(total, None)))
+    # Columns that say something are worth their room; the others would only make lines too long.
     if any(each.partition is not None for each in buckets):
         columns.insert(0, "partition")
-        rows = [(each.partition, *row) for each, row in zip(buckets, rows, strict=False)] + [
-            (None, *rows[-1])
-        ]
+        rows = _beside([each.partition for each in buckets], rows)
     value = {"table": table, "buckets": [asdict(each) for each in buckets], "total": total}
     show(session, value, Table(columns, rows))
+    for each in buckets:
+        if each.problem is not None:
+            warn(f"bucket {each.bucket} of {each.partition or table}: {each.problem}")
 
 
-def _stats_row(each: BucketStats) -> tuple[object, ...]:
+def _sizes(numbers: dict[str, Any], bucket: BucketStats | None) -> tuple[object, ...]:
     from tidemill.cli.output import human_bytes
 
     return (
-        each.bucket,
-        each.row_count,
-        human_bytes(each.state_bytes),
-        human_bytes(each.log_bytes),
-        each.log_start_offset,
-        each.log_end_offset,
-        each.applied_offset,
-        each.snapshot_count,
-        each.scanner_count,
-        each.problem,
+        numbers["row_count"],
+        human_bytes(numbers["state_bytes"]),
+        human_bytes(numbers["log_bytes"]),
+        None if bucket is None else f"{bucket.log_start_offset}-{bucket.log_end_offset}",
+        None if bucket is None else bucket.applied_offset,
+        numbers["snapshot_count"],
+        numbers["scanner_count"],
     )
 
 
-def _total_row(total: dict[str, int]) -> tuple[object, ...]:
-    from tidemill.cli.output import human_bytes
-
-    return (
-        "total",
-        total["row_count"],
-        human_bytes(total["state_bytes"]),
-        human_bytes(total["log_bytes"]),
-        None,
-        None,
-        None,
-        total["snapshot_count"],
-        total["scanner_count"],
-        None,
-    )
+def _beside(first: list[str | None], rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    """Rows with one more cell in front; those behind its end have none."""
+    return [(cell, *row) for cell, row in zip_longest(first, rows)]
 
 
 # --- snapshots
@@ -171,7 +158,7 @@ def _show_snapshots(session: Session, snapshots: list[Snapshot]) -> None:
     ]
     if any(each.partition is not None for each in snapshots):
         columns.insert(0, "partition")
-        rows = [(each.partition, *row) for each, row in zip(snapshots, rows, strict=True)]
+        rows = _beside([each.partition for each in snapshots], rows)
     show(session, [asdict(each) for each in snapshots], Table(columns, rows))
 
 

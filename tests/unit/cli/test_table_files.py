@@ -89,6 +89,15 @@ def test_csv_tells_null_from_the_empty_text(tmp_path: Path) -> None:
     assert [row["name"] for row in rows_of(path)] == [None, "", "a\nb"]
 
 
+def test_nulls_of_every_type_are_empty_cells(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    with open_target(path) as target:
+        writer = writer_to(target, FileFormat.CSV, WIDE)
+        writer.write(pa.RecordBatch.from_pylist([{}], WIDE))
+        writer.close()
+    assert path.read_text().splitlines()[1] == "," * (len(WIDE) - 1)
+
+
 def test_compressed_and_tabbed_files_are_known_by_their_names(tmp_path: Path) -> None:
     packed = file_with(tmp_path, "a.csv.gz", gzip.compress(b"id\n1\n"))
     tabbed = file_with(tmp_path, "a.tsv", "id\tname\n1\tx,y\n")

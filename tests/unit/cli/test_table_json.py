@@ -95,18 +95,18 @@ def test_array_that_is_none_is_refused_at_its_row(data: bytes, index: int, said:
     assert said in caught.value.message
 
 
-def test_line_without_end_is_refused_before_it_fills_the_memory() -> None:
+@pytest.mark.parametrize(("start", "said"), [(b"{", "one object per line"), (b'[{"', "is not JSON")])
+def test_row_without_end_is_refused_before_it_fills_the_memory(start: bytes, said: str) -> None:
     class Endless:
         given = 0
 
         def read(self, size: int) -> bytes:
+            assert self.given < 32 * 1024 * 1024
             self.given += size
-            return b"{" + b"x" * (size - 1)
+            return start + b"x" * (size - len(start)) if self.given == size else b"x" * size
 
-    source = Endless()
-    with pytest.raises(TableError, match="one object per line"):
-        list(cut_objects(source))
-    assert source.given < 32 * 1024 * 1024
+    with pytest.raises(TableError, match=said):
+        list(cut_objects(Endless()))
 
 
 def test_fields_that_are_not_wanted_are_refused_or_left_out() -> None:

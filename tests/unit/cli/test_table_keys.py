@@ -67,7 +67,7 @@ def test_text_is_read_as_the_type_of_its_column(data_type: pa.DataType, text: st
         (pa.string(), "[5]", "give text"),
         (pa.string(), "[odd]", "begins like JSON and is none"),
         (pa.string(), "[" * 100_000, "begins like JSON and is none"),
-        (pa.binary(), '["hi!"]', "base64"),
+        (pa.binary(), '["aG!k="]', "base64"),
         (pa.date32(), "31.1.2025", "a date like 2025-01-31"),
         (pa.timestamp("us", "UTC"), "2025-01-31T12:00", "with a zone"),
         (pa.timestamp("us"), "2025-01-31T12:00Z", "without zone"),
@@ -102,6 +102,21 @@ def test_prefix_has_the_first_columns_only() -> None:
     assert parse_prefix('{"region":"eu"}', PAIR) == ("eu",)
     with pytest.raises(TableError, match="names id"):
         parse_prefix('{"id":42}', PAIR)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (("eu",), "eu"),
+        (("[eu]",), '["[eu]"]'),
+        (("a\x1b\x7f",), r'["a\u001b\u007f"]'),
+        ((b"hi",), '["aGk="]'),
+        ((True,), "true"),
+        (("eu", 42, True), '["eu",42,true]'),
+    ],
+)
+def test_key_is_shown_as_it_is_typed(values: tuple[Any, ...], shown: str) -> None:
+    assert show_key(values) == shown
 
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
