@@ -57,6 +57,8 @@ class TableCode(enum.IntEnum):
     too_many_pins = 1018, True
     state_damaged = 1019, True, ErrorCode.kafka_storage_error
     """The bucket's state does not check out; it is being built again from a snapshot and the log."""
+    answer_too_large = 1020, False
+    """The rows of so many keys are too much for one answer: look up fewer at a time."""
     scanner_expired = 1066, False
     """The session was idle for too long, or its leader changed. Start the scan again."""
     unknown_scanner_id = 1067, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,11 @@ INDEX_COLUMN = "_tidemill_index"
 #: Rows that are turned into columns at once.
 _PIECE_ROWS = 8_192
 _PIECE_BYTES = 1024 * 1024
+#: Rows of an old schema, and null structs, take more room as columns than they do as rows.
+_PIECE_SPREAD_BYTES = 16 * 1024 * 1024
+#: Keys that are looked up at once: at first, and at most.
+_LOOKED_UP_MIN = 64
+_LOOKED_UP_MAX = 4_096
 #: A call whose filter lets nothing pass gives up after so many bytes of state, and goes on with the next
 #: call.
 _SCANNED_BYTES_MAX = 64 * 1024 * 1024
@@ -61,18 +66,51 @@ def decode_values(
 
 
 def look_up(
-    table: TableDefinition, store: KvStore, keys: Sequence[bytes], columns: Sequence[str] | None
+    find_table: Callable[[], TableDefinition],
+    store: KvStore,
+    keys: Sequence[bytes],
+    columns: Sequence[str] | None,
+    max_bytes: int,
 ) -> pa.RecordBatch | None:
-    """The rows of those keys that have one, each with the number of its key; None if there are none."""
-    values = store.get_many(keys)
+    """The rows of those keys that have one, each with the number of its key; None if there are none.
+
+    Raises ``TableError`` ANSWER_TOO_LARGE if those of several keys have more than ``max_bytes``.
+    """
+    values = _values_of(store, keys, max_bytes)
+    # Found now: the rows may be of a schema that the table has only just got.
+    table = find_table()
     if None in values:
         found = np.array([number for number, value in enumerate(values) if value is not None], np.int32)
     else:
         found = np.arange(len(values), dtype=np.int32)
     if not len(found):
         return None
+    if len(found) > 1 and len(found) * _spread_bytes(table, columns) > max_bytes:
+        raise _too_large(keys, max_bytes)
     batch = decode_values(table, [value for value in values if value is not None], columns)
     return batch.append_column(INDEX_COLUMN, pa.array(found))
+
+
+def _values_of(store: KvStore, keys: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    size, count = 0, _LOOKED_UP_MIN
+    while len(values) < len(keys):
+        piece = store.get_many(keys[len(values) : len(values) + count])
+        values += piece
+        size += sum(len(value) for value in piece if value is not None)
+        if size > max_bytes and len(keys) > 1:
+            raise _too_large(keys, max_bytes)
+        # As many as probably fit.
+        likely = (max_bytes - size) * len(values) // max(size, 1)
+        count = min(max(likely, _LOOKED_UP_MIN), _LOOKED_UP_MAX)
+    return values
+
+
+def _too_large(keys: Sequence[bytes], max_bytes: int) -> TableError:
+    return TableError(
+        TableCode.answer_too_large,
+        f"the rows of {len(keys)} keys have more than {max_bytes} bytes; look up fewer keys at a time",
+    )
 
 
 def read_batch(
@@ -80,19 +118,22 @@ def read_batch(
 ) -> BatchRead:
     """Read one batch: at least one row, if there is one and the filter is not too choosy."""
     needed = _needed_columns(table, shape)
+    spread_bytes = _spread_bytes(table, needed)
+    rows_max = max(1, min(_PIECE_ROWS, _PIECE_SPREAD_BYTES // max(spread_bytes, 1)))
     end = plan.end if plan.end is not None else shape.end_key
     bytes_left = _NO_LIMIT if plan.is_repeat else max_bytes
     rows_left = _NO_LIMIT if plan.rows_max is None else plan.rows_max
     scanned, start, batches, rows = 0, plan.start, list[pa.RecordBatch](), 0
     while True:
-        rows_wanted = _PIECE_ROWS if shape.predicate is not None else min(_PIECE_ROWS, rows_left)
+        rows_wanted = rows_max if shape.predicate is not None else min(rows_max, rows_left)
         piece = view.read(start, end, min(bytes_left, _PIECE_BYTES), rows_wanted)
         if piece.values:
             batch = _shaped(decode_values(table, piece.values, needed), shape).slice(0, rows_left)
             scanned += sum(map(len, piece.values))
             if batch.num_rows:
                 # Where a filter takes rows away, what counts is what goes to the client.
-                size = scanned_bytes(piece) if shape.predicate is None else batch.nbytes
+                size = max(scanned_bytes(piece), batch.num_rows * spread_bytes)
+                size = size if shape.predicate is None else batch.nbytes
                 if rows and size > bytes_left:
                     # A row that is larger than what is left: the next batch begins with it.
                     return BatchRead(batches, rows, start)
@@ -110,6 +151,13 @@ def read_batch(
 def scanned_bytes(piece: Any) -> int:
     """Bytes of keys and rows of a piece."""
     return sum(map(len, piece.keys)) + sum(map(len, piece.values))
+
+
+def _spread_bytes(table: TableDefinition, columns: Sequence[str] | None) -> int:
+    """What a row that is all null takes as columns."""
+    chosen = table.schema.names if columns is None else columns
+    layout = table.rows.latest.layout
+    return sum(layout.columns[table.schema.get_field_index(name)].spread_bytes for name in chosen)
 
 
 def _needed_columns(table: TableDefinition, shape: ScanShape) -> list[str] | None:

@@ -6,7 +6,7 @@ Rules:
   gives the same batch again, because it is read again from its first key, so a lost answer costs nothing.
 - At most ``per_bucket`` sessions read one bucket and ``per_node`` all of them. A session whose last batch has
   been read gives its place free at once, and lingers until it is swept, so that even that batch can be asked
-  for again.
+  for again. At most ``lingering`` do: what they read is held as long.
 - A session that nobody asked for ``idle_ms`` has expired. Its id is remembered for twice that time, and so
   are those that a change of leader has ended: "it is over" and "it never was" are different answers.
 - Whoever ends a session gets it back, and has to let go of what it reads (``resource``).
@@ -39,8 +39,9 @@ class ScanLimits:
     per_bucket: int = 8
     per_node: int = 200
     idle_ms: int = 600_000
-    #: How long the last batch of a session that has come to its end can be asked for again.
+    #: How long the last batch of a session that has come to its end can be asked for again, and how many may.
     linger_ms: int = 30_000
+    lingering: int = 200
 
 
 class ReadPlan(NamedTuple):
@@ -121,6 +122,8 @@ class ScanSessions:
     #: Sessions that take a place, by bucket.
     _active: dict[BucketKey, set[bytes]] = field(default_factory=dict)
     _active_count: int = 0
+    #: Sessions that have come to their end, the oldest first.
+    _lingering: dict[bytes, None] = field(default_factory=dict)
     _ended: dict[bytes, _Ended] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -164,10 +167,17 @@ class ScanSessions:
             TableCode.unknown_scanner_id, "this node knows no such scan; it may have been started again since"
         )
 
-    def answered(self, session: ScanSession) -> None:
-        """After ``advance``: a session that has come to its end gives its place free."""
-        if session.is_drained:
-            self._give_place_free(session)
+    def answered(self, session: ScanSession) -> list[ScanSession]:
+        """After ``advance``: a session that has come to its end gives its place free, and lingers.
+
+        Gives those that cannot linger any longer because of it.
+        """
+        if not session.is_drained or session.id not in self._sessions:
+            return []
+        self._give_place_free(session)
+        self._lingering.setdefault(session.id)
+        excess = list(self._lingering)[: max(0, len(self._lingering) - self.limits.lingering)]
+        return [gone for gone in map(self._remove, excess) if gone is not None]
 
     def close(self, scanner_id: bytes) -> ScanSession | None:
         """End a session; None if there is none, which is fine."""
@@ -202,6 +212,7 @@ class ScanSessions:
 
     def _remove(self, scanner_id: bytes) -> ScanSession | None:
         session = self._sessions.pop(scanner_id, None)
+        self._lingering.pop(scanner_id, None)
         if session is not None:
             self._give_place_free(session)
         return session

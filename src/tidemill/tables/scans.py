@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from tidemill.control.table_images import LeasedSnapshot
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.engine import KvReader, open_read_only
 from tidemill.kv.view import KvView
@@ -119,8 +120,15 @@ class Scans:
         wanted = max(min_offset, log.last_stable_offset)
         bucket = await self._service.ready_bucket(key, wanted, max_wait_ms)
         offset = bucket.applied_offset
-        work = partial(_look_up, table, bucket.store, keys, list(columns) or None)
-        return LookedUp(offset, await self._read(bucket, work))
+        find_table = partial(self._service.keyed, key.table_id)
+        work = partial(_look_up, find_table, bucket.store, keys, list(columns) or None, self._max_bytes)
+        try:
+            return LookedUp(offset, await self._read(bucket, work))
+        except TableError as error:
+            if error.table_code != TableCode.scanner_expired:
+                raise
+            # A look-up has nothing to lose: it can just be asked again.
+            raise TableError(TableCode.state_not_ready, error.message) from error
 
     # --- pins
 
@@ -139,9 +147,7 @@ class Scans:
             buckets = await asyncio.gather(
                 *(self._service.ready_bucket(key, min_offsets.get(key, -1), max_wait_ms) for key in epochs)
             )
-            # All asked for in one turn of the loop: they see one moment.
-            wanted = [bucket.view() for bucket in buckets]
-            for key, (view, log_offset) in zip(epochs, await _all_views(wanted), strict=True):
+            for key, (view, log_offset) in zip(epochs, await _all_views(buckets), strict=True):
                 views[key] = SharedView(view, log_offset, view.close)
             now_ms = self._service.host.clock_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
@@ -177,6 +183,14 @@ class Scans:
         self._service.log(scan.bucket).check_leader_epoch(scan.leader_epoch)
         self.sessions.check_room(scan.bucket)
         view = await self._view_of(scan)
+        try:
+            # Found again: the rows may be of a schema that the table got meanwhile.
+            newest = self._service.keyed(scan.bucket.table_id)
+            if newest is not table:
+                table, shape = newest, await self._in_thread(partial(_shape, newest, scan))
+        except BaseException:
+            view.release()
+            raise
         reader = _Reader(table, shape, view, asyncio.Lock(), scan.pin_id, scan.lease_id)
         session = ScanSession(
             secrets.token_bytes(16),
@@ -233,7 +247,8 @@ class Scans:
             finally:
                 view.release()
             session.advance(plan, read.next_key, read.rows)
-            self.sessions.answered(session)
+            for lingered in self.sessions.answered(session):
+                _let_go(lingered)
             session.used_ms = self._service.host.clock_ms()
             return ScanAnswer(session.id, session.next_start is not None, records, session.next_start)
 
@@ -273,13 +288,32 @@ class Scans:
             )
         for held in lease.snapshots:
             if lease.table_id == key.table_id and (held.partition_id, held.bucket) == key[1:]:
-                work = partial(self._open_snapshot, self._service.bucket(key), held.snapshot_id)
-                reader = await self._read_leased(self._service.bucket(key), lease_id, work)
-                return SharedView(reader, held.log_offset, reader.close)
+                return await self._snapshot_view(self._service.bucket(key), lease_id, held)
         raise TableError(
             TableCode.snapshot_not_found,
             f"lease {lease_id!r} holds no snapshot of bucket {key.bucket} of that table",
         )
+
+    async def _snapshot_view(self, bucket: Bucket, lease_id: str, held: LeasedSnapshot) -> SharedView:
+        """The snapshot opened for reading. Its files stay until it is closed, also if the lease ends."""
+        keeper = self._service.keeper
+        keeper.keep(bucket.key, held.snapshot_id)
+        try:
+            work = partial(self._open_snapshot, bucket, held.snapshot_id)
+            reader = await self._read_leased(bucket, lease_id, work)
+        except BaseException:
+            keeper.let_go(bucket.key, held.snapshot_id)
+            raise
+
+        def close() -> None:
+            try:
+                # Closing a database takes its time.
+                closing = asyncio.get_running_loop().run_in_executor(self._service.threads, reader.close)
+                closing.add_done_callback(lambda _: keeper.let_go(bucket.key, held.snapshot_id))
+            except RuntimeError:  # The threads are gone: the node stops.
+                reader.close()
+
+        return SharedView(reader, held.log_offset, close)
 
     def _open_snapshot(self, bucket: Bucket, snapshot_id: int) -> KvReader:
         for info in bucket.snapshots.list():
@@ -343,9 +377,12 @@ def _shape(table: TableDefinition, scan: OpenScan) -> ScanShape:
     return ScanShape(scan.columns or None, predicate, scan.end_key)
 
 
-async def _all_views(wanted: Sequence[asyncio.Future[tuple[KvView, int]]]) -> list[tuple[KvView, int]]:
-    """All views, or none of them."""
+async def _all_views(buckets: Sequence[Bucket]) -> list[tuple[KvView, int]]:
+    """All views, or none of them. They are asked for in one turn of the loop, and so see one moment."""
+    wanted: list[asyncio.Future[tuple[KvView, int]]] = []
     try:
+        for bucket in buckets:
+            wanted.append(bucket.view())  # noqa: PERF401 - one may refuse, and the others must be let go then
         return await asyncio.gather(*wanted)
     except BaseException:
         for future in wanted:
@@ -364,8 +401,14 @@ def _let_go(session: ScanSession) -> None:
         reader.view.release()
 
 
-def _look_up(table: TableDefinition, store: Any, keys: Sequence[bytes], columns: list[str] | None) -> Any:
-    batch = look_up(table, store, keys, columns)
+def _look_up(
+    find_table: Callable[[], TableDefinition],
+    store: Any,
+    keys: Sequence[bytes],
+    columns: list[str] | None,
+    max_bytes: int,
+) -> Any:
+    batch = look_up(find_table, store, keys, columns, max_bytes)
     return None if batch is None else pack_batches([batch])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.client.consumer import _records
+from tidemill.client.consumer import _messages
+from tidemill.client.fetching import FetchedBatches, _wanted_batches
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.records.record import Record, build_batch
 
@@ -14,8 +15,12 @@ CONTROL_BIT = 0x20
 
 
 def values(data: bytes, offset: int) -> tuple[list[bytes | None], int]:
-    records, next_offset = _records(data, offset, "t-0")
-    return [record.value for record in records], next_offset
+    """What a reader at ``offset`` gets of fetched bytes, and where it goes on."""
+    found = list(_wanted_batches(data, [], "t-0"))
+    next_offset = max((behind for behind, _ in found), default=offset)
+    batches = [batch for _, batch in found if batch is not None]
+    messages = _messages(FetchedBatches(("t", 0), offset, batches, next_offset, -1))
+    return [message.record.value for message in messages], next_offset
 
 
 def test_records_below_the_wanted_offset_are_left_out() -> None:
@@ -31,7 +36,8 @@ def test_nothing_fetched_leaves_the_position() -> None:
 
 
 def test_control_batches_move_the_position_and_give_no_records() -> None:
-    control = build_batch([Record(b"\0\0\0\0", b"")], base_offset=13, attributes=CONTROL_BIT)
+    # A kind of control record that nobody knows yet.
+    control = build_batch([Record(b"\0\0\0\7", b"")], base_offset=13, attributes=CONTROL_BIT)
     assert values(FIRST + control, 10) == ([b"a", b"b", b"c"], 14)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.tables.requests import checked, is_worth_another_try
+from tidemill.client.tables.requests import ANSWER_MARGIN_MS, checked, is_worth_another_try
 from tidemill.client.tables.scanner import read_batches
-from tidemill.errors import TidemillError
+from tidemill.errors import TableCode, TableError, TidemillError
 from tidemill.tables.definition import Partition, TableDefinition
 from tidemill.tables.partition_values import partition_texts
 
@@ -54,7 +54,7 @@ class LookUp:
                     requests.append(
                         self._ask(table, partition, bucket, piece, state_keys, columns, min_offset)
                     )
-        found = [batch for batch in await asyncio.gather(*requests) if batch is not None]
+        found = [batch for batches in await asyncio.gather(*requests) for batch in batches]
         schema = table.schema if not columns else pa.schema([table.schema.field(name) for name in columns])
         if not found:
             return schema.empty_table()
@@ -63,6 +63,31 @@ class LookUp:
         return together.drop_columns([_INDEX_COLUMN]).take(pa.array(order))
 
     async def _ask(
+        self,
+        table: TableDefinition,
+        partition: Partition,
+        bucket: int,
+        places: Any,
+        state_keys: pa.BinaryArray,
+        columns: Sequence[str],
+        min_offset: int,
+    ) -> list[pa.RecordBatch]:
+        """The rows of keys of one bucket; in several requests if they are too large for one answer."""
+        try:
+            found = await self._ask_once(table, partition, bucket, places, state_keys, columns, min_offset)
+        except TableError as error:
+            if error.table_code != TableCode.answer_too_large or len(places) == 1:
+                raise
+        else:
+            return [] if found is None else [found]
+        half = len(places) // 2
+        return [
+            batch
+            for piece in (places[:half], places[half:])
+            for batch in await self._ask(table, partition, bucket, piece, state_keys, columns, min_offset)
+        ]
+
+    async def _ask_once(
         self,
         table: TableDefinition,
         partition: Partition,
@@ -87,9 +112,11 @@ class LookUp:
         async def attempt() -> Any:
             (leader,) = await self._cluster.leaders([(partition.topic, bucket)])
             connection = await self._cluster.connection(leader)
-            return checked(
-                await connection.request("LookupKv", body), f"looking up rows of table {table.name!r}"
+            # The server gives up first, so that its answer can still arrive.
+            response = await connection.request(
+                "LookupKv", body, timeout_ms=self._cluster.timeout_ms + ANSWER_MARGIN_MS
             )
+            return checked(response, f"looking up rows of table {table.name!r}")
 
         response = await self.retrying(attempt)
         if not response.records:

@@ -10,8 +10,17 @@ from tidemill.errors import ApiError, ErrorCode, TableError, TidemillError
 from tidemill.errors.table_codes import table_code
 from tidemill.tables.definition import Partition, TableDefinition
 
-__all__ = ("ask_controller", "checked", "definition_from", "is_worth_another_try", "pairs")
+__all__ = (
+    "ANSWER_MARGIN_MS",
+    "ask_controller",
+    "checked",
+    "definition_from",
+    "is_worth_another_try",
+    "pairs",
+)
 
+#: How much longer than the server may wait the client waits for its answer.
+ANSWER_MARGIN_MS = 5_000
 _FIRST_TABLE_CODE = 1_000
 
 

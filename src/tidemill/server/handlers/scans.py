@@ -24,6 +24,10 @@ __all__ = (
 )
 
 
+#: As many as the buckets that a table can have on one node.
+_MIN_OFFSETS_MAX = 30_000
+
+
 @table_handler
 async def look_up_kv(broker: Broker, call: Call) -> dict[str, Any]:
     """Rows by key."""
@@ -73,6 +77,8 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
     """Hold a table's state still."""
     request = call.request
     tables = await broker.tables()
+    if len(request.min_offsets) > _MIN_OFFSETS_MAX:
+        raise refused(f"{len(request.min_offsets)} offsets to wait for, {_MIN_OFFSETS_MAX} are the most")
     wanted = {tables.bucket_key(each, request.table_id): each.offset for each in request.min_offsets}
     pin = await tables.scans.pin(request.table_id, wanted, request.max_wait_ms, request.idle_ms)
     return {
