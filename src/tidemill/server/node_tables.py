@@ -105,7 +105,7 @@ class NodeTables:
         properties: dict[str, str],
     ) -> dict[str, Any]:
         """The fields of a ``CreateTable``. Raises ``TableError`` for a table that cannot be."""
-        columns = normalise_schema(_schema_from_client(schema))
+        columns = _schema_from_client(schema)
         row_format = row_format or "row"
         key_format = key_format or default_key_format(primary_key)
         _check_choice("row format", row_format, _ROW_FORMATS)
@@ -254,7 +254,8 @@ def _snapshot(key: BucketKey, info: SnapshotInfo) -> dict[str, Any]:
 
 def _schema_from_client(data: bytes) -> pa.Schema:
     try:
-        return unpack_schema(data)
+        # Looked at all over: Arrow itself takes names that are not UTF-8.
+        return normalise_schema(unpack_schema(data))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TableError(
             TableCode.invalid_schema, f"the schema is not an Arrow IPC schema: {error}"

@@ -179,6 +179,7 @@ async def test_a_table_cannot_take_the_name_of_a_topic_nor_a_topic_that_of_a_tab
         ({"name": "shop."}, "cannot be a table's name"),
         ({"schema": b""}, "is not an Arrow IPC schema"),
         ({"schema": b"\xff\xff\xff\xff\x40\x00\x00\x00rubbish"}, "is not an Arrow IPC schema"),
+        ({"schema": pack_schema(COLUMNS).replace(b"name", b"na\xff\xfe")}, "can't decode byte 0xff"),
         ({"schema": pack_schema(pa.schema([])), "primary_key": []}, "column"),
         ({"schema": pack_schema(pa.schema([("a", pa.int8()), ("a", pa.int8())]))}, "'a'"),
         ({"schema": pack_schema(pa.schema([("id", pa.dense_union([]))]))}, "union"),
@@ -316,9 +317,10 @@ async def test_a_column_that_cannot_be_added_is_refused(
     assert len((await world.definition("shop.orders")).schemas) == 1
 
 
-async def test_rubbish_is_no_column(world: TableWorld) -> None:
+@pytest.mark.parametrize("rubbish", [b"rubbish", pack_schema(COLUMNS).replace(b"name", b"na\xff\xfe")])
+async def test_rubbish_is_no_column(world: TableWorld, rubbish: bytes) -> None:
     await world.create()
-    refused = await alter(world, add_columns=b"rubbish")
+    refused = await alter(world, add_columns=rubbish)
     assert refused.error_code == TableCode.invalid_schema
     assert "is not an Arrow IPC schema" in refused.error_message
 
