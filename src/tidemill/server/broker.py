@@ -196,9 +196,8 @@ class Broker:
 
     async def drop_table(self, table: TableImage) -> None:
         """Drop a table, its logs and its state."""
-        await self._delete_logs(
-            table.partitions, drop_table(self.controller, DropTable(name=table.name, table_id=table.id))
-        )
+        command = DropTable(name=table.name, table_id=table.id)
+        await self._delete_logs(table.partitions, lambda: drop_table(self.controller, command))
 
     async def drop_table_partition(self, table: TableImage, value: str) -> None:
         """Drop one partition of a table with everything in it."""
@@ -208,13 +207,15 @@ class Broker:
                 TableCode.partition_not_found, f"table {table.name!r} has no partition {value!r}"
             )
         command = DropTablePartition(table=table.name, table_id=table.id, value=value)
-        await self._delete_logs((found,), self.controller.submit(command))
+        await self._delete_logs((found,), lambda: self.controller.submit(command))
 
-    async def _delete_logs(self, partitions: Sequence[TablePartition], drop: Awaitable[object]) -> None:
+    async def _delete_logs(
+        self, partitions: Sequence[TablePartition], drop: Callable[[], Awaitable[object]]
+    ) -> None:
         for each in partitions:
             self.replicas.mark_deleting(each.topic, each.topic_id)
         try:
-            await drop
+            await drop()
         finally:
             for each in partitions:
                 if self.image.topic_by_id(each.topic_id) is not None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from tidemill.config.settings import Settings
@@ -24,6 +25,7 @@ from tidemill.kv.resources import KvResources
 from tidemill.records.batch import check_batch
 from tidemill.records.columns import read_columns
 from tidemill.replication.partition import Partition as LogPartition
+from tidemill.replication.replicas import LOGS
 from tidemill.tables.bucket import Bucket
 from tidemill.tables.changes import Changes, prepare_checked
 from tidemill.tables.definition import Partition, TableDefinition
@@ -36,6 +38,7 @@ __all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of")
 logger = logging.getLogger(__name__)
 
 KV_FOLDER = "kv"
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
 _READY_SECONDS = 30.0
 #: Columns of records take some 150 bytes for each while they are made, whatever the record has.
@@ -97,6 +100,7 @@ class TableService:
         #: Called with a bucket whose sessions and pins must end, and why.
         self.on_bucket_ends: list[Callable[[BucketKey, str], None]] = []
         self._unsubscribe = host.controller.subscribe(self._metadata_changed)
+        self._remove_behind(self._remove_leftovers())
 
     @property
     def host(self) -> TableHost:
@@ -259,9 +263,17 @@ class TableService:
             del self._buckets[bucket.key]
             self._end_readers(bucket.key, f"the table of topic {topic.name!r} was dropped")
         self.keeper.forget(topic.id)
-        removal = asyncio.get_running_loop().create_task(self._remove_state(topic, gone))
+        self._remove_behind(self._remove_state(topic, gone))
+
+    def _remove_behind(self, work: Coroutine[Any, Any, None]) -> None:
+        removal = asyncio.get_running_loop().create_task(work)
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
+
+    async def _remove_leftovers(self) -> None:
+        """Remove the state of tables that were dropped just before the node went down."""
+        work = partial(_remove_unknown, self._host.settings.data_dir, lambda: self._host.image)
+        await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     async def _remove_state(self, topic: TopicImage, buckets: list[Bucket]) -> None:
         """Remove what a dropped table leaves on disk, once nobody has it open."""
@@ -318,6 +330,17 @@ def _check(
             f"{_BATCH_RECORDS_MAX} at most",
         )
     return prepare_checked(table, read_columns(records, max_decompressed_bytes), place, index)
+
+
+def _remove_unknown(data_dir: Path, image: Callable[[], MetadataImage]) -> None:
+    """Where there is a log without metadata, something else is wrong, and nothing is removed."""
+    folder = data_dir / KV_FOLDER
+    known = {path.name.partition("-")[0] for path in data_dir.glob(f"{LOGS}/*/*")}
+    for directory in folder.iterdir() if folder.exists() else ():
+        topic = directory.name.partition("-")[0]
+        if _TOPIC_ID.fullmatch(topic) and topic not in known and image().topic_by_id(UUID(topic)) is None:
+            logger.info("%s is the state of a table that was dropped; it is removed", directory)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _remove_directories(folder: Path, topic_id: UUID) -> None:

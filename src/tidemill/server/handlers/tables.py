@@ -150,16 +150,22 @@ async def create_table(broker: Broker, call: Call) -> dict[str, Any]:
         partition_column=request.partition_column,
         properties=_properties(request.properties),
     )
-    created = await broker.controller.submit(
-        CreateTable(
-            name=request.name,
-            topic_id=uuid4(),
-            comment=request.comment,
-            created_ms=broker.clock_ms(),
-            replication=broker.settings.default_replication,
-            **shape,
-        )
+    command = CreateTable(
+        name=request.name,
+        topic_id=uuid4(),
+        comment=request.comment,
+        created_ms=broker.clock_ms(),
+        replication=broker.settings.default_replication,
+        **shape,
     )
+    try:
+        created = await broker.controller.submit(command)
+    except TableError:
+        # Somebody else may have been faster.
+        existing = broker.image.tables.get(request.name)
+        if existing is None or not request.if_not_exists:
+            raise
+        return {"created": False, "table_id": existing.id}
     return {"created": True, "table_id": created.id}
 
 
@@ -182,13 +188,13 @@ async def describe_table(broker: Broker, call: Call) -> dict[str, Any]:
 @table_handler
 async def list_tables(broker: Broker, call: Call) -> dict[str, Any]:
     """The tables of a database, or all."""
+    tables = await broker.tables() if broker.image.tables else None
     database, catalog = call.request.database, broker.image.catalog
     found = (
         catalog.tables_in(database)
         if database is not None
         else [catalog.tables[name] for name in sorted(catalog.tables)]
     )
-    tables = await broker.tables() if found else None
     return {
         "tables": [
             {
