@@ -21,21 +21,45 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from crc32c import crc32c
 
 from tidemill.client.assignment import pack_subscription
 from tidemill.config.topic import TopicConfig
 from tidemill.coordination.binary import MalformedBytes
-from tidemill.errors import ApiError, ProtocolError
+from tidemill.errors import ApiError, ProtocolError, TableError
 from tidemill.groups.subscription import parse_subscription
 from tidemill.log.incoming import prepare_batch
 from tidemill.records.batch import HEADER_BYTES
 from tidemill.records.record import Record, build_batch, read_records
+from tidemill.server.node_tables import _schema_from_client
+from tidemill.tables.definition import pack_schema, unpack_schema
+from tidemill.tables.formats import make_format
+from tidemill.tables.keys import KeyCodec
+from tidemill.tables.predicate import (
+    Always,
+    And,
+    Compare,
+    In,
+    IsNull,
+    Never,
+    Not,
+    Or,
+    Predicate,
+    Prefix,
+    bind,
+    decode,
+    encode,
+)
 from tidemill.wire.apis import all_versions, is_flexible, is_served, request_class, response_class
 from tidemill.wire.encode import encode_request, encode_response
 from tidemill.wire.guard import write_uvarint
@@ -270,24 +294,18 @@ def response_seeds(rng: random.Random) -> list[bytes]:
     seeds = []
     for api, version in all_versions():
         body = random_body(rng, response_class(api.key, version))
-        seeds.append(
-            bytes((api.key, version)) + encode_response(api.key, version, rng.getrandbits(31), body)[4:]
-        )
+        awaited = api.key.to_bytes(2, "big") + bytes((version,))
+        seeds.append(awaited + encode_response(api.key, version, rng.getrandbits(31), body)[4:])
     rng.shuffle(seeds)
     return seeds
 
 
-@cache
-def served() -> tuple[tuple[int, int], ...]:
-    return tuple((api.key, version) for api, version in all_versions())
-
-
 def parse_response(data: bytes) -> object:
-    """The first two bytes say which response our client waits for; they are not from the wire."""
-    api_key, version = data[:2] if len(data) >= 2 else (0, 0)
-    if (api_key, version) not in served():
-        api_key, version = served()[(api_key * 256 + version) % len(served())]
-    return decode_response(api_key, version, data[2:])
+    """The first three bytes say which response our client waits for (API key, version), not from the wire."""
+    awaited = int.from_bytes(data[:2], "big"), int.from_bytes(data[2:3], "big")
+    # Always the same one in place of one that there is not: the corpus must not depend on how many there are.
+    api_key, version = awaited if is_served(*awaited) else (3, 12)
+    return decode_response(api_key, version, data[3:])
 
 
 # ---- targets: record batches and member metadata
@@ -340,6 +358,145 @@ def parse_member(data: bytes) -> object:
         raise ProtocolError(str(error)) from error
 
 
+# ---- targets: tables
+
+#: A column of every kind that a row, a key or a filter reads in its own way.
+TABLE_COLUMNS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("flag", pa.bool_()),
+        pa.field("amount", pa.float64()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("data", pa.binary()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("place", pa.struct([pa.field("x", pa.float32()), pa.field("label", pa.string())])),
+        pa.field("counts", pa.map_(pa.string(), pa.int32())),
+    ]
+)
+KEYS = (
+    KeyCodec(TABLE_COLUMNS, ("id",), "raw"),
+    KeyCodec(TABLE_COLUMNS, ("name",), "raw"),
+    KeyCodec(TABLE_COLUMNS, ("name", "id"), "json"),
+)
+
+
+ROWS = {name: make_format(name, {0: TABLE_COLUMNS}, 0, ()) for name in ("row", "json")}
+
+
+@cache
+def table_rows() -> pa.RecordBatch:
+    empty = dict.fromkeys(TABLE_COLUMNS.names) | {"id": 0, "name": ""}
+    full = {
+        "id": -7,
+        "name": "é☃",
+        "flag": True,
+        "amount": 1.5,
+        "price": Decimal("12345678.90"),
+        "day": date(2024, 2, 29),
+        "at": datetime(2024, 2, 29, 23, 59, tzinfo=UTC),
+        "data": b"\x00\xff",
+        "tags": ["a", None, ""],
+        "place": {"x": 0.5, "label": "here"},
+        "counts": [("one", 1), ("none", None)],
+    }
+    return pa.RecordBatch.from_pylist([full, empty], TABLE_COLUMNS)
+
+
+@cache
+def good_rows(row_format: str) -> tuple[bytes, ...]:
+    return tuple(ROWS[row_format].from_batch(table_rows()).to_pylist())
+
+
+def parse_value(row_format: str, data: bytes) -> object:
+    """A row between two good ones: what is wrong with it must not spill over."""
+    first, last = good_rows(row_format)
+    rows = [first, data, last]
+    ends = np.cumsum([len(row) for row in rows])
+    starts = ends - [len(row) for row in rows]
+    with table_errors():
+        batch = ROWS[row_format].to_batch(b"".join(rows), starts, ends)
+    batch.validate(full=True)
+    assert batch.take([0, 2]).equals(table_rows()), "the good rows are as they were"
+    return batch
+
+
+def value_target(row_format: str) -> Target:
+    return Target(row_format, lambda _: list(good_rows(row_format)), partial(parse_value, row_format))
+
+
+def key_seeds(rng: random.Random) -> list[bytes]:
+    """The number of a codec, and a canonical key."""
+    rows = table_rows()
+    return [
+        bytes((number,)) + key
+        for number, codec in enumerate(KEYS)
+        for key in codec.canonical([rows.column(name) for name in codec.primary_key]).to_pylist()
+        if key
+    ]
+
+
+def parse_key(data: bytes) -> object:
+    codec, key = KEYS[int.from_bytes(data[:1], "big") % len(KEYS)], data[1:]
+    with table_errors():
+        columns = codec.parse(pa.array([key], pa.binary()))
+    assert codec.canonical(columns).to_pylist() == [key], "a key that is taken has no other spelling"
+    return columns
+
+
+def predicate_seeds(rng: random.Random) -> list[bytes]:
+    trees: list[Predicate] = [
+        Compare(("id",), ">=", 2**70),
+        Compare(("place", "label"), "=", "here"),
+        Not(Or((In(("name",), ("a", "b", None), negated=True), IsNull(("data",))))),
+        And((Prefix(("name",), "é"), Compare(("amount",), "<", 0.5), Compare(("flag",), "!=", True))),
+        And((Compare(("price",), "<=", Decimal("1.25")), Compare(("day",), ">", date(2024, 2, 29)))),
+        In(("data",), (b"", b"\x00"), negated=False),
+        Always(),
+        Never(),
+    ]
+    return [encode(tree) for tree in trees]
+
+
+def parse_predicate(data: bytes) -> object:
+    with table_errors():
+        tree = decode(data)
+        assert decode(encode(tree)) == tree
+        bound = bind(tree, TABLE_COLUMNS)
+        bound.key_bounds(("name", "id"))
+    return bound.mask(table_rows())
+
+
+def schema_seeds(rng: random.Random) -> list[bytes]:
+    small = pa.schema([pa.field("a", pa.int8(), metadata={"comment": "b"})], metadata={"c": "d"})
+    return [pack_schema(TABLE_COLUMNS), pack_schema(small)]
+
+
+def parse_schema(data: bytes) -> object:
+    with table_errors():
+        schema = _schema_from_client(data)
+    assert unpack_schema(pack_schema(schema)).equals(schema)
+    return schema
+
+
+#: What a message repeats of the input, or of what a library says: without it there are few kinds of messages.
+QUOTED = re.compile(
+    r"""(?<=no predicate: ).*|(?<=IPC schema: ).*|(?<=column ).*(?= does not exist)|(?<=table has it: ).*"""
+    r"""|b?(["'])(?:\\.|(?!\1).)*(?:\1|…)"""
+)
+
+
+@contextmanager
+def table_errors() -> Iterator[None]:
+    """What tables refuse, as this driver wants it."""
+    try:
+        yield
+    except TableError as error:
+        raise ProtocolError(f"{error.name}: {QUOTED.sub('…', error.message)}") from error
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -347,6 +504,11 @@ TARGETS = {
         Target("response", response_seeds, parse_response),
         Target("batch", batch_seeds, parse_batch),
         Target("member", member_seeds, parse_member),
+        value_target("row"),
+        value_target("json"),
+        Target("key", key_seeds, parse_key),
+        Target("predicate", predicate_seeds, parse_predicate),
+        Target("schema", schema_seeds, parse_schema),
     )
 }
 

@@ -277,6 +277,9 @@ def _check_twice(
             json.loads(bytes(octets[start:end]), object_pairs_hook=_once, parse_int=str, parse_float=str)
         except _Twice as twice:
             raise Refusal(int(index), "", f"has field {str(twice)!r} twice: leave one out") from None
+        except (ValueError, RecursionError) as error:
+            # msgspec does not look into texts that it passes over.
+            raise Refusal(int(index), "", f"is not as the table has it: {error}") from None
 
 
 class _Twice(Exception):

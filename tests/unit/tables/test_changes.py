@@ -281,6 +281,15 @@ def test_a_value_that_is_no_row_is_refused_with_its_place_among_all_records(
     assert (error.table_code, error.index) == (TableCode.row_refused, 3)
 
 
+@pytest.mark.parametrize(
+    "value", [b'{"id":1,"price":"1\x83","price":"1"}', b'{"id":1,"price":"1","price":"\xff"}']
+)
+def test_a_field_that_is_there_twice_is_refused_whatever_is_in_it(value: bytes) -> None:
+    table = define("id bigint not null, price decimal(10,2), tags array<string>", row_format="json")
+    error = refused(table, (b"1", None), (b"1", value))
+    assert (error.table_code, error.index) == (TableCode.row_refused, 1)
+
+
 def test_a_row_of_a_schema_that_the_table_does_not_have_is_refused() -> None:
     newer = define("id bigint not null, name string", older="id bigint not null")
     table = define("id bigint not null")
