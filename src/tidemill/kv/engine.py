@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -205,9 +205,9 @@ class KvStore(_Database):
 
     def write(
         self,
-        puts_keys: Sequence[bytes],
-        puts_values: Sequence[bytes],
-        deletes: Sequence[bytes],
+        puts_keys: Collection[bytes],
+        puts_values: Collection[bytes],
+        deletes: Collection[bytes],
         applied_offset: int,
         meta: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -282,9 +282,9 @@ class KvStore(_Database):
 
     def _try_write(
         self,
-        puts_keys: Sequence[bytes],
-        puts_values: Sequence[bytes],
-        deletes: Sequence[bytes],
+        puts_keys: Collection[bytes],
+        puts_values: Collection[bytes],
+        deletes: Collection[bytes],
         applied_offset: int,
         meta: Mapping[str, bytes],
     ) -> bool:

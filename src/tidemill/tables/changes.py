@@ -11,7 +11,7 @@ format.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = ("OFFSET_BYTES", "Changes", "prepare", "prepare_checked", "state_value
 
 #: The log offset in front of every state row.
 OFFSET_BYTES = 8
+_BYTES_PER_CHANGE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,12 @@ class Changes:
     offsets: np.ndarray[Any, np.dtype[np.int64]]
     state_keys: pa.BinaryArray
     rows: pa.BinaryArray
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self.state_keys.nbytes + self.rows.nbytes + self.offsets.nbytes)
+    #: About how much memory this takes: Arrow's own count would cost more than it tells.
+    size_bytes: int = 0
 
     def shifted(self, base_offset: int) -> Changes:
         """The same for a batch that got ``base_offset`` in the log."""
-        return Changes(self.offsets - self.offsets[0] + base_offset, self.state_keys, self.rows)
+        return replace(self, offsets=self.offsets - self.offsets[0] + base_offset)
 
 
 def prepare_checked(
@@ -118,7 +117,8 @@ def _prepare(
         rows = columns.values()
     else:
         rows = _spread(table.codec.encode(batch), live, len(keys))
-    return Changes(columns.offsets, table.keys.state_keys(key_columns), rows), key_columns
+    size_bytes = len(columns.body) + columns.record_count * _BYTES_PER_CHANGE
+    return Changes(columns.offsets, table.keys.state_keys(key_columns), rows, size_bytes), key_columns
 
 
 def _live_rows(table: TableDefinition, columns: RecordColumns, live: Any) -> pa.RecordBatch:

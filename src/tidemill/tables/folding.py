@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import cast
 
@@ -99,7 +99,7 @@ def apply(store: KvStore, changes: Changes, next_offset: int) -> None:
         deleted = [key for key, value in latest.items() if value is None]
         put = {key: value for key, value in latest.items() if value is not None} if deleted else latest
         reached = next_offset if behind == len(keys) else int(offsets[behind])
-        store.write(list(put.keys()), cast("list[bytes]", list(put.values())), deleted, reached)
+        store.write(put.keys(), cast("Collection[bytes]", put.values()), deleted, reached)
     if store.applied_offset < next_offset:
         store.write([], [], [], next_offset)
 
