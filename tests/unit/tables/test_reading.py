@@ -33,6 +33,7 @@ from tidemill.tables.scanners import BucketKey, ReadPlan, ScanSession
 from tidemill.tables.types import parse_columns
 
 ROW_COUNT = 40
+NO_LIMIT = 1 << 30
 ALL = ScanShape(None, None, None)
 
 
@@ -192,7 +193,7 @@ def test_rows_of_an_older_schema_have_nulls_for_what_came_later(tmp_path: Path) 
 
 
 def test_rows_are_found_by_key_each_with_the_number_of_its_key(store: KvStore) -> None:
-    batch = look_up(TABLE, store, [key(5), key(99), key(0), key(5), b""], ["id"])
+    batch = look_up(lambda: TABLE, store, [key(5), key(99), key(0), key(5), b""], ["id"], NO_LIMIT)
     assert batch is not None
     assert batch.to_pylist() == [
         {"id": 5, INDEX_COLUMN: 0},
@@ -202,14 +203,26 @@ def test_rows_are_found_by_key_each_with_the_number_of_its_key(store: KvStore) -
 
 
 def test_nothing_found_is_no_batch(store: KvStore) -> None:
-    assert look_up(TABLE, store, [key(99)], None) is None
-    assert look_up(TABLE, store, [], None) is None
+    assert look_up(lambda: TABLE, store, [key(99)], None, NO_LIMIT) is None
+    assert look_up(lambda: TABLE, store, [], None, NO_LIMIT) is None
 
 
 def test_a_look_up_without_columns_gives_all_of_them(store: KvStore) -> None:
-    batch = look_up(TABLE, store, [key(7)], None)
+    batch = look_up(lambda: TABLE, store, [key(7)], None, 1)
     assert batch is not None
     assert batch.to_pylist() == [{**ROWS[7], INDEX_COLUMN: 0}]
+
+
+def test_more_rows_than_fit_into_an_answer_are_refused_and_fewer_are_given(store: KvStore) -> None:
+    keys = [key(number) for number in range(ROW_COUNT)]
+    sizes = [len(value or b"") for value in store.get_many(keys)]
+    batch = look_up(lambda: TABLE, store, keys, None, sum(sizes))
+    assert batch is not None
+    assert batch.num_rows == ROW_COUNT
+    with pytest.raises(TableError, match="the rows of 40 keys have more than") as error:
+        look_up(lambda: TABLE, store, keys, None, sum(sizes) - 1)
+    assert error.value.table_code is TableCode.answer_too_large
+    assert not error.value.retriable
 
 
 # --- parts

@@ -16,7 +16,7 @@ from tidemill.errors import TableCode, TableError
 from tidemill.tables import scanners
 from tidemill.tables.scanners import BucketKey, ReadPlan, ScanLimits, ScanSession, ScanSessions
 
-LIMITS = ScanLimits(per_bucket=2, per_node=3, idle_ms=1_000, linger_ms=100)
+LIMITS = ScanLimits(per_bucket=2, per_node=3, idle_ms=1_000, linger_ms=100, lingering=2)
 ROWS = tuple(b"%02d" % number for number in range(8))
 BUCKETS = tuple(BucketKey(7, 0, number) for number in range(3))
 
@@ -237,6 +237,23 @@ def test_the_end_of_the_data_gives_the_place_free_at_once(sessions: ScanSessions
     assert (len(sessions), sessions.count(BUCKETS[0])) == (2, 2)
 
 
+def test_only_the_newest_of_those_that_came_to_their_end_linger(sessions: ScanSessions) -> None:
+    made, gone = [], []
+    for _ in range(4):
+        session = new_session()
+        sessions.open(session)
+        plan = session.plan(0)
+        session.advance(plan, None, 1)
+        made.append(session)
+        gone += sessions.answered(session)
+        assert sessions.answered(session) == [], "it lingers once"
+    assert gone == made[:2]
+    with pytest.raises(TableError) as error:
+        sessions.get(made[1].id, 0)
+    assert code_of(error)[0] == 1067
+    assert [sessions.get(each.id, 0) for each in made[2:]] == made[2:]
+
+
 def test_a_change_of_leader_ends_the_sessions_of_that_bucket_alone(sessions: ScanSessions) -> None:
     ours, other = new_session(BUCKETS[0]), new_session(BUCKETS[1])
     sessions.open(ours)
@@ -265,6 +282,8 @@ class ModelScan:
     used_ms: int
     limit: int | None
     batches: list[list[bytes]] = field(default_factory=list)
+    #: When it came to its end, counted in ends.
+    end: int = -1
 
     @property
     def rows(self) -> list[bytes]:
@@ -284,6 +303,7 @@ class ScanMachine(RuleBasedStateMachine):
         super().__init__()
         self.sessions = ScanSessions(LIMITS)
         self.now_ms = 0
+        self.ends = 0
         self.alive: dict[bytes, ModelScan] = {}
         self.ended_ms: dict[bytes, int] = {}
 
@@ -336,6 +356,12 @@ class ScanMachine(RuleBasedStateMachine):
         assert call(self.sessions, scanner_id, sequence, size, self.now_ms) == wanted
         scan.batches.append(wanted)
         scan.used_ms = self.now_ms
+        if scan.is_drained:
+            self.ends += 1
+            scan.end = self.ends
+            lingering = [each for each, other in self.alive.items() if other.is_drained]
+            for each in sorted(lingering, key=lambda each: self.alive[each].end)[: -LIMITS.lingering]:
+                del self.alive[each]
 
     @rule(scanner_id=scans, size=st.integers(1, 10))
     def repeat(self, scanner_id: bytes, size: int) -> None:
