@@ -84,7 +84,7 @@ def key(number: int) -> bytes:
 def drain(
     store: KvStore, shape: ScanShape, max_bytes: int, *, start: bytes = b"", limit: int | None = None
 ) -> list[list[dict[str, Any]]]:
-    """All batches of a scan. Each is read a second time, and must be the same."""
+    """All batches of a scan. Each is read a second time, with another limit, and must be the same."""
     session = ScanSession(b"id", BucketKey(7, 0, 0), None, 0, start, limit)
     batches = []
     with store.snapshot() as view:
@@ -93,7 +93,7 @@ def drain(
             plan = session.plan(sequence)
             read = read_batch(TABLE, view, shape, plan, max_bytes)
             session.advance(plan, read.next_key, read.rows)
-            again = read_batch(TABLE, view, shape, session.plan(sequence), max_bytes)
+            again = read_batch(TABLE, view, shape, session.plan(sequence), 1)
             rows = [row for batch in read.batches for row in batch.to_pylist()]
             assert [row for batch in again.batches for row in batch.to_pylist()] == rows
             assert read.rows == len(rows)

@@ -254,6 +254,19 @@ def test_only_the_newest_of_those_that_came_to_their_end_linger(sessions: ScanSe
     assert [sessions.get(each.id, 0) for each in made[2:]] == made[2:]
 
 
+def test_one_that_is_closed_does_not_take_the_room_of_those_that_linger(sessions: ScanSessions) -> None:
+    made = []
+    for number in range(4):
+        session = new_session()
+        sessions.open(session)
+        session.advance(session.plan(0), None, 1)
+        made.append(session)
+        assert sessions.answered(session) == []
+        if number in (1, 2):
+            sessions.close(session.id)
+    assert [sessions.get(each.id, 0) for each in (made[0], made[3])] == [made[0], made[3]]
+
+
 def test_a_change_of_leader_ends_the_sessions_of_that_bucket_alone(sessions: ScanSessions) -> None:
     ours, other = new_session(BUCKETS[0]), new_session(BUCKETS[1])
     sessions.open(ours)
