@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.connection import DEFAULT_TIMEOUT_MS
+from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidemill.client.tables.table import AsyncTable, Lease
+    from tidemill.tables.definition import TableDefinition
 
 __all__ = ("AsyncTidemill", "DatabaseInfo", "TableInfo", "connect_async")
 
@@ -210,7 +212,17 @@ class AsyncTidemill:
         from tidemill.client.tables.table import lease_from
 
         response = await self._ask("ListLeases", {"table": None}, "listing leases")
-        return [lease_from(each, None) for each in response.leases]
+        # By their tables, which know the topics of their partitions.
+        definitions = {
+            name: await self._definition(name) for name in {each.table for each in response.leases}
+        }
+        return [lease_from(each, definitions[each.table]) for each in response.leases]
+
+    async def _definition(self, name: str) -> TableDefinition | None:
+        try:
+            return (await self.table(name)).definition
+        except TidemillError:
+            return None  # Dropped meanwhile.
 
     async def release_lease(self, lease_id: str) -> None:
         """End a lease that somebody left behind."""

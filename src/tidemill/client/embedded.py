@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 import threading
@@ -63,11 +64,15 @@ class EmbeddedNode(Tidemill):
 
     def close(self) -> None:
         """Stop in an orderly way. Closing twice is fine."""
-        super().close()
-        if self._node_thread.is_alive() and self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._node_thread.join()
-        self._remove_ephemeral()
+        try:
+            super().close()
+        finally:
+            if self._node_thread.is_alive() and self._loop is not None and self._stop is not None:
+                # The loop may just have ended by itself.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._stop.set)
+                self._node_thread.join()
+            self._remove_ephemeral()
         self._raise_failure()
 
     def _raise_failure(self) -> None:

@@ -6,7 +6,8 @@ Rules:
   batches out, so a cancelled ``poll`` loses nothing.
 - Every batch's checksum is checked here as well: what a caller sees is what was written.
 - A reader of committed data gets no batch of an aborted transaction, and none of one that is still open.
-- A position that the log has no longer is moved to where the caller said, or reported.
+- A position that the log has no longer is moved to where the caller said, or reported. Where compaction has
+  left nothing up to the end of what can be read, the position goes there.
 """
 
 from __future__ import annotations
@@ -83,8 +84,7 @@ class BatchReader:
         fetches, self._fetches = self._fetches, {}
         for task in fetches.values():
             task.cancel()
-        if fetches:
-            await asyncio.wait(fetches.values())
+        await asyncio.gather(*fetches.values(), return_exceptions=True)
 
     async def _poll_once(self) -> list[FetchedBatches]:
         if not self.positions:
@@ -127,11 +127,17 @@ class BatchReader:
             timeout_ms=self._max_wait_ms + _WAIT_MARGIN_MS,
         )
         check(getattr(response, "error_code", 0), None, "fetching")
+        entries = [(topic.topic, entry) for topic in response.responses for entry in topic.partitions]
+        # Then there was room for everything, and what is not there is not in the log.
+        is_empty = not any(entry.records for _, entry in entries)
         fetched: list[FetchedBatches] = []
-        for topic in response.responses:
-            for entry in topic.partitions:
-                partition = topic.topic, entry.partition_index
-                fetched.append(await self._take(partition, wanted[partition], entry))
+        for topic_name, entry in entries:
+            partition = topic_name, entry.partition_index
+            taken = await self._take(partition, wanted[partition], entry)
+            end = entry.last_stable_offset if self._committed else entry.high_watermark
+            if is_empty and entry.error_code == ErrorCode.none and end > taken.next_offset:
+                taken = taken._replace(next_offset=end)
+            fetched.append(taken)
         return fetched
 
     def _request(self, wanted: Mapping[TopicPartition, int]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._closing = False
+        #: Nothing is scheduled behind the loop's end, where nobody would run it.
+        self._scheduling = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -29,10 +31,11 @@ class LoopThread:
             raise RuntimeError(
                 "a blocking call cannot be made from a callback of the client; use connect_async"
             )
-        if not self._thread.is_alive():
-            work.close()
-            raise RuntimeError("this connection is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._scheduling:
+            if self._closing:
+                work.close()
+                raise RuntimeError("this connection is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException as error:
@@ -43,9 +46,12 @@ class LoopThread:
 
     def close(self) -> None:
         """End the thread. Closing twice is fine."""
-        self._closing = True
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._scheduling:
+            if not self._closing:
+                self._closing = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        # The garbage collector may call this on any thread.
+        if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:

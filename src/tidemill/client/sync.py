@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -49,12 +50,19 @@ def connect(
     {'id': 2, 'item': 'pear'}
     """
     db = Tidemill(bootstrap_servers, client_id=client_id, timeout_ms=timeout_ms)
-    db.ping()
+    try:
+        db.ping()
+    except BaseException:
+        db.close()
+        raise
     return db
 
 
 class Tidemill:
-    """A connection to a node or a cluster. Use it in a ``with`` statement, or call ``close``."""
+    """A connection to a node or a cluster. Use it in a ``with`` statement, or call ``close``.
+
+    Any number of threads may use it, and what it gives, at the same time.
+    """
 
     def __init__(
         self, bootstrap_servers: str, *, client_id: str = "tidemill", timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -64,6 +72,8 @@ class Tidemill:
         self._timeout_ms = timeout_ms
         self._thread: LoopThread | None = None
         self._connected: AsyncTidemill | None = None
+        self._connecting = threading.Lock()
+        self._closed = False
         #: Iterators over batches that have not come to their end.
         self._iterated: set[AsyncGenerator[Any]] = set()
 
@@ -89,9 +99,11 @@ class Tidemill:
 
     def close(self) -> None:
         """Close every connection. Closing twice is fine. Iterators that are still open end with it."""
-        thread, self._thread = self._thread, None
-        connected, self._connected = self._connected, None
-        iterated, self._iterated = self._iterated, set()
+        with self._connecting:
+            self._closed = True
+            thread, self._thread = self._thread, None
+            connected, self._connected = self._connected, None
+            iterated, self._iterated = self._iterated, set()
         if thread is not None:
             for batches in iterated:
                 # One that another thread is waiting for ends with the connection.
@@ -208,25 +220,31 @@ class Tidemill:
     # --- the thread
 
     def _connection(self) -> AsyncTidemill:
-        if self._connected is None:
-            if self._thread is None:
-                self._thread = LoopThread("tidemill-client")
-                # A connection that is dropped without ``close``, or is open when the program ends.
-                weakref.finalize(self, self._thread.close)
-            self._connected = self._thread.run(
-                connect_async(self.bootstrap_servers, client_id=self._client_id, timeout_ms=self._timeout_ms)
-            )
-        return self._connected
+        with self._connecting:
+            if self._closed:
+                raise RuntimeError("this connection is closed")
+            if self._connected is None:
+                if self._thread is None:
+                    self._thread = LoopThread("tidemill-client")
+                    # A connection that is dropped without ``close``, or is open when the program ends.
+                    weakref.finalize(self, self._thread.close)
+                self._connected = self._thread.run(
+                    connect_async(
+                        self.bootstrap_servers, client_id=self._client_id, timeout_ms=self._timeout_ms
+                    )
+                )
+            return self._connected
 
     def _run(self, call: Callable[[AsyncTidemill], Coroutine[Any, Any, _T]]) -> _T:
         return self.run(call(self._connection()))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine of the async client to its end."""
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             work.close()
             raise RuntimeError("this connection is closed")
-        return self._thread.run(work)
+        return thread.run(work)
 
     def iterate(self, batches: AsyncGenerator[_T]) -> Iterator[_T]:
         """An async iterator as a plain one; dropping it closes the other."""

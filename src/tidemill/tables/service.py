@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 KV_FOLDER = "kv"
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
-_READY_SECONDS = 30.0
+#: Less than clients wait for an answer: else they take the node for gone.
+_READY_SECONDS = 20.0
 #: Columns of records take some 150 bytes for each while they are made, whatever the record has.
 _BATCH_RECORDS_MAX = 1_000_000
 

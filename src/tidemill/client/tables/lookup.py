@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.tables.requests import ANSWER_MARGIN_MS, checked, is_worth_another_try
+from tidemill.client.tables.requests import checked, is_worth_another_try
 from tidemill.client.tables.scanner import read_batches
 from tidemill.errors import TableCode, TableError, TidemillError
 from tidemill.tables.definition import Partition, TableDefinition
@@ -111,11 +111,8 @@ class LookUp:
 
         async def attempt() -> Any:
             (leader,) = await self._cluster.leaders([(partition.topic, bucket)])
-            connection = await self._cluster.connection(leader)
-            # The server gives up first, so that its answer can still arrive.
-            response = await connection.request(
-                "LookupKv", body, timeout_ms=self._cluster.timeout_ms + ANSWER_MARGIN_MS
-            )
+            connection = await self._cluster.connection(leader, purpose="lookup")
+            response = await connection.request("LookupKv", body)
             return checked(response, f"looking up rows of table {table.name!r}")
 
         response = await self.retrying(attempt)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.client.cluster import Cluster, passes_by_itself
+from tidemill.client.connection import DEFAULT_TIMEOUT_MS
 from tidemill.errors import ApiError, ErrorCode, TableError, TidemillError
 from tidemill.errors.table_codes import table_code
 from tidemill.tables.definition import Partition, TableDefinition
 
 __all__ = (
-    "ANSWER_MARGIN_MS",
     "ask_controller",
     "checked",
     "definition_from",
@@ -19,9 +19,10 @@ __all__ = (
     "pairs",
 )
 
-#: How much longer than the server may wait the client waits for its answer.
-ANSWER_MARGIN_MS = 5_000
 _FIRST_TABLE_CODE = 1_000
+#: What goes through all buckets of a table, one after the other, has more time.
+_LONG = frozenset({"AcquireLease", "CreateSnapshot", "ListSnapshots", "TableStats"})
+_LONG_MS = 600_000
 
 
 def checked(response: Any, what: str) -> Any:
@@ -43,9 +44,10 @@ def is_worth_another_try(error: TidemillError) -> bool:
 
 async def ask_controller(cluster: Cluster, name: str, body: Mapping[str, Any], what: str) -> Any:
     """Ask for something about databases and tables; tried again while that can help."""
+    timeout_ms = max(DEFAULT_TIMEOUT_MS, cluster.timeout_ms, _LONG_MS if name in _LONG else 0)
 
     async def attempt() -> Any:
-        return checked(await cluster.to_controller(name, body), what)
+        return checked(await cluster.to_controller(name, body, timeout_ms=timeout_ms), what)
 
     return await cluster.retrying(attempt)
 

@@ -23,7 +23,7 @@ from tidemill.client.tables.rows_in import as_tables
 from tidemill.client.tables.scan import AsyncScan, ScanOptions
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
 from tidemill.client.tables.writer import PreparedRows, TableWriter, prepare_deletes, prepare_upserts
-from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
 from tidemill.tables.definition import TableDefinition, pack_schema
 from tidemill.tables.partition_values import partition_texts
 from tidemill.tables.predicate import Predicate, encode
@@ -606,6 +606,9 @@ class AsyncLease:
         }
         what = f"leasing snapshots of table {self._table.name!r}"
         response = await ask_controller(self._table.cluster, "AcquireLease", body, what)
+        known = self._table.definition.partition
+        if any(known(each.partition_id) is None for each in response.lease.snapshots):
+            await self._table.renew()
         return lease_from(response.lease, self._table.definition)
 
     async def __aenter__(self) -> AsyncLease:
@@ -616,13 +619,16 @@ class AsyncLease:
     async def __aexit__(self, *exc: object) -> None:
         assert self._keeper is not None
         self._keeper.cancel()
-        with contextlib.suppress(TableError):
+        # It ends by itself if it cannot be released.
+        with contextlib.suppress(TidemillError):
             await self.release()
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._duration_ms / 3000)
-            await self.renew()
+            # Tried again in time: it takes more than one failure to lose a lease.
+            with contextlib.suppress(TidemillError):
+                await self.renew()
 
 
 def lease_from(lease: Any, definition: TableDefinition | None) -> Lease:

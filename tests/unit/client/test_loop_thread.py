@@ -1,0 +1,105 @@
+"""An event loop for blocking callers, in the hands of several threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tidemill.client.loop_thread import LoopThread
+
+SOON = 20
+
+
+@pytest.fixture
+def loop_thread() -> LoopThread:
+    return LoopThread("test")
+
+
+async def _seven() -> int:
+    await asyncio.sleep(0)
+    return 7
+
+
+def test_results_and_errors_reach_the_caller(loop_thread: LoopThread) -> None:
+    async def fail() -> None:
+        raise ValueError("no")
+
+    assert loop_thread.run(_seven()) == 7
+    with pytest.raises(ValueError, match="no"):
+        loop_thread.run(fail())
+    loop_thread.close()
+
+
+def test_nothing_runs_after_the_close_and_closing_twice_is_fine(loop_thread: LoopThread) -> None:
+    loop_thread.close()
+    loop_thread.close()
+    with pytest.raises(RuntimeError, match="this connection is closed"):
+        loop_thread.run(_seven())
+
+
+def test_every_call_ends_however_it_meets_the_close() -> None:
+    for _ in range(30):
+        loop_thread = LoopThread("test")
+        ends: list[object] = []
+
+        def call(loop_thread: LoopThread = loop_thread, ends: list[object] = ends) -> None:
+            try:
+                while True:
+                    loop_thread.run(_seven())
+            except RuntimeError as error:
+                ends.append(error)
+
+        threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        loop_thread.close()
+        for thread in threads:
+            thread.join(SOON)
+        assert len(ends) == 4
+
+
+def test_a_call_that_waits_is_told_of_the_close(loop_thread: LoopThread) -> None:
+    waiting, told = threading.Event(), list[BaseException]()
+
+    async def wait() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        try:
+            loop_thread.run(wait())
+        except RuntimeError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert waiting.wait(SOON)
+    loop_thread.close()
+    thread.join(SOON)
+    assert "closed during the call" in str(told[0])
+
+
+def test_the_loops_own_thread_may_close_it_as_the_garbage_collector_does(loop_thread: LoopThread) -> None:
+    async def close() -> None:
+        loop_thread.close()
+
+    # The call is told like any other that is under way.
+    with pytest.raises(RuntimeError, match="closed during the call"):
+        loop_thread.run(_then_wait(close()))
+    loop_thread.close()
+
+
+async def _then_wait(first: object) -> None:
+    await first  # type: ignore[misc]
+    await asyncio.Event().wait()
+
+
+def test_a_blocking_call_on_the_loops_own_thread_is_refused(loop_thread: LoopThread) -> None:
+    async def call() -> None:
+        loop_thread.run(_seven())
+
+    with pytest.raises(RuntimeError, match="use connect_async"):
+        loop_thread.run(call())
+    loop_thread.close()
