@@ -1,4 +1,4 @@
-"""What compaction makes of one batch: kept as it is, made smaller, or dropped. Pure.
+"""What compaction makes of batches: kept as they are, made smaller, or dropped. Pure.
 
 Batches are given in the order of the log, from its start, so that the filter knows which transactions have
 something left when it meets their markers. The rules, which are Kafka's:
@@ -8,70 +8,26 @@ something left when it meets their markers. The rules, which are Kafka's:
 - what an aborted transaction wrote goes; a marker goes when no batch of its transaction was there any more,
   and its delete horizon has passed;
 - a batch that a remembered producer's state rests on stays, without records if need be.
+
+Both passes of a run read batches by ``index_batches``: what it does not understand has no key in the map, and
+is kept as it is.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-from tidemill.errors import ApiError
+import numpy as np
+
+from tidemill.log.batch_owners import AbortedBatches, RememberedProducer
 from tidemill.log.keymap import KeyMap
-from tidemill.log.producers import ProducerStates
 from tidemill.log.storage import Buffer
-from tidemill.log.transactions import AbortedTransaction
-from tidemill.records.batch import HEADER_BYTES, NO_SEQUENCE, BatchHeader
-from tidemill.records.compression import decompress
+from tidemill.records.batch import NO_SEQUENCE, BatchHeader
 from tidemill.records.control import read_marker
-from tidemill.records.rewriting import RecordSlice, delete_horizon, header_only, index_records, keep_records
+from tidemill.records.rewriting import delete_horizon, header_only
+from tidemill.records.rewriting_columns import Bools, RecordIndex, index_batches
 
-__all__ = ("AbortedBatches", "BatchFilter", "RememberedProducer", "read_slices", "remembered_producers")
-
-
-class RememberedProducer(NamedTuple):
-    """What the log must still be able to say of a producer."""
-
-    epoch: int
-    last_sequence: int
-    #: Base offsets of the batches whose retries are recognized.
-    batches: frozenset[int]
-
-
-def remembered_producers(states: ProducerStates) -> dict[int, RememberedProducer]:
-    """A copy of what the filter needs to know, for use in another thread."""
-    return {
-        producer_id: RememberedProducer(
-            entry.epoch, entry.last_sequence, frozenset(known.base_offset for known in entry.batches)
-        )
-        for producer_id, entry in states
-    }
-
-
-class AbortedBatches:
-    """Answers whether a batch belongs to an aborted transaction."""
-
-    def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:
-        self._ranges: dict[int, list[tuple[int, int]]] = {}
-        for producer_id, first_offset, last_offset in transactions:
-            self._ranges.setdefault(producer_id, []).append((first_offset, last_offset))
-        for ranges in self._ranges.values():
-            ranges.sort()
-
-    def __contains__(self, header: BatchHeader) -> bool:
-        ranges = self._ranges.get(header.producer_id) if header.is_transactional else None
-        if not ranges:
-            return False
-        place = bisect_right(ranges, header.base_offset, key=lambda entry: entry[0])
-        return place > 0 and header.base_offset < ranges[place - 1][1]
-
-
-def read_slices(
-    header: BatchHeader, data: Buffer, max_bytes: int, breathe: Callable[[], None]
-) -> tuple[bytes, list[RecordSlice]]:
-    """The uncompressed records of a batch, and where each one is. Raises ``ApiError``."""
-    body = bytes(decompress(header.codec, memoryview(data)[HEADER_BYTES:], max_bytes))
-    return body, index_records(body, header.record_count, breathe)
+__all__ = ("BatchFilter",)
 
 
 class BatchFilter:
@@ -104,22 +60,36 @@ class BatchFilter:
         self.records_in = 0
         self.records_kept = 0
 
-    def apply(self, header: BatchHeader, data: Buffer) -> Buffer | None:
-        """What is left of the batch, None if nothing is; ``data`` itself if nothing changes."""
-        if header.is_control:
-            kept = self._control(header, data)
-            if kept is not None and not self._is_commit(data):
-                self.kept_aborts.append(header.base_offset)
-            return kept
-        if header.is_transactional:
-            self._writing.add(header.producer_id)
-        self.records_in += header.record_count
-        if header.base_offset >= self._mapped_to:
-            self.records_kept += header.record_count
-            return data
-        if header in self._aborted:
-            return self._without_records(header, data)
-        return self._data(header, data)
+    def apply(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[Buffer | None]:
+        """What is left of each batch, None if nothing is; its bytes themselves if nothing changes."""
+        left: list[Buffer | None] = []
+        judged: list[int] = []
+        for number, (header, data) in enumerate(batches):
+            if header.is_control:
+                kept = self._control(header, data)
+                if kept is not None and not self._is_commit(data):
+                    self.kept_aborts.append(header.base_offset)
+                left.append(kept)
+                continue
+            if header.is_transactional:
+                self._writing.add(header.producer_id)
+            self.records_in += header.record_count
+            if header.base_offset >= self._mapped_to:
+                self.records_kept += header.record_count
+                left.append(data)
+            elif not header.record_count or header in self._aborted:
+                left.append(self._without_records(header, data))
+            else:
+                # Unless its records can be read: the checksum fits, so these are the bytes that somebody
+                # sent, and it is not for us to drop them.
+                self.records_kept += header.record_count
+                left.append(data)
+                judged.append(number)
+        self._breathe()
+        wanted = [batches[number] for number in judged]
+        for part in index_batches(wanted, self._max_decompressed_bytes, self._breathe):
+            self._judge(part, judged, left)
+        return left
 
     # --- markers
 
@@ -133,8 +103,11 @@ class BatchFilter:
             return data if self._now_ms < horizon_ms else None
         if read_marker(memoryview(data)) is None:
             return data
-        body, slices = read_slices(header, data, self._max_decompressed_bytes, self._breathe)
-        return keep_records(header, body, slices, self._horizon_ms)
+        for part in index_batches([(header, data)], self._max_decompressed_bytes, self._breathe):
+            everything = np.ones(len(part.offsets), np.bool_)
+            (marked,) = part.keep(everything, np.array([True]), [self._horizon_ms])
+            return data if marked is None else marked
+        return data
 
     def _is_commit(self, data: Buffer) -> bool:
         marker = read_marker(memoryview(data))
@@ -142,36 +115,52 @@ class BatchFilter:
 
     # --- data
 
-    def _data(self, header: BatchHeader, data: Buffer) -> Buffer | None:
-        if not header.record_count:
-            return self._without_records(header, data)
-        try:
-            body, slices = read_slices(header, data, self._max_decompressed_bytes, self._breathe)
-        except ApiError:
-            # The checksum fits, so these are the bytes that somebody sent, and it is not for us to drop them.
-            self.records_kept += header.record_count
-            return data
-        horizon_ms = delete_horizon(header)
-        may_drop_tombstones = horizon_ms is not None and self._now_ms >= horizon_ms
-        base_offset, last_offset_of = header.base_offset, self._keys.get
-        kept: list[RecordSlice] = []
-        has_tombstone = False
-        for record in slices:
-            _, _, delta, key, is_tombstone = record
-            if key is None or base_offset + delta < last_offset_of(key):
-                continue
-            if is_tombstone:
-                if may_drop_tombstones:
-                    continue
-                has_tombstone = True
-            kept.append(record)
-        if not kept:
-            return self._without_records(header, data)
-        self.records_kept += len(kept)
-        new_horizon_ms = self._horizon_ms if has_tombstone and horizon_ms is None else None
-        if len(kept) == len(slices) and new_horizon_ms is None:
-            return data
-        return keep_records(header, body, kept, new_horizon_ms)
+    def _judge(self, part: RecordIndex, judged: list[int], left: list[Buffer | None]) -> None:
+        """Change those batches in ``left`` that lose something, or get a delete horizon."""
+        kept = self._are_last(part)
+        horizons: list[int | None] = [None] * len(part.headers)
+        if part.has_no_value.any():
+            self._judge_tombstones(part, kept, horizons)
+        counts = part.count_by_batch(kept)
+        changed = counts != np.diff(part.cuts)
+        changed[[horizon_ms is not None for horizon_ms in horizons]] = True
+        if not changed.any():
+            return
+        changed &= counts > 0
+        for number in np.flatnonzero(counts == 0).tolist():
+            place, header = judged[part.numbers[number]], part.headers[number]
+            self.records_kept -= header.record_count
+            data = left[place]
+            assert data is not None
+            left[place] = self._without_records(header, data)
+        rewritten = part.keep(kept, changed, horizons)
+        for number, data in zip(np.flatnonzero(changed).tolist(), rewritten, strict=True):
+            if data is not None:
+                left[judged[part.numbers[number]]] = data
+                self.records_kept += int(counts[number]) - part.headers[number].record_count
+            self._breathe()
+
+    def _are_last(self, part: RecordIndex) -> Bools:
+        """Which records are the last ones of their key."""
+        kept = np.zeros(len(part.offsets), np.bool_)
+        for window in part.windows(0, len(part.offsets)):
+            starts, ends = part.key_starts[window], part.key_ends[window]
+            rows = np.flatnonzero(ends >= 0)
+            last = self._keys.get(part.body, starts[rows], ends[rows])
+            kept[window][rows] = part.offsets[window][rows] >= last
+            self._breathe()
+        return kept
+
+    def _judge_tombstones(self, part: RecordIndex, kept: Bools, horizons: list[int | None]) -> None:
+        """Take those out of ``kept`` whose time has come, and fill in ``horizons`` where others wait."""
+        tombstones = kept & part.has_no_value
+        for number in np.flatnonzero(part.count_by_batch(tombstones)).tolist():
+            horizon_ms = delete_horizon(part.headers[number])
+            if horizon_ms is None:
+                horizons[number] = self._horizon_ms
+            elif self._now_ms >= horizon_ms:
+                rows = slice(int(part.cuts[number]), int(part.cuts[number + 1]))
+                kept[rows] &= ~part.has_no_value[rows]
 
     def _without_records(self, header: BatchHeader, data: Buffer) -> Buffer | None:
         if not header.is_idempotent or not self._is_last_of_producer(header):

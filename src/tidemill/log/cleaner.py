@@ -13,30 +13,38 @@ place:
 
 Memory is the key map's budget and a few chunks, however large the log is. If the map is full before the dirty
 part ends, the run goes as far as the map does, and another one does the rest.
+
+Batches are looked at in groups. What does that needs numpy, which a node should
+not wait for when it starts: so it is imported by the first run, in its thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, CorruptData
-from tidemill.log.batch_filter import AbortedBatches, BatchFilter, RememberedProducer, read_slices
+from tidemill.errors import CorruptData
+from tidemill.log.batch_owners import AbortedBatches, RememberedProducer
+from tidemill.log.chunks import CHUNK_BYTES, Batches, read_chunks
 from tidemill.log.compaction import Cleanable, group_segments
 from tidemill.log.index import IndexCache
-from tidemill.log.keymap import KeyMap
 from tidemill.log.pace import Pace
 from tidemill.log.segment import Segment
 from tidemill.log.storage import Buffer, Storage, StorageFile
 from tidemill.log.swap import cleaned_paths, remove_cleaned, save_clean_point
 from tidemill.log.walk import BrokenBatch
-from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+from tidemill.records.batch import BatchHeader
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, build_empty_batch
+
+if TYPE_CHECKING:
+    from tidemill.log.batch_filter import BatchFilter
+    from tidemill.log.keymap import KeyMap
+    from tidemill.records.rewriting_columns import RecordIndex
 
 __all__ = ("CleanedSegment", "CleaningOrder", "CleaningRun", "CleaningStopped")
 
-_CHUNK_BYTES = 1024 * 1024
 _OFFSETS_PER_BATCH_MAX = 2**31 - 1
 
 
@@ -97,7 +105,6 @@ class CleaningRun:
         self._max_decompressed_bytes = max_decompressed_bytes
         self._is_stopped = is_stopped
         self._map_bytes = map_bytes
-        self._keys = KeyMap(0, 0)
         self._groups: Iterator[list[Segment]] = iter(())
         self._filter: BatchFilter | None = None
         #: Below this offset no key is twice once the run is through.
@@ -119,15 +126,18 @@ class CleaningRun:
 
     def map_keys(self) -> None:
         """Read the dirty part. Raises ``StorageError``, ``CorruptData`` if something does not check out."""
+        from tidemill.log.batch_filter import BatchFilter
+        from tidemill.log.keymap import KeyMap
+
         self._sync_snapshot()
         cleanable, first_dirty = self._order.cleanable, self.mapped_to
-        self._keys = KeyMap(self._map_bytes, cleanable.end_offset - first_dirty)
+        keys = KeyMap(self._map_bytes, cleanable.end_offset - first_dirty)
         for segment in self._order.segments:
-            if segment.next_offset > first_dirty and not self._map_segment(segment, first_dirty):
+            if segment.next_offset > first_dirty and not self._map_segment(keys, segment, first_dirty):
                 break
         order = self._order
         self._filter = BatchFilter(
-            self._keys,
+            keys,
             mapped_to=self.mapped_to,
             aborted=order.aborted,
             producers=order.producers,
@@ -148,31 +158,48 @@ class CleaningRun:
             file.close()
         self._storage.sync_dir(self._order.directory)
 
-    def _map_segment(self, segment: Segment, first_dirty: int) -> bool:
+    def _map_segment(self, keys: KeyMap, segment: Segment, first_dirty: int) -> bool:
         """False if the map is full before the segment ends."""
-        put = self._keys.put
-        for header, data in self._batches(segment):
-            if header.next_offset <= first_dirty:
-                continue
-            if not self._keys.has_room(header.record_count):
-                if len(self._keys):
+        from tidemill.records.rewriting_columns import index_batches
+
+        aborted = self._order.aborted
+        for batches in self._chunks(segment):
+            dirty = [
+                (header, data)
+                for header, data in batches
+                if header.next_offset > first_dirty
+                and header.record_count
+                and not header.is_control
+                and header not in aborted
+            ]
+            # What nobody can decode is not among the parts; the filter keeps it as it is.
+            for part in index_batches(dirty, self._max_decompressed_bytes, self._pace.breathe):
+                if not self._map_part(keys, part):
                     return False
-                self._keys.make_room(header.record_count)
-            for _, _, delta, key, _ in self._slices(header, data):
-                if key is not None:
-                    put(key, header.base_offset + delta)
-            self.mapped_to = header.next_offset
+            self.mapped_to = max(self.mapped_to, batches[-1][0].next_offset)
         return True
 
-    def _slices(
-        self, header: BatchHeader, data: memoryview
-    ) -> list[tuple[int, int, int, bytes | None, bool]]:
-        if header.is_control or not header.record_count or header in self._order.aborted:
-            return []
-        try:
-            return read_slices(header, data, self._max_decompressed_bytes, self._pace.breathe)[1]
-        except ApiError:
-            return []  # Nobody can decode it; the filter keeps it as it is.
+    def _map_part(self, keys: KeyMap, part: RecordIndex) -> bool:
+        """False if the map is full before the part ends; ``mapped_to`` says where that was."""
+        if keys.has_room(len(part.offsets)):
+            self._put(keys, part, 0, len(part.offsets))
+            return True
+        cuts = part.cuts.tolist()
+        for header, start, end in zip(part.headers, cuts[:-1], cuts[1:], strict=True):
+            if not keys.has_room(end - start):
+                if len(keys):
+                    self.mapped_to = header.base_offset
+                    return False
+                keys.make_room(end - start)
+            self._put(keys, part, start, end)
+        return True
+
+    def _put(self, keys: KeyMap, part: RecordIndex, start: int, end: int) -> None:
+        for window in part.windows(start, end):
+            has_key = part.key_ends[window] >= 0
+            columns = (part.key_starts, part.key_ends, part.offsets)
+            keys.put(part.body, *(column[window][has_key] for column in columns))
+            self._pace.breathe()
 
     # --- the segments
 
@@ -197,8 +224,9 @@ class CleaningRun:
             writer = _Writer(file, self._pace)
             self._filter.kept_aborts.clear()
             for segment in group:
-                for header, data in self._batches(segment):
-                    writer.add(header, self._filter.apply(header, data))
+                for batches in self._chunks(segment):
+                    for (header, _), kept in zip(batches, self._filter.apply(batches), strict=True):
+                        writer.add(header, kept)
             writer.flush()
             file.sync()
             new = self._checked(file, group)
@@ -247,17 +275,19 @@ class CleaningRun:
 
     # --- reading
 
-    def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Every batch of a segment, checked, from a file handle of the run's own."""
+    def _chunks(self, segment: Segment) -> Iterator[Batches]:
+        """Every batch of a segment, checked, a group at a time, from a file handle of the run's own."""
         file = self._storage.open(segment.log_path)
         try:
             expected = segment.base_offset
-            for position, header, data in _read_batches(file, segment.size_bytes, self._pace, self._stop):
-                if header.base_offset != expected:
-                    raise BrokenBatch(position, f"offset {header.base_offset} where {expected} must be")
-                expected = header.next_offset
-                self.bytes_in += header.size_bytes
-                yield header, data
+            for position, batches in read_chunks(file, segment.size_bytes, self._pace, self._stop):
+                for header, data in batches:
+                    if header.base_offset != expected:
+                        raise BrokenBatch(position, f"offset {header.base_offset} where {expected} must be")
+                    expected = header.next_offset
+                    position += len(data)
+                    self.bytes_in += len(data)
+                yield batches
             if expected != segment.next_offset:
                 raise BrokenBatch(segment.size_bytes, f"the segment ends at offset {expected}")
         except BrokenBatch as broken:
@@ -272,41 +302,6 @@ class CleaningRun:
     def _stop(self) -> None:
         if self._is_stopped():
             raise CleaningStopped
-
-
-def _read_batches(
-    file: StorageFile, size: int, pace: Pace, check_stopped: Callable[[], None]
-) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-    """(position, header, bytes) of each batch, checksums verified. Raises ``BrokenBatch``."""
-    position = 0
-    while position < size:
-        check_stopped()
-        chunk = file.read(position, min(_CHUNK_BYTES, size - position))
-        if len(chunk) >= HEADER_BYTES:
-            first_bytes = parse_header(chunk).size_bytes
-            if len(chunk) < first_bytes <= size - position:
-                chunk = file.read(position, first_bytes)
-        pace.spend(len(chunk))
-        view, start = memoryview(chunk), 0
-        while len(chunk) - start >= HEADER_BYTES:
-            header = parse_header(chunk, start)
-            end = start + header.size_bytes
-            if end > len(chunk) and start:
-                break
-            _check(header, view[start:end], position + start)
-            yield position + start, header, view[start:end]
-            pace.breathe()
-            start = end
-        if not start:
-            raise BrokenBatch(position, f"the file ends inside a batch header ({len(chunk)} bytes)")
-        position += start
-
-
-def _check(header: BatchHeader, data: memoryview, position: int) -> None:
-    if header.magic != 2 or header.size_bytes < HEADER_BYTES or header.last_offset_delta < 0:
-        raise BrokenBatch(position, "not a batch header")
-    if len(data) != header.size_bytes or not check_crc(data, header):
-        raise BrokenBatch(position, "the checksum does not fit the bytes")
 
 
 class _Writer:
@@ -348,7 +343,7 @@ class _Writer:
     def _write(self, data: Buffer) -> None:
         self._buffers.append(data)
         self._buffered_bytes += len(data)
-        if self._buffered_bytes >= _CHUNK_BYTES:
+        if self._buffered_bytes >= CHUNK_BYTES:
             self._write_out()
 
     def _write_out(self) -> None:

@@ -6,7 +6,7 @@ Only the change of names on disk, ``carry_swap``, is done by the worker: it wait
 from __future__ import annotations
 
 from tidemill.errors import StorageError, SyncFailed
-from tidemill.log.batch_filter import AbortedBatches, remembered_producers
+from tidemill.log.batch_owners import AbortedBatches, remembered_producers
 from tidemill.log.cleaner import CleanedSegment, CleaningOrder
 from tidemill.log.compaction import NO_FLOOR, Cleanable, find_cleanable
 from tidemill.log.log import PartitionLog, list_snapshots, snapshot_name

@@ -1,18 +1,22 @@
-"""Batches that lose some of their records, as compaction makes them.
+"""Batches that lose some of their records, as compaction makes them: their headers, and records one by one.
 
-Nothing is decoded that need not be: a record is found by its length, its key is a slice, and what is kept is
-copied as the bytes that are there, because offsets and timestamps are relative to the batch, whose base
-stays.
+What is kept is copied as the bytes that are there, because offsets and timestamps are relative to the batch,
+whose base stays. The one exception is the delete horizon. When a batch with tombstones, or a marker whose
+transaction has nothing left, is first compacted, the time from which these may go is written where the base
+timestamp was, under an attribute bit (KIP-534). The timestamps of its records are then written anew, relative
+to that.
 
-The one exception is the delete horizon. When a batch with tombstones, or a marker whose transaction has
-nothing left, is first compacted, the time from which these may go is written where the base timestamp was,
-under an attribute bit (KIP-534). The timestamps of its records are then written anew, relative to that.
+Records are found by ``rewriting_columns``, many batches at once. What it cannot judge it leaves to
+``index_records`` here, which says what a record is: its numbers fit in 64 bits, all but value and headers,
+which nobody looks at here, is inside its length, and offsets grow within those of the batch. Of everything
+else compaction keeps its hands off.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 
 from crc32c import crc32c
 
@@ -22,26 +26,33 @@ from tidemill.records.compression import compress
 
 __all__ = (
     "DELETE_HORIZON_BIT",
-    "RecordSlice",
+    "INDEX_FIELDS",
     "delete_horizon",
+    "fits_64_bits",
     "header_only",
     "index_records",
-    "keep_records",
+    "no_breath",
+    "not_records",
+    "read_varint",
+    "rebuild_batch",
+    "to_varint",
 )
 
 _VARINT_SHIFT_MAX = 63
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 DELETE_HORIZON_BIT = 0x40
 _CODEC_MASK = 0x07
 #: So many records are looked at between two calls of ``breathe``.
 _RECORDS_PER_BREATH = 256
 
-#: (start, end, offset delta, key, whether there is no value): where a record is in the body, and what it is.
-RecordSlice = tuple[int, int, int, bytes | None, bool]
+#: What is known of a record: where it starts, and where its timestamp ends; the timestamp and the offset,
+#: relative to the batch; where its key starts and ends (-1 if there is none); whether it has no value.
+INDEX_FIELDS = 7
 
 
-def _no_breath() -> None:
-    return
+def no_breath() -> None:
+    """For those who are not in a hurry and keep nobody waiting."""
 
 
 def delete_horizon(header: BatchHeader) -> int | None:
@@ -49,112 +60,61 @@ def delete_horizon(header: BatchHeader) -> int | None:
     return header.base_timestamp if header.attributes & DELETE_HORIZON_BIT else None
 
 
-def index_records(body: bytes, count: int, breathe: Callable[[], None] = _no_breath) -> list[RecordSlice]:
-    """Find every record in the uncompressed ``body``. Raises ``ApiError`` if it is not exactly ``count``
-    records.
+def index_records(header: BatchHeader, body: bytes, breathe: Callable[[], None] = no_breath) -> array[int]:
+    """``INDEX_FIELDS`` numbers for each record in the uncompressed ``body``, one record after the other.
 
-    ``breathe`` is called now and then, so that a large batch does not keep other threads waiting.
+    Raises ``ApiError`` if these are not exactly the records that ``header`` speaks of. ``breathe`` is called
+    now and then, so that a large batch does not keep other threads waiting.
     """
-    found: list[RecordSlice] = []
-    position = 0
+    found = array("q")
+    position, offset_delta = 0, -1
     try:
-        while len(found) < count:
-            wanted = min(_RECORDS_PER_BREATH, count - len(found))
-            position = _index_some(body, position, wanted, found)
-            breathe()
+        for number in range(header.record_count):
+            position, offset_delta = _index_record(header, body, position, offset_delta, found)
+            if not number % _RECORDS_PER_BREATH:
+                breathe()
     except IndexError:
-        raise _not_records() from None
-    if position != len(body):
-        raise _not_records()
+        raise not_records() from None
+    if position != len(body) or header.record_count < 0:
+        raise not_records()
     return found
 
 
-def _index_some(body: bytes, position: int, count: int, found: list[RecordSlice]) -> int:
-    """Add ``count`` records from ``position`` on to ``found``; returns where the next one starts.
-
-    Nearly all numbers have one or two bytes, and a call costs as much as all the rest of a record: so these
-    are read in place. Runs past the end as an ``IndexError``.
-    """
-    size, append = len(body), found.append
-    for _ in range(count):
-        start = position
-        length, second = body[position], body[position + 1]
-        if length < 0x80:
-            position += 1
-        elif second < 0x80:
-            length = (length & 0x7F) | (second << 7)
-            position += 2
-        else:
-            length, position = _varint(body, position)
-            length <<= 1
-        end = position + (length >> 1)
-        position += 1  # the record's attributes, which mean nothing
-        while body[position] > 0x7F:
-            position += 1
-        position += 1  # behind the timestamp
-        offset_delta, second = body[position], body[position + 1]
-        if offset_delta < 0x80:
-            offset_delta >>= 1
-            position += 1
-        elif second < 0x80:
-            offset_delta = ((offset_delta & 0x7F) | (second << 7)) >> 1
-            position += 2
-        else:
-            offset_delta, position = _varint(body, position)
-        key_length = body[position]
-        position += 1
-        key = None
-        # The sign is the lowest bit of the first byte, and below zero there is only "none".
-        if not key_length & 1:
-            if key_length < 0x80:
-                key_end = position + (key_length >> 1)
-            else:
-                key_length, position = _varint(body, position - 1)
-                key_end = position + key_length
-            key = body[position:key_end]
-            position = key_end
-        if length & 1 or not position < end <= size:
-            raise _not_records()
-        append((start, end, offset_delta, key, body[position] & 1 == 1))
-        position = end
-    return position
+def _index_record(
+    header: BatchHeader, body: bytes, start: int, offset_before: int, found: array[int]
+) -> tuple[int, int]:
+    """Adds the record at ``start`` to ``found``; returns where it ends, and its relative offset."""
+    length, position = read_varint(body, start)
+    end = position + length
+    timestamp_delta, after_timestamp = read_varint(body, position + 1)  # behind attributes that mean nothing
+    offset_delta, position = read_varint(body, after_timestamp)
+    key_length, key_start = read_varint(body, position)
+    key_end = key_start + key_length if key_length >= 0 else -1
+    position = max(key_start, key_end)
+    if not position < end <= len(body) or not offset_before < offset_delta <= header.last_offset_delta:
+        raise not_records()
+    if not (fits_64_bits(timestamp_delta) and fits_64_bits(header.base_timestamp + timestamp_delta)):
+        raise not_records()
+    has_no_value = body[position] & 1  # the sign of its length
+    found.extend((start, after_timestamp, timestamp_delta, offset_delta, key_start, key_end, has_no_value))
+    return end, offset_delta
 
 
-def keep_records(
-    header: BatchHeader, body: bytes, kept: Sequence[RecordSlice], new_horizon_ms: int | None = None
+def rebuild_batch(
+    header: BatchHeader, records: bytes, count: int, max_timestamp: int, new_horizon_ms: int | None
 ) -> bytes:
-    """The batch with only the ``kept`` records of its uncompressed ``body``, compressed as it was.
+    """The batch with ``count`` other ``records``, compressed as it was.
 
-    Offsets, timestamps and the producer's fields stay what they were; ``new_horizon_ms`` sets a delete
-    horizon.
+    Offsets and the producer's fields stay what they were; ``new_horizon_ms`` sets a delete horizon.
     """
-    base_timestamp, max_timestamp = header.base_timestamp, header.max_timestamp
-    if new_horizon_ms is not None:
-        base_timestamp = new_horizon_ms
-    if header.is_append_time:
-        # All records have the batch's largest timestamp; what they say themselves is not looked at.
-        parts = [body[start:end] for start, end, *_ in kept]
-    else:
-        max_timestamp = NO_TIMESTAMP
-        parts = []
-        for start, end, *_ in kept:
-            _, fields = _varint(body, start)
-            delta, rest = _varint(body, fields + 1)
-            timestamp = header.base_timestamp + delta
-            max_timestamp = max(max_timestamp, timestamp)
-            if new_horizon_ms is None:
-                parts.append(body[start:end])
-            else:
-                inner = b"\x00" + _to_varint(timestamp - new_horizon_ms) + body[rest:end]
-                parts.append(_to_varint(len(inner)) + inner)
-    attributes = header.attributes | (0 if new_horizon_ms is None else DELETE_HORIZON_BIT)
+    has_new = new_horizon_ms is not None
     changed = header._replace(
-        attributes=attributes,
-        base_timestamp=base_timestamp,
+        attributes=header.attributes | (DELETE_HORIZON_BIT if has_new else 0),
+        base_timestamp=header.base_timestamp if new_horizon_ms is None else new_horizon_ms,
         max_timestamp=max_timestamp,
-        record_count=len(kept),
+        record_count=count,
     )
-    return _frame(changed, compress(header.codec, b"".join(parts)))
+    return _frame(changed, compress(header.codec, records))
 
 
 def header_only(header: BatchHeader) -> bytes:
@@ -190,8 +150,8 @@ def _frame(header: BatchHeader, body: bytes) -> bytes:
     return prefix + checked
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag number and the position behind it."""
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A zigzag number and the position behind it. Runs past the end as an ``IndexError``."""
     result = shift = 0
     while True:
         byte = data[position]
@@ -201,10 +161,11 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             return (result >> 1) ^ -(result & 1), position
         shift += 7
         if shift > _VARINT_SHIFT_MAX:
-            raise _not_records()
+            raise not_records()
 
 
-def _to_varint(value: int) -> bytes:
+def to_varint(value: int) -> bytes:
+    """A number of at most 64 bits as zigzag bytes."""
     zigzag = (value << 1) ^ (value >> 63)
     out = bytearray()
     while zigzag > 0x7F:
@@ -214,5 +175,11 @@ def _to_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _not_records() -> ApiError:
+def fits_64_bits(number: int) -> bool:
+    """Whether the number can be a timestamp."""
+    return _INT64_MIN <= number <= _INT64_MAX
+
+
+def not_records() -> ApiError:
+    """The error for a body that is not the records which its header speaks of."""
     return ApiError(ErrorCode.corrupt_message, "corrupt record batch: its records do not fit its length")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
+from crc32c import crc32c
 
 from support.compacting import (
     ReadRecord,
@@ -30,7 +34,9 @@ from tidemill.log.inspect import verify
 from tidemill.log.log import PartitionLog, list_snapshots, snapshot_name
 from tidemill.log.recovery import open_log
 from tidemill.log.swap import CLEAN_POINT_NAME, list_swaps
-from tidemill.records.batch import BatchHeader
+from tidemill.records.batch import BatchHeader, parse_header
+from tidemill.records.record import Record, build_batch
+from tidemill.records.record_places import WINDOW_RECORDS
 
 DIRECTORY = "t-0"
 HOUR_MS = 3_600_000
@@ -149,6 +155,87 @@ def test_small_segments_become_one(log: PartitionLog) -> None:
     assert 2 <= len(log.segments) < 9
     assert all(segment.size_bytes <= CONFIG.segment_bytes for segment in log.segments)
     assert len(found(log)) == 40
+
+
+def write_odd(log: PartitionLog, *records: Record, change: Callable[[bytearray], None]) -> bytes:
+    """Append a batch as only a strange producer sends it; returns its records' bytes."""
+    data = bytearray(build_batch(records))
+    change(data)
+    data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
+    log.append(bytes(data), parse_header(data), 0, 1)
+    return bytes(data[61:])
+
+
+def add_a_byte(data: bytearray) -> None:
+    data += b"\0"
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+
+
+def claim_many_records(data: bytearray) -> None:
+    data[23:27] = (2**30 - 1).to_bytes(4, "big")
+    data[57:61] = (2**30).to_bytes(4, "big")
+
+
+def give_one_offset_twice(data: bytearray) -> None:
+    second = 61 + 1 + (data[61] >> 1)
+    assert data[second + 3] == 2, "the relative offset, 1"
+    data[second + 3] = 0
+
+
+@pytest.mark.parametrize("change", [add_a_byte, claim_many_records, give_one_offset_twice])
+@pytest.mark.parametrize("map_bytes", [1, 1 << 20])
+def test_a_batch_that_is_not_understood_stays_and_its_neighbours_are_compacted(
+    log: PartitionLog, change: Callable[[bytearray], None], map_bytes: int
+) -> None:
+    write(log, keyed("a", "1"), keyed("b", "2"))
+    records = write_odd(log, keyed("a", "odd"), keyed("b", "odd"), change=change)
+    write(log, keyed("a", "3"))
+    seal(log)
+    clean(log, 10, map_bytes=map_bytes)
+    left = [
+        (header.base_offset, header.record_count, batch[61:])
+        for data in log.read_batches(0, log.durable_offset)
+        for header, batch in batches_of(data)
+        if header.record_count
+    ]
+    assert [entry[0] for entry in left] == [0, 2, log.durable_offset - 1]
+    assert left[0][1] == 1, "the older record of a"
+    assert left[1][2] == records
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_of_a_very_large_batch_the_last_records_stay(log: PartitionLog, codec: int) -> None:
+    count = 2 * WINDOW_RECORDS + 100
+    write(log, *(keyed(f"k{number % 1_000}", str(number)) for number in range(count)), codec=codec)
+    write(log, keyed("k7", None))
+    seal(log)
+    clean(log, 10)
+    values = [(offset, value) for offset, value in found(log) if value is not None]
+    assert values == [(number, str(number)) for number in range(count - 1_000, count) if number % 1_000 != 7]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 2, 3), (300, 1)])
+def test_many_small_batches_are_looked_at_in_groups(log: PartitionLog, sizes: tuple[int, ...]) -> None:
+    number, expected = 0, {}
+    for turn in range(900):
+        records = []
+        for _ in range(sizes[turn % len(sizes)]):
+            expected[f"k{number % 1_117}"] = (number, str(number))
+            records.append(keyed(f"k{number % 1_117}", str(number)))
+            number += 1
+        write(log, *records)
+    seal(log)
+    clean(log, 10)
+    assert found(log) == sorted(expected.values())
+
+
+def test_what_is_heavy_to_import_is_imported_by_the_first_run() -> None:
+    script = (
+        "import sys, tidemill.replication.compactor\n"
+        "print([name for name in ('numpy', 'pyarrow') if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
 
 
 # --- tombstones
