@@ -293,8 +293,17 @@ class Cluster:
 
     # --- trying again
 
-    async def retrying(self, attempt: Callable[[], Awaitable[_T]], *, timeout_ms: int | None = None) -> _T:
-        """Await ``attempt()`` until it succeeds, fails for good, or the time is over."""
+    async def retrying(
+        self,
+        attempt: Callable[[], Awaitable[_T]],
+        *,
+        timeout_ms: int | None = None,
+        passes: Callable[[TidemillError], bool] = passes_by_itself,
+    ) -> _T:
+        """Await ``attempt()`` until it succeeds, fails for good, or the time is over.
+
+        ``passes`` says which errors are worth another try.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         first_contact = not self._connections
@@ -304,7 +313,7 @@ class Cluster:
                 return await attempt()
             except TidemillError as error:
                 pause_seconds = pause_ms * random.uniform(0.5, 1.0) / 1000
-                if first_contact or not passes_by_itself(error) or loop.time() + pause_seconds > deadline:
+                if first_contact or not passes(error) or loop.time() + pause_seconds > deadline:
                     raise
             self.forget()
             await asyncio.sleep(pause_seconds)

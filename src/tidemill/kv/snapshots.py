@@ -11,8 +11,10 @@ Names in the bucket's directory::
   set as it was before, or as it is after.
 - Table files are hard links to those of the live state: a snapshot costs the space of what has changed since.
   It also means that damage to such a file is damage to both.
-- A snapshot whose manifest does not check out, or whose files are not all there, is never used and never
-  removed by itself: ``broken`` reports it.
+- A snapshot whose manifest does not check out, whose files are not all there, or that was spoilt, is never
+  used and never removed by itself: ``broken`` reports it.
+- A file may have been damaged before its snapshot was taken: then its checksum is that of the damage, and
+  only who reads the rows finds out. Whoever did so says it with ``spoil``.
 - Numbers only grow: a number never means two snapshots.
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,7 @@ _SNAPSHOTS = "snapshots"
 _TEMPORARY = "tmp-"
 _REMOVING = "removing-"
 _LAST_ID = "last-id"
+_DAMAGED_MARK = "DAMAGED"
 _RESTORING = ".restoring"
 
 
@@ -159,6 +162,30 @@ class SnapshotStore:
         self._files.rename(temporary, target)
         self._files.sync(target.parent)
 
+    def spoil(self, path: str | Path) -> tuple[int, ...]:
+        """Never use the snapshots again that share a file of the live state in which damage was found.
+
+        If ``path`` is no table file, those that share any of the directory's. Returns their numbers.
+        """
+        path = Path(path)
+        damaged = self._identities([path] if path.suffix == TABLE_SUFFIX else self._table_files(path))
+        spoilt = []
+        with self._lock:
+            for info in self._scan()[0]:
+                if damaged & self._identities(self._table_files(info.path)):
+                    self._files.write(info.path / _DAMAGED_MARK, b"")
+                    self._files.sync(info.path)
+                    spoilt.append(info.snapshot_id)
+            self._scan()
+        return tuple(spoilt)
+
+    def _identities(self, paths: Iterable[Path]) -> set[tuple[int, int]]:
+        """What identifies those of the files on this machine that are there."""
+        return {found[0] for found in map(self._files.stat, paths) if found is not None}
+
+    def _table_files(self, directory: Path) -> Sequence[Path]:
+        return [directory / name for name in self._files.names(directory) if name.endswith(TABLE_SUFFIX)]
+
     def remove(self, snapshot_id: int) -> None:
         """Remove a snapshot, whole or broken."""
         with self._lock:
@@ -207,6 +234,10 @@ class SnapshotStore:
                 f"the manifest is of snapshot {manifest.snapshot_id}",
                 path=str(path / MANIFEST_NAME),
                 position=0,
+            )
+        if self._files.stat(path / _DAMAGED_MARK) is not None:
+            raise CorruptData(
+                "rows were read from a file of the snapshot that do not check out", path=str(path), position=0
             )
         for entry in manifest.files:
             self._check_size(path / entry.name, entry)

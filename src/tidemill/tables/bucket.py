@@ -131,6 +131,12 @@ class Bucket:
     def _closing(self) -> TableError:
         return TableError(TableCode.state_not_ready, f"bucket {self.name} is being closed; try again")
 
+    def _damaged(self, error: CorruptData) -> TableError:
+        return TableError(
+            TableCode.state_damaged,
+            f"the state of {self.name} does not check out, it is built again: {error}",
+        )
+
     def _check_usable(self) -> None:
         if self.problem is not None:
             raise self.problem
@@ -331,12 +337,14 @@ class Bucket:
                 if not stop.done.done():
                     stop.done.set_exception(self._closing())
                 raise
-            except Exception as error:
+            except CorruptData as error:
+                if not stop.done.done():
+                    stop.done.set_exception(self._damaged(error))
+                raise
+            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+                # Says nothing about the state: a snapshot may just have had no room.
                 if not stop.done.done():
                     stop.done.set_exception(error)
-                # Others say nothing about the state: a snapshot may just have had no room.
-                if isinstance(error, CorruptData):
-                    raise
             else:
                 if not stop.done.done():
                     stop.done.set_result(result)
@@ -380,6 +388,7 @@ class Bucket:
     async def _prepare_recovery(self, error: StorageError) -> None:
         if isinstance(error, CorruptData):
             logger.error("the state of %s does not check out and is built again: %s", self.name, error)
+            await self._in_thread(partial(self.snapshots.spoil, error.path))
             await self._in_thread(partial(mark_damaged, self._directory))
             return
         pause_seconds, self._pause_seconds = (

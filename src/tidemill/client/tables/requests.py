@@ -49,7 +49,7 @@ async def ask_controller(cluster: Cluster, name: str, body: Mapping[str, Any], w
     async def attempt() -> Any:
         return checked(await cluster.to_controller(name, body, timeout_ms=timeout_ms), what)
 
-    return await cluster.retrying(attempt)
+    return await cluster.retrying(attempt, passes=is_worth_another_try)
 
 
 def definition_from(table: Any) -> TableDefinition:
