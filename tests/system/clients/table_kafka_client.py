@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import random
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
@@ -24,13 +26,17 @@ BASE = {
 #: Tables are written with the hash of Java's clients.
 MURMUR2 = {"partitioner": "murmur2_random"}
 
-#: (key, row): a row of None deletes.
-Change = tuple[str, dict[str, Any] | None]
+#: (key, row): a row of None deletes, a text is base64 of the value itself.
+Change = tuple[str, dict[str, Any] | str | None]
 
 
 def send(producer: Producer, topic: str, change: Change, delivered: Any) -> None:
     key, row = change
-    value = None if row is None else json.dumps(row, separators=(",", ":"), ensure_ascii=False)
+    value: bytes | None = None
+    if isinstance(row, str):
+        value = base64.b64decode(row)
+    elif row is not None:
+        value = json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode()
     while True:
         try:
             producer.produce(topic, key=key, value=value, on_delivery=delivered)
@@ -217,45 +223,79 @@ def stop_changes(name: str) -> dict[str, Any]:
     }
 
 
+class Reader:
+    """A consumer of whole topics, which lives as long as this process."""
+
+    def __init__(self, isolation: str) -> None:
+        self._ends: dict[int, int] = {}
+        self._consumer = Consumer(
+            BASE
+            | {
+                "group.id": "reader",
+                "isolation.level": isolation,
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 20,
+            }
+        )
+
+    def records(self, topic: str, partitions: int) -> Iterator[Message]:
+        """Every record up to the end of each partition."""
+        self._consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
+        ended: dict[int, int] = {}
+        self._ends = ended
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while len(ended) < partitions:
+            assert time.monotonic() < deadline, f"only {ended} of {partitions} partitions came to their end"
+            for message in self._consumer.consume(1_000, 0.05):
+                error = message.error()
+                if error is None:
+                    yield message
+                elif error.name() == "_PARTITION_EOF":
+                    ended[message.partition()] = message.offset()
+                elif not error.retriable() and error.name() not in ("_TRANSPORT", "_ALL_BROKERS_DOWN"):
+                    raise KafkaException(error)
+
+    def ends(self) -> list[int]:
+        """Where each partition of the last topic ends for this reader."""
+        return [self._ends[index] for index in sorted(self._ends)]
+
+
+readers: dict[str, Reader] = {}
+
+
+def reader(isolation: str) -> Reader:
+    if isolation not in readers:
+        readers[isolation] = Reader(isolation)
+    return readers[isolation]
+
+
 @scenario
 def read(topic: str, partitions: int, isolation: str = "read_committed") -> list[list[Any]]:
     """Every record of a topic up to its end: [partition, offset, key, value], by partition and offset."""
-    consumer = Consumer(
-        BASE
-        | {
-            "group.id": "reader",
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-        }
-    )
-    consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
-    found: list[list[Any]] = []
-    ended: set[int] = set()
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    try:
-        while len(ended) < partitions:
-            assert time.monotonic() < deadline, f"only {ended} of {partitions} partitions came to their end"
-            for message in consumer.consume(1_000, 0.5):
-                error = message.error()
-                if error is None:
-                    value = message.value()
-                    found.append(
-                        [
-                            message.partition(),
-                            message.offset(),
-                            message.key().decode(),
-                            None if value is None else value.decode(),
-                        ]
-                    )
-                elif error.name() == "_PARTITION_EOF":
-                    ended.add(message.partition())
-                else:
-                    raise KafkaException(error)
-    finally:
-        consumer.close()
+    found = [
+        [
+            message.partition(),
+            message.offset(),
+            message.key().decode(),
+            None if message.value() is None else message.value().decode(),
+        ]
+        for message in reader(isolation).records(topic, partitions)
+    ]
     return sorted(found, key=lambda record: record[:2])
+
+
+@scenario
+def fold(topic: str, partitions: int) -> dict[str, Any]:
+    """The last committed value of every key that has one, in base64, and where each partition ends."""
+    state: dict[str, str] = {}
+    for message in reader("read_committed").records(topic, partitions):
+        if message.value() is None:
+            state.pop(message.key().decode(), None)
+        else:
+            state[message.key().decode()] = base64.b64encode(message.value()).decode()
+    return {"state": state, "ends": reader("read_committed").ends()}
 
 
 serve()

@@ -1,0 +1,178 @@
+"""Random stories of tables on a real node, against dicts: see ``support.table_story``.
+
+``TABLE_STORY_SEEDS`` names seeds (``7,8,9``) or how many random ones (``x20``); ``TABLE_STORY_STEPS`` how
+long each story is. A failure prints the seed and what has happened.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidemill
+from support.processes import NodeProcess
+from support.table_damage import live_files
+from support.table_story import SETTINGS, Story
+from tidemill.client.sync import Tidemill
+
+_STEPS = int(os.environ.get("TABLE_STORY_STEPS") or 30)
+
+
+def _seeds() -> list[int]:
+    text = os.environ.get("TABLE_STORY_SEEDS") or "1,2,3"
+    if text.startswith("x"):
+        return [random.randrange(2**32) for _ in range(int(text[1:]))]
+    return [int(part) for part in text.split(",")]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", _seeds())
+def test_tables_equal_their_models_whatever_happens(tmp_path: Path, start_client: Any, seed: int) -> None:
+    with (
+        NodeProcess(tmp_path / "data", **SETTINGS) as node,
+        tidemill.connect(node.bootstrap_servers) as db,
+        tidemill.connect(node.bootstrap_servers) as reader,
+    ):
+        story = Story(seed, node, start_client("table_kafka", node), db, reader)
+        try:
+            story.tell(_STEPS)
+        except BaseException:
+            told = "\n".join(story.told)
+            print(f"TABLE_STORY_SEEDS={seed} TABLE_STORY_STEPS={_STEPS}\n{told}\n{node.log_text()[-20_000:]}")  # noqa: T201
+            raise
+
+
+def big_rows(rng: random.Random, first: int, count: int) -> pa.Table:
+    """Rows of a kilobyte that no compression makes smaller."""
+    return pa.table(
+        {
+            "id": pa.array(range(first, first + count), pa.int64()),
+            "n": pa.array([rng.randrange(1_000) for _ in range(count)], pa.int32()),
+            "data": pa.array([rng.randbytes(1_000) for _ in range(count)], pa.binary()),
+        }
+    )
+
+
+class BigTable:
+    """A table of some ten megabytes on a node that has one for its cache and one for its writes."""
+
+    def __init__(self, db: Tidemill, seed: int, rows: int, **options: Any) -> None:
+        self.rng = random.Random(seed)
+        self.table = db.create_table(
+            "big.rows", "id bigint, n int, data binary", primary_key="id", buckets=2, **options
+        )
+        self.expected: dict[int, dict[str, Any]] = {}
+        for first in range(0, rows, 2_000):
+            self.upsert(first, 2_000)
+
+    def upsert(self, first: int, count: int) -> None:
+        rows = big_rows(self.rng, first, count)
+        self.table.upsert(rows)
+        self.expected |= {row["id"]: row for row in rows.to_pylist()}
+
+    def delete(self, keys: Iterable[int]) -> None:
+        keys = list(keys)
+        self.table.delete(keys)
+        for key in keys:
+            self.expected.pop(key, None)
+
+    def check(self) -> None:
+        """Everything is there, whichever way it is asked for."""
+        table, expected = self.table, self.expected
+        keys = self.rng.sample(sorted(expected), 500)
+        assert table.lookup(keys).to_pylist() == [expected[key] for key in keys]
+        count = 0
+        for batch in table.scan(fetch_max_bytes=300_000):
+            count += batch.num_rows
+            for row in batch.to_pylist():
+                assert row == expected[row["id"]]
+        assert count == len(expected)
+        few = {key for key, row in expected.items() if row["n"] < 20}
+        assert set(table.scan(columns=["id"], where="n < 20").to_arrow().column("id").to_pylist()) == few
+
+
+@pytest.mark.timeout(200)
+def test_a_table_larger_than_memory_works(tmp_path: Path) -> None:
+    settings = SETTINGS | {"kv_snapshot_log_bytes": 8 << 20}
+    with NodeProcess(tmp_path / "data", **settings) as node, tidemill.connect(node.bootstrap_servers) as db:
+        big = BigTable(db, 1, 24_000)
+        big.delete(range(0, 24_000, 3))
+        big.upsert(5_000, 2_000)
+        big.check()
+        assert sum(each.state_bytes for each in big.table.stats()) > 10 << 20
+        node.kill()
+        node.start()
+        big.check()
+        node.stop()
+        for path in (node.data_dir / "kv").glob("*/live"):
+            shutil.rmtree(path)
+        node.start()
+        big.check()
+
+
+def damage_live_files(node: NodeProcess, rng: random.Random, *, first_part: float = 0.0) -> None:
+    """Overwrite bytes here and there in every table file of the live states, under a node that runs.
+
+    The metadata that every reader looks at is in the first part of a file; the rows are everywhere.
+    """
+    files = [path for path in live_files(node.data_dir / "kv", "*.sst") if path.stat().st_size]
+    assert files
+    for path in files:
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            for _ in range(max(3, size // 20_000)):
+                file.seek(int(size * rng.uniform(first_part, 0.9)))
+                file.write(rng.randbytes(4))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("reading", ["lookups", "scans", "writes"])
+def test_damage_that_is_found_while_the_node_runs_is_repaired(tmp_path: Path, reading: str) -> None:
+    """Table files are shared with the snapshots, so these are damaged too: the log has everything."""
+    with NodeProcess(tmp_path / "data", **SETTINGS) as node, tidemill.connect(node.bootstrap_servers) as db:
+        big = BigTable(db, 2, 6_000)
+        big.table.create_snapshot()
+        damage_live_files(node, big.rng)
+        if reading == "lookups":
+            for _ in range(10):
+                keys = big.rng.sample(sorted(big.expected), 300)
+                assert big.table.lookup(keys).to_pylist() == [big.expected[key] for key in keys]
+        elif reading == "writes":
+            for first in range(0, 6_000, 2_000):
+                big.upsert(first, 2_000)
+        assert big.table.scan().count() == len(big.expected)
+        big.check()
+        assert "is built again" in node.log_text()
+        assert all(each.problem is None for each in big.table.stats())
+        # It stays good, and so do its snapshots from now on.
+        big.upsert(0, 100)
+        big.table.create_snapshot()
+        node.stop()
+        for path in (node.data_dir / "kv").glob("*/live"):
+            shutil.rmtree(path)
+        node.start()
+        big.check()
+
+
+@pytest.mark.timeout(200)
+def test_a_snapshot_of_damaged_state_does_not_bring_the_damage_back(tmp_path: Path) -> None:
+    """The snapshot's checksums are those of the damaged bytes: only reading the rows shows it."""
+    settings = SETTINGS | {"kv_snapshot_log_bytes": 1 << 30}
+    with NodeProcess(tmp_path / "data", **settings) as node, tidemill.connect(node.bootstrap_servers) as db:
+        big = BigTable(db, 3, 6_000)
+        damage_live_files(node, big.rng, first_part=0.3)
+        assert len(big.table.create_snapshot()) == 2
+        big.check()
+        assert node.log_text().count("is built again") < 10
+        assert all(each.problem is None for each in big.table.stats())
+        big.table.create_snapshot()
+        node.kill()
+        node.start()
+        big.check()
