@@ -118,8 +118,17 @@ def test_a_lease_keeps_its_snapshots_and_can_be_scanned(db: Tidemill, table: Tab
         assert lease.lease_id in [each.lease_id for each in db.leases()]
         lease_id = lease.lease_id
     assert table.leases() == []
-    wait_until(lambda: [len(e) for e in snapshots_by_bucket(table).values()] == [2, 2], "pruned snapshots")
     assert refusal(lambda: table.scan(lease=lease_id).to_arrow()).table_code == TableCode.lease_not_found
+
+
+def test_snapshots_go_with_the_lease_that_kept_them(table: Table) -> None:
+    table.upsert(numbered(0, 50))
+    with table.lease():
+        for _ in range(3):
+            table.upsert(numbered(0, 8))
+            table.create_snapshot()
+        assert [len(each) for each in snapshots_by_bucket(table).values()] == [3, 3]
+    assert [len(each) for each in snapshots_by_bucket(table).values()] == [2, 2]
 
 
 def test_a_fresh_lease_has_what_is_there_now(table: Table) -> None:

@@ -232,7 +232,11 @@ class TableService:
     # --- housekeeping
 
     async def take_due_snapshots(self) -> None:
-        """Take the snapshots that time or the growth of the log ask for, one after the other."""
+        """Take the snapshots that time or the growth of the log ask for, one after the other.
+
+        Those that were kept only because somebody read them go.
+        """
+        let_go = self.keeper.take_let_go()
         for bucket in list(self._buckets.values()):
             try:
                 properties = TableProperties.of(
@@ -240,6 +244,8 @@ class TableService:
                 )
                 if is_snapshot_due(bucket, properties, self._host.clock_ms()):
                     await bucket.snapshot()
+                    await self.keeper.prune(bucket)
+                elif bucket.key in let_go:
                     await self.keeper.prune(bucket)
             except TidemillError as error:
                 logger.warning("no snapshot of %s now, it is tried again later: %s", bucket.name, error)

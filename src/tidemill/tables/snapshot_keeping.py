@@ -49,6 +49,8 @@ class SnapshotKeeper:
         self._floors: dict[_Place, int] = {}
         self._listings: dict[_Place, asyncio.Task[None]] = {}
         self._kept: Counter[tuple[BucketKey, int]] = Counter()
+        #: Buckets of which a snapshot was kept that may not be needed any more.
+        self._let_go: set[BucketKey] = set()
 
     def keep(self, key: BucketKey, snapshot_id: int) -> None:
         """Do not remove a snapshot until ``let_go``. To choose one and keep it takes the bucket's turn."""
@@ -58,6 +60,12 @@ class SnapshotKeeper:
         self._kept[key, snapshot_id] -= 1
         if not self._kept[key, snapshot_id]:
             del self._kept[key, snapshot_id]
+            self._let_go.add(key)
+
+    def take_let_go(self) -> set[BucketKey]:
+        """The buckets that ought to be pruned since this was asked last."""
+        taken, self._let_go = self._let_go, set()
+        return taken
 
     async def prune(self, bucket: Bucket) -> None:
         """Remove the snapshots that nobody needs."""

@@ -151,7 +151,7 @@ class KvBatchScanner:
 
     async def _answer(self) -> Any:
         if self._ahead is None:
-            self._ahead = asyncio.get_running_loop().create_task(self._request())
+            self._ahead = self._begin()
         # Shielded: a caller that is cancelled can call again, and finds the answer.
         response = await asyncio.shield(self._ahead)
         self._ahead = None
@@ -164,9 +164,15 @@ class KvBatchScanner:
         if response.has_more:
             self.state = ScannerState.ACTIVE
             self._sequence += 1
-            self._ahead = asyncio.get_running_loop().create_task(self._request())
+            self._ahead = self._begin()
         else:
             self.state = ScannerState.DONE
+
+    def _begin(self) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(self._request())
+        # A caller who drops the scanner does not ask, and need not be told, what became of it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     async def _request(self) -> Any:
         if self._scanner_id is not None:
