@@ -76,6 +76,7 @@ def compaction(bench: Bench) -> Section:
 
 
 def _measure(directory: str, log_bytes: int, record_bytes: int, segment_bytes: int) -> dict[str, float]:
+    import tidemill.log.batch_filter  # noqa: F401 - a node imports this once, with its first run
     from tidemill.config.topic import TopicConfig
     from tidemill.log.cleaner import CleaningRun
     from tidemill.log.compacting import begin_swap, carry_swap, end_swap, order_cleaning

@@ -1,4 +1,4 @@
-"""Reading a segment file for compaction: the batches of about a megabyte at a time.
+"""Reading a segment file for compaction: the batches of some megabytes at a time.
 
 Small batches come in several groups, since whoever gets a group looks at each one for itself before others
 have their turn again.
@@ -15,7 +15,7 @@ from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_h
 
 __all__ = ("CHUNK_BYTES", "Batches", "read_chunks")
 
-CHUNK_BYTES = 1024 * 1024
+CHUNK_BYTES = 2 * 1024 * 1024
 #: So few that collections of garbage hardly ever meet them: what survives some of these makes full ones due.
 _BATCHES_MAX = 256
 

@@ -48,7 +48,7 @@ Bools = npt.NDArray[np.bool_]
 #: A batch as it is in the log.
 Stored = bytes | bytearray | memoryview
 
-_PART_BYTES = 1024 * 1024
+_PART_BYTES = 2 * 1024 * 1024
 #: Timestamps this far from zero can be added to any number of seven bytes.
 _PLAIN_TIMESTAMP_MAX = 2**62
 _INT64_MIN = -(2**63)
