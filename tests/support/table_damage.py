@@ -12,7 +12,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ("DAMAGES", "Damage", "flip_bytes", "live_files")
+__all__ = (
+    "DAMAGES",
+    "Damage",
+    "delete_everything",
+    "delete_live",
+    "flip_bytes",
+    "flip_newest_snapshot",
+    "live_files",
+)
 
 Damage = Callable[[random.Random, Path], str]
 

@@ -26,7 +26,7 @@ from support.processes import ClientProcess, NodeProcess
 from support.table_nodes import SOON, by_key, new_name, records_of, rows_of
 from tidemill.client.cluster import Cluster
 from tidemill.client.sync import Table, Tidemill
-from tidemill.errors import ErrorCode, TableCode, TableError
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.records.partitioner import partition_for_key
 from tidemill.records.record import Record, build_batch
 
@@ -131,6 +131,18 @@ def test_a_refused_row_is_named_and_nothing_of_its_batch_is_written(db: Tidemill
         assert "row 5" in error.message
         assert word in error.message
     assert table.scan().count() == 0
+
+
+def test_batches_are_as_small_as_the_table_wants_them(db: Tidemill) -> None:
+    table = db.create_table(
+        new_name("small"), "id bigint, v string", primary_key="id", properties={"max.message.bytes": "5000"}
+    )
+    rows = [{"id": n, "v": "x" * 1_000} for n in range(200)]
+    table.upsert(rows)
+    table.delete(range(100))
+    assert table.scan().count() == 100
+    with pytest.raises(ApiError, match=r"max\.message\.bytes"):
+        table.upsert({"id": 1, "v": "x" * 10_000})
 
 
 # --- types

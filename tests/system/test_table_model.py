@@ -17,10 +17,11 @@ import pyarrow as pa
 import pytest
 
 import tidemill
-from support.processes import NodeProcess
-from support.table_damage import live_files
+from support.processes import NodeProcess, wait_until
+from support.table_damage import delete_everything, delete_live, flip_newest_snapshot, live_files
 from support.table_story import SETTINGS, Story
 from tidemill.client.sync import Tidemill
+from tidemill.errors import TableCode, TableError
 
 _STEPS = int(os.environ.get("TABLE_STORY_STEPS") or 30)
 
@@ -176,3 +177,40 @@ def test_a_snapshot_of_damaged_state_does_not_bring_the_damage_back(tmp_path: Pa
         node.kill()
         node.start()
         big.check()
+
+
+@pytest.mark.timeout(200)
+def test_old_records_of_a_log_go_only_when_snapshots_have_what_they_said(tmp_path: Path) -> None:
+    """A table whose log is deleted rather than compacted: then the snapshots are part of the truth."""
+    settings = SETTINGS | {"kv_snapshot_log_bytes": 1 << 30, "log_retention_check_interval_ms": 100}
+    properties = {"cleanup.policy": "delete", "retention.ms": "1", "internal.segment.bytes": "100000"}
+    with NodeProcess(tmp_path / "data", **settings) as node, tidemill.connect(node.bootstrap_servers) as db:
+        big = BigTable(db, 4, 2_000, properties=properties)
+        assert [each.log_start_offset for each in big.table.stats()] == [0, 0]
+        for first in (500, 100):
+            big.table.create_snapshot()
+            big.upsert(first, 200)
+            big.delete(range(first + 50))
+
+        def oldest() -> list[int]:
+            snapshots = big.table.snapshots()
+            return [min(each.log_offset for each in snapshots if each.bucket == bucket) for bucket in (0, 1)]
+
+        wait_until(lambda: all(each.log_start_offset > 0 for each in big.table.stats()), "deleted records")
+        assert all(
+            each.log_start_offset <= floor for each, floor in zip(big.table.stats(), oldest(), strict=True)
+        )
+        big.check()
+        for damage in (delete_live, flip_newest_snapshot):
+            node.kill()
+            damage(big.rng, node.data_dir / "kv")
+            node.start()
+            big.check()
+        node.kill()
+        delete_everything(big.rng, node.data_dir / "kv")
+        node.start()
+        # What is gone is gone: better no answer than half of one.
+        with pytest.raises(TableError, match="cannot be rebuilt") as caught:
+            tidemill.connect(node.bootstrap_servers, timeout_ms=1_000).table("big.rows").lookup(1_999)
+        assert caught.value.table_code == TableCode.state_damaged
+        assert all("cannot be rebuilt" in (each.problem or "") for each in big.table.stats())

@@ -25,6 +25,8 @@ BASE = {
 }
 #: Tables are written with the hash of Java's clients.
 MURMUR2 = {"partitioner": "murmur2_random"}
+#: Several batches, and small enough for tables whose segments are.
+SMALL = {"batch.size": 4_000}
 
 #: (key, row): a row of None deletes, a text is base64 of the value itself.
 Change = tuple[str, dict[str, Any] | str | None]
@@ -48,7 +50,7 @@ def send(producer: Producer, topic: str, change: Change, delivered: Any) -> None
 @scenario
 def write(topic: str, changes: list[Change], **config: Any) -> list[str | None]:
     """Send records and wait for all of them; the error of each, None where there is none."""
-    producer = Producer(BASE | MURMUR2 | {"linger.ms": 5} | config)
+    producer = Producer(BASE | MURMUR2 | SMALL | {"linger.ms": 5} | config)
     errors: dict[int, str | None] = {}
     for number, change in enumerate(changes):
 
@@ -68,7 +70,7 @@ class Transactions:
 
     def producer(self, transactional_id: str) -> Producer:
         if transactional_id not in self._producers:
-            made = Producer(BASE | MURMUR2 | {"transactional.id": transactional_id})
+            made = Producer(BASE | MURMUR2 | SMALL | {"transactional.id": transactional_id})
             retrying(lambda: made.init_transactions(DEADLINE_SECONDS))
             self._producers[transactional_id] = made
         return self._producers[transactional_id]

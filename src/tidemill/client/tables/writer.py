@@ -35,6 +35,7 @@ __all__ = ("PreparedRows", "TableWriter", "prepare_deletes", "prepare_upserts")
 _PRODUCE_VERSIONS: Final[Versions] = (3, 12)
 _ACKS_ALL: Final = -1
 _BATCH_BYTES: Final = 384 * 1024
+_SIZE_PROPERTIES: Final = ("max.message.bytes", "segment.bytes", "internal.segment.bytes")
 #: Batches of one bucket under way. The server remembers the last five of a producer.
 _WINDOW: Final = 4
 _SEQUENCE_MODULUS: Final = 2**31
@@ -47,10 +48,11 @@ _Parts = dict[tuple[str | None, int], tuple[pa.BinaryArray | None, pa.BinaryArra
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """Records by bucket, and how many they are."""
+    """Records by bucket, how many they are, and how large a batch of them may be."""
 
     parts: _Parts
     rows: int
+    batch_bytes: int
 
 
 @dataclass(slots=True)
@@ -95,7 +97,8 @@ def prepare_upserts(table: TableDefinition, rows: pa.Table) -> list[PreparedRows
         else:
             # Without a key any bucket is right: in turn, so that all get their share.
             buckets = np.arange(batch.num_rows) * table.buckets // max(batch.num_rows, 1)
-        prepared.append(PreparedRows(_by_bucket(keys, values, buckets, texts), batch.num_rows))
+        parts = _by_bucket(keys, values, buckets, texts)
+        prepared.append(PreparedRows(parts, batch.num_rows, _batch_bytes(table)))
     return prepared
 
 
@@ -107,7 +110,13 @@ def prepare_deletes(table: TableDefinition, key_columns: Sequence[pa.Array]) -> 
     if table.partition_column is not None:
         texts = partition_texts(key_columns[table.primary_key.index(table.partition_column)])
     values = pa.nulls(len(keys), pa.binary())
-    return PreparedRows(_by_bucket(keys, values, buckets, texts), len(keys))
+    return PreparedRows(_by_bucket(keys, values, buckets, texts), len(keys), _batch_bytes(table))
+
+
+def _batch_bytes(table: TableDefinition) -> int:
+    """How large a batch may be: topics can be set to take less than usual."""
+    limits = [table.properties.get(name) for name in _SIZE_PROPERTIES]
+    return min([_BATCH_BYTES, *(int(limit) for limit in limits if limit is not None and limit.isdecimal())])
 
 
 def _by_bucket(
@@ -156,11 +165,11 @@ class TableWriter:
 
         ``renew`` is awaited when a topic is gone: then ``topic_of`` is asked again, once.
         """
-        offsets, gone = await self._write_parts(topic_of, rows.parts)
+        offsets, gone = await self._write_parts(topic_of, rows.parts, rows.batch_bytes)
         if gone:
             self._cluster.forget()
             await renew()
-            more, gone = await self._write_parts(topic_of, gone)
+            more, gone = await self._write_parts(topic_of, gone, rows.batch_bytes)
             offsets |= more
         if gone:
             raise ApiError(
@@ -171,12 +180,13 @@ class TableWriter:
         return offsets
 
     async def _write_parts(
-        self, topic_of: Callable[[str | None], Awaitable[str]], parts: _Parts
+        self, topic_of: Callable[[str | None], Awaitable[str]], parts: _Parts, batch_bytes: int
     ) -> tuple[dict[tuple[str, int], int], _Parts]:
         """The offsets of the parts that were written, and the parts whose topics are gone."""
         lanes = {place: self._lane(await topic_of(place[0]), place[1]) for place in parts}
         results = await asyncio.gather(
-            *(self._write_lane(lanes[place], *parts[place]) for place in parts), return_exceptions=True
+            *(self._write_lane(lanes[place], *parts[place], batch_bytes) for place in parts),
+            return_exceptions=True,
         )
         offsets, gone, failure = dict[tuple[str, int], int](), _Parts(), None
         for place, result in zip(parts, results, strict=True):
@@ -201,9 +211,11 @@ class TableWriter:
             lane = self._lanes[topic, bucket] = _Lane(topic, bucket)
         return lane
 
-    async def _write_lane(self, lane: _Lane, keys: pa.BinaryArray | None, values: pa.BinaryArray) -> int:
+    async def _write_lane(
+        self, lane: _Lane, keys: pa.BinaryArray | None, values: pa.BinaryArray, batch_bytes: int
+    ) -> int:
         """Send everything of one bucket, a window at a time."""
-        pieces = split_by_bytes(keys, values, _BATCH_BYTES)
+        pieces = split_by_bytes(keys, values, batch_bytes)
         behind = -1
         async with lane.turn:
             for first in range(0, len(pieces), _WINDOW):
