@@ -28,6 +28,7 @@ from support.compacting import (
 from support.faulty_storage import FaultyStorage, PowerCut
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, StorageError, SyncFailed
+from tidemill.log.chunks import read_chunks
 from tidemill.log.cleaner import CleaningRun, CleaningStopped
 from tidemill.log.compacting import begin_swap, carry_swap, end_swap, order_cleaning, roll_for_compaction
 from tidemill.log.inspect import verify
@@ -227,6 +228,18 @@ def test_many_small_batches_are_looked_at_in_groups(log: PartitionLog, sizes: tu
     seal(log)
     clean(log, 10)
     assert found(log) == sorted(expected.values())
+
+
+def test_every_group_of_batches_comes_with_its_position(storage: FaultyStorage) -> None:
+    batch = build_batch([keyed("a", "1")])
+    numbers = [*range(600), 700]
+    file = storage.open("many", create=True)
+    file.write(0, [number.to_bytes(8, "big") + batch[8:] for number in numbers])
+    groups = list(read_chunks(file, len(batch) * len(numbers), no_pause(), lambda: None))
+    assert len(groups) > 1
+    for position, batches in groups:
+        assert position == numbers.index(batches[0][0].base_offset) * len(batch)
+    assert sum(len(batches) for _, batches in groups) == len(numbers)
 
 
 def test_what_is_heavy_to_import_is_imported_by_the_first_run() -> None:

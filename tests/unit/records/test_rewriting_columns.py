@@ -164,6 +164,25 @@ def test_a_count_that_no_body_can_have_takes_no_memory() -> None:
     assert together([bytes(batch)]) == {}
 
 
+def with_body(count: int, body: bytes) -> bytes:
+    """A batch that claims to have so many records in ``body``."""
+    header = bytearray(build_batch([Record(b"k", b"v")])[:HEADER_BYTES])
+    header[23:27] = (count - 1).to_bytes(4, "big")
+    header[57:61] = count.to_bytes(4, "big")
+    return bytes(header) + body
+
+
+def test_a_record_of_one_batch_does_not_make_up_for_one_that_another_lacks() -> None:
+    first, second = (build_batch([Record(b"k", b"v")] * count)[HEADER_BYTES:] for count in (3, 2))
+    assert together([with_body(2, first), with_body(3, second)]) == {}
+
+
+def test_a_record_that_ends_with_its_key_is_refused() -> None:
+    # Length, attributes, timestamp, offset, and a key of one byte; what follows is the next record.
+    batch = with_body(2, b"\x0a\0\0\0\x02k" + b"\x0e\0\0\x02\x02k\x01\0")
+    assert expected([batch]) == together([batch]) == {}
+
+
 # --- without some of the records
 
 
