@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 SIZES = ("100 B", "1 KB", "10 KB")
 ROWS = {
-    "Aims": 4,
+    "Aims": 8,
     "Produce": [
         f"{size}, acks={acks}, {count}" for size in SIZES for acks in ("1", "all") for count in (1, 16)
     ]
@@ -39,6 +39,20 @@ ROWS = {
     ],
     "Compaction": [f"{log} MB of {size}" for size in ("100 B", "1,000 B", "10,000 B") for log in (1, 10)],
     "Rebalance when a member joins": ["classic, 2", "classic, 5", "consumer, 2", "consumer, 5"],
+    "Tables": [
+        "RocksDB: write",
+        "RocksDB, durable: write",
+        "upsert, until it can be read",
+        "upsert, until it is durable",
+        "RocksDB: get 1,000 keys",
+        "look-up of 1,000 keys",
+        "look-up of one key",
+        "RocksDB: iterate",
+        "scan into columns",
+    ],
+    "Scans of growing tables": ["1,000", "10,000"],
+    "Memory of a scan": ["5,000 rows", "20,000 rows"],
+    "Recovery of a table": ["live state", "snapshot", "the log alone"],
 }
 
 
