@@ -45,6 +45,10 @@ _NOT_FOUND: Final = frozenset(
         "unknown_topic_id",
         "group_id_not_found",
         "transactional_id_not_found",
+        # Of tables: Kafka has no code that is near to these.
+        "database_not_found",
+        "lease_not_found",
+        "snapshot_not_found",
     }
 )
 
@@ -196,7 +200,8 @@ def _report(error: Exception) -> ExitCode:
     fail(describe(error))
     if isinstance(error, NodeUnavailable):
         return ExitCode.UNREACHABLE
-    return ExitCode.NOT_FOUND if error.code.name in _NOT_FOUND else ExitCode.ERROR
+    known = {error.code.name, error.name.lower()}
+    return ExitCode.NOT_FOUND if known & _NOT_FOUND else ExitCode.ERROR
 
 
 def describe(error: TidemillError) -> str:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tidemill.cli.session import ExitCode, Session, describe, fail
+from tidemill.cli.session import Session
 
 if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster
@@ -33,8 +33,6 @@ __all__ = (
 )
 
 _T = TypeVar("_T")
-#: Kafka has no code that is near to these, so they are known by their own names.
-_NOT_FOUND: Final = frozenset({"DATABASE_NOT_FOUND", "LEASE_NOT_FOUND", "SNAPSHOT_NOT_FOUND"})
 
 
 class FileFormat(StrEnum):
@@ -55,18 +53,11 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def run(session: Session, work: Callable[[AsyncTidemill], Coroutine[Any, Any, _T]]) -> _T:
     """Run ``work`` with the databases and tables of the server."""
     from tidemill.client.connecting import AsyncTidemill
-    from tidemill.errors import TidemillError
 
     async def connected(cluster: Cluster) -> _T:
         return await work(AsyncTidemill(cluster, session.server))
 
-    try:
-        return session.run(connected)
-    except TidemillError as error:
-        if error.name not in _NOT_FOUND or session.debug:
-            raise
-        fail(describe(error))
-        raise typer.Exit(ExitCode.NOT_FOUND) from None
+    return session.run(connected)
 
 
 def with_table(session: Session, name: str, work: Callable[[AsyncTable], Coroutine[Any, Any, _T]]) -> _T:

@@ -52,7 +52,7 @@ def upsert(
 
     Columns are matched by name; columns that are missing are null. Files ending in .gz, .bz2 or .zst are
     unpacked. What is written is durable when the command ends; if a row is refused, those before it stay, and
-    the command can be repeated.
+    the command can be repeated, unless the table has no primary key: then its rows would be there twice.
 
     \b
     Examples:
