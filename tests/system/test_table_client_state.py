@@ -258,6 +258,27 @@ def test_a_scan_that_the_server_has_lost_fails_and_keeps_failing(
     assert ids(table.scan()) == list(range(200))
 
 
+def test_a_reader_may_take_its_time_for_a_batch(tmp_path: Path) -> None:
+    with (
+        NodeProcess(tmp_path / "data", scan_idle_ms=500, kv_check_interval_ms=100) as node,
+        tidemill.connect(node.bootstrap_servers) as db,
+    ):
+        table = db.create_table(new_name("slow"), COLUMNS, primary_key="id", buckets=6)
+        table.upsert(numbered(0, 600))
+        rows = 0
+        for number, batch in enumerate(table.scan(fetch_max_bytes=1_000)):
+            rows += batch.num_rows
+            if number in (0, 10):
+                # Longer than the server would wait for one who says nothing.
+                time.sleep(1.2)
+        assert rows == 600
+        scanner = table.bucket_scanner(0, fetch_max_bytes=100)
+        scanner.next_batch()
+        # One who reads bucket by bucket says it himself, or loses the scan.
+        wait_until(lambda: sum(each.scanner_count for each in table.stats()) == 0, "the end of the scan")
+        assert refusal(lambda: list(scanner)).table_code == TableCode.scanner_expired
+
+
 def test_a_scan_goes_on_from_its_last_key_if_that_is_asked_for(table_node: NodeProcess, table: Table) -> None:
     table.upsert(numbered(0, 200))
     with table.bucket_scanner(0) as whole:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ __all__ = ("AsyncScan", "ScanOptions")
 
 _T = TypeVar("_T")
 _PARALLEL: Final = 4
-_PIN_KEEP_ALIVE_SECONDS: Final = 60.0
+_KEEP_ALIVE_SECONDS_MAX: Final = 60.0
 #: What a scan is answered with when the server has let go of it, and how often it is begun again then.
 _LOST: Final = frozenset({TableCode.pin_not_found, TableCode.scanner_expired, TableCode.unknown_scanner_id})
 _LOST_MAX: Final = 5
@@ -42,6 +42,14 @@ class ScanOptions:
     lease_id: str | None = None
     fetch_max_bytes: int = DEFAULT_FETCH_BYTES
     parallel: int = _PARALLEL
+
+
+class _Held(NamedTuple):
+    """What is held still: by a pin (None: by a lease), which buckets, how often to say that it is needed."""
+
+    pin_id: str | None
+    places: Collection[tuple[str, int]]
+    keep_alive_seconds: float
 
 
 class AsyncScan:
@@ -102,9 +110,9 @@ class AsyncScan:
         left = options.limit
         if left == 0:
             return
-        async with self._held() as (pin_id, places):
-            buckets = self._buckets(pin_id, places)
-            async with contextlib.aclosing(self._merged(buckets)) as batches:
+        async with self._held() as held:
+            merged = self._merged(self._buckets(held.pin_id, held.places), held.keep_alive_seconds)
+            async with contextlib.aclosing(merged) as batches:
                 async for batch in batches:
                     if left is not None and batch.num_rows >= left:
                         yield batch.slice(0, left)
@@ -129,25 +137,27 @@ class AsyncScan:
     # --- parts
 
     @contextlib.asynccontextmanager
-    async def _held(self) -> AsyncIterator[tuple[str | None, Collection[tuple[str, int]]]]:
-        """Hold the state of all buckets still, unless a lease does; gives the pin and what it holds."""
+    async def _held(self) -> AsyncIterator[_Held]:
+        """Hold the state of all buckets still, unless a lease does."""
         if self._options.lease_id is not None:
-            yield None, (await self._table.held_by(self._options.lease_id)).log_offsets
+            lease = await self._table.held_by(self._options.lease_id)
+            yield _Held(None, lease.log_offsets, _KEEP_ALIVE_SECONDS_MAX)
             return
         pin = await self._table.pin()
-        keeper = asyncio.get_running_loop().create_task(self._keep(pin.pin_id))
+        pause_seconds = min(_KEEP_ALIVE_SECONDS_MAX, pin.idle_ms / 3000)
+        keeper = asyncio.get_running_loop().create_task(self._keep(pin.pin_id, pause_seconds))
         self._offsets = dict(pin.log_offsets)
         try:
-            yield pin.pin_id, pin.log_offsets
+            yield _Held(pin.pin_id, pin.log_offsets, pause_seconds)
         finally:
             keeper.cancel()
             with contextlib.suppress(TidemillError, OSError):
                 await self._table.release_pin(pin.pin_id)
 
-    async def _keep(self, pin_id: str) -> None:
+    async def _keep(self, pin_id: str, pause_seconds: float) -> None:
         while True:
-            await asyncio.sleep(_PIN_KEEP_ALIVE_SECONDS)
-            with contextlib.suppress(TidemillError):
+            await asyncio.sleep(pause_seconds)
+            with contextlib.suppress(TidemillError, OSError):
                 await self._table.release_pin(pin_id, keep_alive=True)
 
     def _buckets(self, pin_id: str | None, places: Collection[tuple[str, int]]) -> list[BucketScan]:
@@ -174,11 +184,14 @@ class AsyncScan:
             if (partition.topic, bucket) in places
         ]
 
-    async def _merged(self, buckets: list[BucketScan]) -> AsyncGenerator[pa.RecordBatch]:
+    async def _merged(
+        self, buckets: list[BucketScan], keep_alive_seconds: float
+    ) -> AsyncGenerator[pa.RecordBatch]:
         """Batches of all buckets as they come; the next bucket is opened when one is done."""
         waiting = list(reversed(buckets))
         running: dict[asyncio.Task[Any], KvBatchScanner] = {}
         loop = asyncio.get_running_loop()
+        keeper = loop.create_task(_keep_alive(running, keep_alive_seconds))
         try:
             while waiting or running:
                 while waiting and len(running) < self._options.parallel:
@@ -196,6 +209,7 @@ class AsyncScan:
                         running[loop.create_task(scanner.next_batch())] = scanner
                         yield batch
         finally:
+            keeper.cancel()
             for task in running:
                 task.cancel()
             # Side by side: each of them may have to wait for the server once.
@@ -205,3 +219,13 @@ class AsyncScan:
     def _note_offset(self, scanner: KvBatchScanner) -> None:
         if scanner.log_offset is not None:
             self._offsets[scanner.place] = scanner.log_offset
+
+
+async def _keep_alive(running: Mapping[asyncio.Task[Any], KvBatchScanner], pause_seconds: float) -> None:
+    """Tell the server that the scans are needed, however long the caller works on a batch."""
+    while True:
+        await asyncio.sleep(pause_seconds)
+        for scanner in list(running.values()):
+            # One that has ended says so to whoever asks it for rows.
+            with contextlib.suppress(TidemillError, OSError):
+                await scanner.keep_alive()

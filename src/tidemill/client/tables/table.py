@@ -46,10 +46,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTable:
-    """State held still on the server: its id, and the log offset of each bucket by topic and number."""
+    """State held still on the server: its id, and the log offset of each bucket by topic and number.
+
+    It ends when nobody has used it for ``idle_ms``.
+    """
 
     pin_id: str
     log_offsets: Mapping[tuple[str, int], int]
+    idle_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +386,7 @@ class AsyncTable:
         return PinnedTable(
             response.pin_id,
             {(topics[each.partition_id], each.bucket): each.log_offset for each in response.buckets},
+            response.expires_in_ms,
         )
 
     async def release_pin(self, pin_id: str, *, keep_alive: bool = False) -> None:
