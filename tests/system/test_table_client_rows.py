@@ -389,6 +389,19 @@ def test_partitions_that_another_client_adds_and_drops_are_noticed(
         assert other.scan().count() == 2
 
 
+def test_a_kafka_client_cannot_take_the_name_of_a_partition_that_is_not_there_yet(
+    db: Tidemill, kafka: ClientProcess
+) -> None:
+    table = partitioned(db, row_format="json")
+    row = {"day": "mon", "id": 1, "v": "x"}
+    topic, change = f"{table.name}.mon", ('["mon",1]', row)
+    (error,) = kafka.call("write", topic=topic, changes=[change], **{"message.timeout.ms": 3_000})
+    assert error is not None
+    table.create_partition("mon")
+    assert kafka.call("write", topic=topic, changes=[change]) == [None]
+    assert table.lookup(("mon", 1)) == row
+
+
 def test_a_table_is_partitioned_by_numbers_dates_and_booleans(db: Tidemill) -> None:
     for words, values in (
         ("int", [-1, 5]),

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tidemill
@@ -184,6 +186,37 @@ def test_an_offset_in_the_middle_of_a_batch_is_where_a_follow_begins(db: Tidemil
     for first in (0, 1, 50, 99, 100):
         follow = table.follow(snapshot=False, from_offsets={(table.name, 0): first}, until_now=True)
         assert [offset for _, _, offset, _, _ in records_of(follow)] == list(range(first, 100))
+
+
+def test_changes_are_arrow_with_what_happened_in_columns_of_their_own(db: Tidemill) -> None:
+    # Also where a deletion has no value for a column that every row must have.
+    table = db.create_table(new_name("columns"), "id bigint, v string not null", primary_key="id")
+    before_ms = int(time.time() * 1000) - 60_000
+    table.upsert([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}])
+    table.delete(1)
+    follow = table.follow(snapshot=False, from_offsets={(table.name, 0): 0}, until_now=True)
+    found = pa.Table.from_batches([batch.to_arrow() for batch in follow]).to_pylist()
+    assert all(before_ms < row.pop("_tidemill_timestamp_ms") < before_ms + 3_600_000 for row in found)
+    marks = ("_tidemill_op", "_tidemill_bucket", "_tidemill_offset")
+    assert [tuple(row.pop(name) for name in marks) for row in found] == [
+        ("upsert", 0, 0),
+        ("upsert", 0, 1),
+        ("delete", 0, 2),
+    ]
+    assert found == [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 1, "v": None}]
+    (rows,) = table.follow(until_now=True)
+    (change, *_) = table.follow(snapshot=False, from_offsets={(table.name, 0): 0}, until_now=True)
+    assert rows.to_arrow().schema == change.to_arrow().schema
+    assert rows.to_arrow().to_pylist() == [
+        {
+            "id": 2,
+            "v": "b",
+            "_tidemill_op": "snapshot",
+            "_tidemill_bucket": -1,
+            "_tidemill_offset": -1,
+            "_tidemill_timestamp_ms": -1,
+        }
+    ]
 
 
 def test_changes_from_now_on_have_nothing_of_before(table_node: NodeProcess, db: Tidemill) -> None:

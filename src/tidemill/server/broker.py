@@ -224,8 +224,28 @@ class Broker:
                     self.remove_files(each.topic, each.topic_id)
         await self.groups.on_topics_deleted([each.topic for each in partitions])
 
+    def check_no_partition(self, name: str) -> None:
+        """Refuse a topic with the name of a partition that a table may get.
+
+        A client that writes to a partition too early would take its name for good.
+        """
+        table = self.image.tables.get(".".join(name.split(".")[:2]))
+        if table is not None and table.partition_column is not None and name != table.name:
+            raise ApiError(
+                ErrorCode.invalid_topic_exception,
+                f"topic {name!r} would be a partition that table {table.name!r} does not have; write a row "
+                "of it with Tidemill's client, or create the partition ahead",
+            )
+
     async def auto_create(self, names: list[str]) -> dict[str, ApiError]:
         """Create missing topics with the node's defaults; gives the names that were refused, and why."""
+        refused: dict[str, ApiError] = {}
+        for name in names:
+            try:
+                self.check_no_partition(name)
+            except ApiError as error:
+                refused[name] = error
+        names = [name for name in names if name not in refused]
         commands: list[Command[TopicImage]] = [
             CreateTopic(
                 name=name,
@@ -235,7 +255,6 @@ class Broker:
             )
             for name in names
         ]
-        refused: dict[str, ApiError] = {}
         for name, result in zip(names, await self.controller.submit_many(commands), strict=True):
             if isinstance(result, TidemillError) and result.code != ErrorCode.topic_already_exists:
                 refused[name] = ApiError(result.code, result.message)

@@ -177,7 +177,18 @@ def _decoded(table: TableDefinition, fetched: FetchedBatches) -> Iterator[Change
 def _snapshot_batch(table: TableDefinition, batch: pa.RecordBatch) -> ChangeBatch:
     count = batch.num_rows
     none = pa.array(np.full(count, -1, np.int64))
-    return ChangeBatch(batch, pa.array([SNAPSHOT] * count), none, none, table.name, -1, -1)
+    return ChangeBatch(_lenient(table, batch), pa.array([SNAPSHOT] * count), none, none, table.name, -1, -1)
+
+
+def _lenient(table: TableDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows in the one schema of all batches: of a deletion only the key is known."""
+    if not table.has_primary_key:
+        return rows
+    return pa.RecordBatch.from_arrays(rows.columns, schema=_lenient_schema(table, rows.schema))
+
+
+def _lenient_schema(table: TableDefinition, schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(field.name not in table.primary_key) for field in schema])
 
 
 def _change_batch(
@@ -193,7 +204,7 @@ def _change_batch(
         rows = _with_deletions(table, rows, columns, live_at, dead_at)
     alive = UPSERT if table.has_primary_key else INSERT
     return ChangeBatch(
-        rows,
+        _lenient(table, rows),
         pa.array(np.where(dead, DELETE, alive)),
         pa.array(columns.offsets[chosen]),
         pa.array(columns.timestamps[chosen]),
@@ -220,5 +231,4 @@ def _with_deletions(
         gone = keys.get(field.name)
         gone = pa.nulls(len(dead_at), field.type) if gone is None else gone
         merged.append(pa.concat_arrays([rows.column(field.name), gone]).take(order))
-    schema = pa.schema([field.with_nullable(field.name not in table.primary_key) for field in table.schema])
-    return pa.RecordBatch.from_arrays(merged, schema=schema)
+    return pa.RecordBatch.from_arrays(merged, schema=_lenient_schema(table, table.schema))

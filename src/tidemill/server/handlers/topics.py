@@ -63,6 +63,7 @@ def _creation(broker: Broker, topic: Any) -> CreateTopic:
     check_topic_name(name)
     if name in broker.image.topics:
         raise ApiError(ErrorCode.topic_already_exists, f"topic {name!r} already exists")
+    broker.check_no_partition(name)
     without = [config.name for config in topic.configs if config.value is None]
     if without:
         raise ApiError(ErrorCode.invalid_config, f"no value is given for {', '.join(without)}")
