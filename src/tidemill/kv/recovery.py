@@ -14,6 +14,9 @@ Tried in this order; the first that works is the state, and the caller replays t
 2. the newest snapshot of which the same is true, then the next one, …;
 3. an empty state, if the log has everything from its start.
 
+Where bytes were read that do not check out, a snapshot may have them too, if it was taken of such a state:
+then it is read to its end before it is used.
+
 Only what is damaged or unusable is moved away. A disk that is full, or a directory that another process has
 open, is an error and changes nothing.
 """
@@ -26,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidemill.errors import CorruptData, StorageError
+from tidemill.kv.copying import TABLE_SUFFIX
 from tidemill.kv.engine import KvStore
 from tidemill.kv.files import Files
 from tidemill.kv.resources import KvResources
@@ -37,6 +41,9 @@ _LIVE = "live"
 _DAMAGED_MARK = "DAMAGED"
 _GIVEN_UP = "live.damaged-"
 _RESTORING = "live.restoring"
+#: How much is read at once of a snapshot that may be damaged.
+_READ_BYTES = 1 << 20
+_READ_ROWS = 10_000
 
 
 def mark_damaged(directory: str | Path, files: Files | None = None) -> None:
@@ -90,6 +97,8 @@ class _Recovery:
     files: Files
     #: Why what is there cannot be used.
     reasons: list[str] = field(default_factory=list)
+    #: Whether bytes were found that do not check out.
+    was_damaged: bool = False
 
     @property
     def live(self) -> Path:
@@ -101,6 +110,7 @@ class _Recovery:
         if self.files.stat(self.live) is None:
             return None
         if self.files.stat(self.live / _DAMAGED_MARK) is not None:
+            self.was_damaged = True
             self._give_up_live("bytes were read there that do not check out")
             return None
         return self._open_live()
@@ -121,9 +131,25 @@ class _Recovery:
                 self._warn(f"the snapshot {info.path} is not used: {error.message}")
                 continue
             store = self._open_live()
-            if store is not None:
+            if store is not None and self._is_readable(store, info, snapshots):
                 return store
         return None
+
+    def _is_readable(self, store: KvStore, info: SnapshotInfo, snapshots: SnapshotStore) -> bool:
+        if not self.was_damaged:
+            return True
+        try:
+            with store.snapshot() as view:
+                start: bytes | None = b""
+                while start is not None:
+                    start = view.read(start, None, _READ_BYTES, _READ_ROWS).next_start
+        except CorruptData as error:
+            _close(store)
+            if error.path.endswith(TABLE_SUFFIX):
+                snapshots.spoil(error.path)
+            self._give_up_live(f"it is that of snapshot {info.snapshot_id}: {error.message}")
+            return False
+        return True
 
     def from_nothing(self) -> KvStore:
         return KvStore.open(self.live, self.resources, self.identity, first_offset=self.log_start)
@@ -133,6 +159,7 @@ class _Recovery:
         try:
             store = KvStore.open(self.live, self.resources, self.identity, first_offset=self.log_start)
         except CorruptData as error:
+            self.was_damaged = True
             self._give_up_live(error.message)
             return None
         if store.was_created:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError, TidemillError
+from tidemill.kv.copying import TABLE_SUFFIX
 from tidemill.kv.engine import KvStore
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.resources import KvResources
@@ -388,9 +389,11 @@ class Bucket:
     async def _prepare_recovery(self, error: StorageError) -> None:
         if isinstance(error, CorruptData):
             logger.error("the state of %s does not check out and is built again: %s", self.name, error)
-            await self._in_thread(partial(self.snapshots.spoil, error.path))
-            await self._in_thread(partial(mark_damaged, self._directory))
-            return
+            try:
+                await self._in_thread(partial(self._note_damage, error))
+                return
+            except StorageError as another:
+                error = another
         pause_seconds, self._pause_seconds = (
             self._pause_seconds,
             min(2 * self._pause_seconds, _PAUSE_SECONDS_MAX),
@@ -402,6 +405,12 @@ class Bucket:
         self._fail_all(self.problem)
         await asyncio.sleep(pause_seconds)
         self.problem = None
+
+    def _note_damage(self, error: CorruptData) -> None:
+        # If it is not known which file it is, recovery looks at every snapshot that it wants to use.
+        if error.path.endswith(TABLE_SUFFIX):
+            self.snapshots.spoil(error.path)
+        mark_damaged(self._directory)
 
     def _stop(self, problem: TidemillError) -> None:
         logger.error("%s takes no reads of its state: %s", self.name, problem)

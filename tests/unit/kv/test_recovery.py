@@ -139,6 +139,25 @@ def test_a_damaged_live_state_is_moved_away_and_the_newest_snapshot_taken(
     assert bucket.warnings == []
 
 
+def test_a_snapshot_that_was_taken_of_a_damaged_state_is_not_taken_again_and_again(
+    tmp_path: Path, resources: KvResources
+) -> None:
+    bucket = Bucket(tmp_path / "bucket", resources)
+    with bucket.recover() as store:
+        bucket.replay(store, 100)
+        SnapshotStore(bucket.directory).create(store, 100)
+        bucket.replay(store, 30_000)
+        store.flush()
+        # Damage that nobody has met yet when the next snapshot gets its checksums.
+        newest = max(bucket.live.glob("*.sst"), key=lambda path: path.name)
+        _flip(newest, newest.stat().st_size // 2)
+        SnapshotStore(bucket.directory).create(store, 30_000)
+    mark_damaged(bucket.directory)
+    assert bucket.recovered_offset(log_end=100_000) == 100
+    assert any("it is that of snapshot 2" in warning for warning in bucket.warnings)
+    assert [info.snapshot_id for info in SnapshotStore(bucket.directory).list()] == [1]
+
+
 def test_only_the_newest_damaged_state_is_kept(bucket: Bucket) -> None:
     for number in (1, 2, 3):
         mark_damaged(bucket.directory)
