@@ -151,3 +151,17 @@ def test_errors_of_a_table_that_is_gone_have_its_code(db: EmbeddedNode) -> None:
         with pytest.raises(TableError) as refused:
             call()
         assert refused.value.table_code == TableCode.table_not_found
+
+
+def test_a_scan_gives_the_columns_that_the_table_had_when_it_was_asked_for(db: EmbeddedNode) -> None:
+    # Scans of partitioned tables look for new partitions first, and find the new column as well.
+    table = db.create_table(
+        new_name("wider"), "region string, id bigint", primary_key=["region", "id"], partition_by="region"
+    )
+    table.upsert({"region": "eu", "id": 1})
+    scan = table.scan()
+    reader = scan.to_reader()
+    db.table(table.name).alter(add_columns="note string")
+    assert reader.read_all().to_pylist() == [{"region": "eu", "id": 1}]
+    assert scan.to_arrow().schema.names == ["region", "id"]
+    assert table.refresh().scan().to_arrow().to_pylist() == [{"region": "eu", "id": 1, "note": None}]

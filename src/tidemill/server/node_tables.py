@@ -37,6 +37,8 @@ __all__ = ("NodeTables",)
 
 _ROW_FORMATS = ("row", "json", "raw")
 _KEY_FORMATS = ("raw", "json")
+#: Before a schema is read; what a table may have of it is decided with the metadata.
+_SCHEMA_BYTES_MAX = 1024 * 1024
 #: Rows of a bucket are counted up to here, and estimated beyond.
 _COUNTED_ROWS_MAX = 1_000
 _COUNTED_BYTES_MAX = 1024 * 1024
@@ -253,6 +255,10 @@ def _snapshot(key: BucketKey, info: SnapshotInfo) -> dict[str, Any]:
 
 
 def _schema_from_client(data: bytes) -> pa.Schema:
+    if len(data) > _SCHEMA_BYTES_MAX:
+        raise TableError(
+            TableCode.invalid_schema, f"a schema of {len(data)} bytes, {_SCHEMA_BYTES_MAX} are the most"
+        )
     try:
         # Looked at all over: Arrow itself takes names that are not UTF-8.
         return normalise_schema(unpack_schema(data))

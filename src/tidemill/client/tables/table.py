@@ -256,7 +256,8 @@ class AsyncTable:
         self._need_key()
         values = prefix_values(prefix, self.primary_key)
         start, end = self.definition.keys.prefix_bounds(values)
-        options = ScanOptions(columns=self._columns(columns), start_key=start, end_key=end, limit=limit)
+        chosen = self._scanned_columns(columns)
+        options = ScanOptions(columns=chosen, start_key=start, end_key=end, limit=limit)
         return await AsyncScan(self, options).to_arrow()
 
     # --- scanning
@@ -286,7 +287,7 @@ class AsyncTable:
         return AsyncScan(
             self,
             ScanOptions(
-                columns=self._columns(columns),
+                columns=self._scanned_columns(columns),
                 predicate=None if predicate is None else encode(predicate),
                 start_key=start,
                 end_key=end,
@@ -539,6 +540,10 @@ class AsyncTable:
                 f"{', '.join(self.schema.names)}",
             )
         return tuple(columns)
+
+    def _scanned_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        """By name also if it is all of them: what a scan gives stays the same when the table gets more."""
+        return self._columns(columns) or tuple(self.schema.names)
 
     def _bounds(self, key_range: tuple[Any, Any] | None) -> tuple[bytes | None, bytes | None]:
         if key_range is None:
