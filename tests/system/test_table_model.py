@@ -27,7 +27,7 @@ _STEPS = int(os.environ.get("TABLE_STORY_STEPS") or 30)
 
 
 def _seeds() -> list[int]:
-    text = os.environ.get("TABLE_STORY_SEEDS") or "1,2,3"
+    text = os.environ.get("TABLE_STORY_SEEDS") or "1,2,3,4"
     if text.startswith("x"):
         return [random.randrange(2**32) for _ in range(int(text[1:]))]
     return [int(part) for part in text.split(",")]
