@@ -357,12 +357,29 @@ def test_errors_have_codes_names_and_say_whether_to_try_again(orders: Table) -> 
         ("region = 'eu'; DROP TABLE x", ""),
         (pc.field("nope") == 1, "nope"),
         (pc.field("amount") * 2 > 1, ""),
+        (5, "int"),
     ],
 )
 def test_a_filter_that_does_not_fit_is_refused(orders: Table, where: Any, words: str) -> None:
     error = refusal(lambda: orders.scan(where=where).to_arrow())
     assert error.table_code == TableCode.invalid_predicate
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parallel": 0},
+        {"fetch_max_bytes": 0},
+        {"limit": -1},
+        {"columns": []},
+        {"columns": ["id", "id"]},
+        {"key_range": (1, 2, 3)},
+    ],
+)
+def test_a_scan_that_cannot_be_is_refused(orders: Table, options: dict[str, Any]) -> None:
+    error = refusal(lambda: orders.scan(**options).to_arrow())
+    assert error.table_code in (TableCode.invalid_scan_request, TableCode.key_refused)
 
 
 def test_what_is_no_key_is_refused(orders: Table) -> None:

@@ -23,7 +23,7 @@ from support.processes import ClientProcess, NodeProcess, wait_until
 from support.table_following import Follower, Seen
 from support.table_nodes import SOON, new_name, records_of
 from tidemill.client.sync import Table, Tidemill
-from tidemill.errors import TableCode, TableError
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 
 _BUCKETS = 3
 _JSON = "id string, writer string, n bigint"
@@ -186,6 +186,17 @@ def test_an_offset_in_the_middle_of_a_batch_is_where_a_follow_begins(db: Tidemil
     for first in (0, 1, 50, 99, 100):
         follow = table.follow(snapshot=False, from_offsets={(table.name, 0): first}, until_now=True)
         assert [offset for _, _, offset, _, _ in records_of(follow)] == list(range(first, 100))
+
+
+def test_offsets_that_the_log_has_not_reached_are_refused(db: Tidemill) -> None:
+    table = db.create_table(new_name("ahead"), "id bigint", primary_key="id")
+    table.upsert([{"id": n} for n in range(5)])
+    assert records_of(table.follow(from_offsets={(table.name, 0): 5}, until_now=True)) == []
+    for until_now in (True, False):
+        follow = table.follow(from_offsets={(table.name, 0): 6}, until_now=until_now)
+        with pytest.raises(ApiError, match="there is no") as caught:
+            next(iter(follow))
+        assert caught.value.code == ErrorCode.offset_out_of_range
 
 
 def test_changes_are_arrow_with_what_happened_in_columns_of_their_own(db: Tidemill) -> None:

@@ -114,7 +114,7 @@ class AsyncFollow:
             positions = await self._table.starts()
         reader = BatchReader(self._table.cluster, positions, committed=True)
         await self._follow_partitions(reader)
-        ends = await self._table.committed_ends(reader.positions) if self._until_now else None
+        ends = await self._ends(reader.positions) if self._until_now else None
         try:
             while ends is None or any(reader.positions.get(place, end) < end for place, end in ends.items()):
                 for fetched in await self._poll(reader):
@@ -124,6 +124,17 @@ class AsyncFollow:
                     await self._follow_partitions(reader)
         finally:
             await reader.close()
+
+    async def _ends(self, positions: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        ends = await self._table.committed_ends(positions)
+        for (topic, bucket), end in ends.items():
+            if positions[topic, bucket] > end:
+                raise ApiError(
+                    ErrorCode.offset_out_of_range,
+                    f"{topic}-{bucket} ends before offset {end}, there is no offset "
+                    f"{positions[topic, bucket]}: it may be of an older table of that name",
+                )
+        return ends
 
     async def _poll(self, reader: BatchReader) -> list[FetchedBatches]:
         try:

@@ -34,6 +34,8 @@ __all__ = ("AsyncLease", "AsyncTable", "BucketStats", "Lease", "PinnedTable", "S
 _T = TypeVar("_T")
 Progress = Callable[[int], None]
 _LEASE_MS = 600_000
+#: Of a range of keys.
+_ENDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +281,12 @@ class AsyncTable:
         or the first columns of one, up to but without another; None is open) are worked out on the server.
         """
         self._need_key()
+        if parallel < 1 or fetch_max_bytes < 1:
+            raise TableError(
+                TableCode.invalid_scan_request,
+                f"a scan reads at least one bucket and one byte at a time, not {parallel} and "
+                f"{fetch_max_bytes}",
+            )
         start, end = self._bounds(key_range)
         predicate = None if where is None else to_predicate(where)
         if predicate is not None:
@@ -327,11 +335,11 @@ class AsyncTable:
     ) -> AsyncFollow:
         """The rows of the table, and then every change after them, once and in order.
 
-        ``snapshot=False`` gives changes only, from ``from_offsets`` (by topic and bucket; by default those
-        from now on). With ``until_now`` it ends at the changes that are there when the snapshot is through.
+        ``snapshot=False`` gives changes only, those from now on; ``from_offsets`` (by topic and bucket) those
+        from there on. With ``until_now`` it ends at the changes that are there when the snapshot is through.
         ``lease`` takes the rows of a leased snapshot.
         """
-        if not self.definition.has_primary_key:
+        if not self.definition.has_primary_key or from_offsets is not None:
             snapshot = False
         scan = self.scan(lease=lease) if snapshot else None
         return AsyncFollow(self, scan, from_offsets=from_offsets, until_now=until_now)
@@ -548,6 +556,10 @@ class AsyncTable:
     def _bounds(self, key_range: tuple[Any, Any] | None) -> tuple[bytes | None, bytes | None]:
         if key_range is None:
             return None, None
+        if len(key_range) != _ENDS:
+            raise TableError(
+                TableCode.key_refused, f"a range of keys has two ends, not {len(key_range)}; None is open"
+            )
         low, high = key_range
         bound = partial(_bound, self.definition)
         return bound(low), bound(high)
@@ -706,8 +718,12 @@ def to_predicate(where: Any) -> Predicate:
         from tidemill.tables.predicate_arrow import from_arrow
 
         return from_arrow(where)
-    predicate: Predicate = where
-    return predicate
+    if not isinstance(where, Predicate):
+        raise TableError(
+            TableCode.invalid_predicate,
+            f"a filter is SQL text or a pyarrow expression, not a {type(where).__name__}",
+        )
+    return where
 
 
 def narrowed(
