@@ -106,8 +106,9 @@ class Scans:
         columns: Sequence[str],
         min_offset: int,
         max_wait_ms: int,
+        max_bytes: int,
     ) -> LookedUp:
-        """The rows of ``keys``, which are state keys."""
+        """The rows of ``keys``, which are state keys; ``max_bytes`` of them at most."""
         table = self._service.keyed(key.table_id)
         check_columns(table, columns)
         if len(keys) > _KEYS_MAX:
@@ -121,7 +122,8 @@ class Scans:
         bucket = await self._service.ready_bucket(key, wanted, max_wait_ms)
         offset = bucket.applied_offset
         find_table = partial(self._service.keyed, key.table_id)
-        work = partial(_look_up, find_table, bucket.store, keys, list(columns) or None, self._max_bytes)
+        max_bytes = min(max_bytes, self._max_bytes)
+        work = partial(_look_up, find_table, bucket.store, keys, list(columns) or None, max_bytes)
         try:
             return LookedUp(offset, await self._read(bucket, work))
         except TableError as error:

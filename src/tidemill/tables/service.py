@@ -238,6 +238,8 @@ class TableService:
         """
         let_go = self.keeper.take_let_go()
         for bucket in list(self._buckets.values()):
+            if self._buckets.get(bucket.key) is not bucket:
+                continue  # Dropped while it waited for its turn.
             try:
                 properties = TableProperties.of(
                     self.by_id(bucket.key.table_id).properties, self._host.settings

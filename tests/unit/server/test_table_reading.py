@@ -315,3 +315,20 @@ async def test_a_pin_that_meets_a_bucket_being_dropped_is_refused_and_keeps_noth
         while len(first.store._views):  # noqa: ASYNC110 - it is taken and let go in its turn
             await asyncio.sleep(0.01)
     second._closed = False
+
+
+async def test_answers_are_small_while_the_memory_for_them_is_used_up(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await world.upsert(table, [row(number, "x" * 1_000) for number in range(500)])
+    assert not (await world.open_scan(table)).has_more
+    budget = world.broker.budget
+    budget.take(budget.limit_bytes)
+    try:
+        response = await world.open_scan(table)
+        assert response.has_more
+        assert len(response.records) < 2 * 64 * 1024
+        assert (await look_up(world, table, *range(500))).error_code == TableCode.answer_too_large
+    finally:
+        budget.give_back(budget.limit_bytes)
+    assert (await look_up(world, table, *range(500))).error_code == 0

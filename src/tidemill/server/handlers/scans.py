@@ -26,6 +26,8 @@ __all__ = (
 
 #: As many as the buckets that a table can have on one node.
 _MIN_OFFSETS_MAX = 30_000
+#: What an answer may have also while the node's memory for answers is used up.
+_ANSWER_BYTES_MIN = 64 * 1024
 
 
 @table_handler
@@ -40,8 +42,14 @@ async def look_up_kv(broker: Broker, call: Call) -> dict[str, Any]:
         request.columns,
         request.min_offset,
         request.max_wait_ms,
+        _room(broker),
     )
     return {"log_offset": found.log_offset, "records": found.records}
+
+
+def _room(broker: Broker) -> int:
+    """Bytes that the next answer may have."""
+    return max(broker.budget.available_bytes, _ANSWER_BYTES_MIN)
 
 
 @table_handler
@@ -59,10 +67,11 @@ async def scan_kv(broker: Broker, call: Call) -> dict[str, Any]:
             raise refused("only a scan that is open can be kept alive: the request names none")
         scans.keep_alive(request.scanner_id)
         return {"scanner_id": request.scanner_id, "has_more": True, "log_offset": -1}
+    size = min(request.batch_size_bytes, _room(broker))
     if request.scanner_id is not None:
-        answer = await scans.go_on(request.scanner_id, request.call_sequence, request.batch_size_bytes)
+        answer = await scans.go_on(request.scanner_id, request.call_sequence, size)
     else:
-        answer = await scans.open(tables.open_scan(request), request.call_sequence, request.batch_size_bytes)
+        answer = await scans.open(tables.open_scan(request), request.call_sequence, size)
     return {
         "scanner_id": answer.scanner_id,
         "has_more": answer.has_more,
