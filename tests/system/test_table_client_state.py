@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,46 @@ def test_a_scan_goes_on_from_its_last_key_if_that_is_asked_for(table_node: NodeP
     with table.bucket_scanner(0, start_key=next_key) as rest:
         seen += [key for batch in rest for key in batch.column("id").to_pylist()]
     assert seen == expected
+
+
+def test_what_is_appended_is_there_once_although_the_node_is_killed(tmp_path: Path) -> None:
+    with (
+        NodeProcess(tmp_path / "data", **SOON) as node,
+        tidemill.connect(node.bootstrap_servers) as db,
+    ):
+        table = db.create_table(new_name("appended"), "writer int, n int", buckets=3)
+        stop, failures = threading.Event(), list[BaseException]()
+        written = [0, 0]
+
+        def append(writer: int) -> None:
+            try:
+                with tidemill.connect(node.bootstrap_servers) as own:
+                    log = own.table(table.name)
+                    while not stop.is_set():
+                        first = written[writer]
+                        log.append([{"writer": writer, "n": n} for n in range(first, first + 50)])
+                        written[writer] = first + 50
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=append, args=(writer,)) for writer in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            before = sum(written)
+            wait_until(lambda before=before: failures or sum(written) >= before + 200, "rows")
+            node.kill()
+            node.start()
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert failures == []
+        starts = {(table.name, bucket): 0 for bucket in range(3)}
+        found = Counter(
+            (row["writer"], row["n"])
+            for *_, row in records_of(table.follow(from_offsets=starts, until_now=True))
+        )
+        assert found == Counter((writer, n) for writer in range(2) for n in range(written[writer]))
 
 
 # --- damage
