@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from tidemill.errors import TableCode, TableError
+from tidemill.errors import ApiError, TableCode, TableError
 from tidemill.kv.engine import KvStore
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
@@ -80,8 +80,7 @@ def fold_batches(
             store.write([], [], [], header.next_offset)
             continue
         if changes is None:
-            _check_batch(table, batch, header)
-            changes = prepare(table, read_columns(batch, max_decompressed_bytes))
+            changes = _changes_of(table, batch, header, max_decompressed_bytes)
         apply(store, changes, header.next_offset)
 
 
@@ -112,10 +111,16 @@ def _is_aborted(header: BatchHeader, aborted: list[AbortedTransaction]) -> bool:
     )
 
 
-def _check_batch(table: TableDefinition, batch: memoryview, header: BatchHeader) -> None:
+def _changes_of(
+    table: TableDefinition, batch: memoryview, header: BatchHeader, max_decompressed_bytes: int
+) -> Changes:
+    where = f"the batch at offset {header.base_offset} of a log of table {table.name!r}"
     if not check_crc(batch, header):
         raise TableError(
-            TableCode.state_damaged,
-            f"the batch at offset {header.base_offset} of a log of table {table.name!r} does not fit its "
-            "checksum; run 'tidemill log verify'",
+            TableCode.state_damaged, f"{where} does not fit its checksum; run 'tidemill log verify'"
         )
+    try:
+        return prepare(table, read_columns(batch, max_decompressed_bytes))
+    except ApiError as error:
+        # The leader would not have let it in: nobody's request is to blame.
+        raise TableError(TableCode.state_damaged, f"{where} does not fit the table: {error}") from error

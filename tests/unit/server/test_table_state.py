@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.table_world import TableWorld
+from support.table_world import TableWorld, batch_of
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError
 from tidemill.kv.engine import KvStore
 from tidemill.kv.snapshots import SnapshotStore
@@ -207,6 +207,18 @@ async def test_a_batch_that_does_not_fit_its_checksum_is_not_folded(
                 is_stopped=lambda: False,
             )
         assert store.applied_offset == 0
+
+
+async def test_a_batch_that_nobody_should_have_let_in_stops_the_fold_with_its_place(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    bucket = bucket_of(world, table)
+    bucket.log.append(batch_of((b"no number", b"no row")), 1)
+    with pytest.raises(
+        TableError, match=r"the batch at offset 10 of a log of table 'shop\.orders'"
+    ) as stopped:
+        await bucket.ready(11, SOON)
+    assert stopped.value.table_code == TableCode.state_damaged
 
 
 async def test_whoever_waits_for_a_bucket_that_is_dropped_is_told_so_and_not_cancelled(

@@ -45,6 +45,13 @@ async def test_of_two_who_create_a_table_that_may_exist_one_creates_it(world: Ta
     assert len({answer.table_id for answer in answers}) == 1
 
 
+async def test_of_two_who_drop_a_table_that_may_be_gone_one_drops_it(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    drops = (world.done("DropTable", name=table.name, if_exists=True) for _ in range(3))
+    assert sorted(answer.dropped for answer in await asyncio.gather(*drops)) == [False, False, True]
+
+
 async def test_state_of_a_table_that_was_dropped_before_a_crash_is_removed_at_the_next_start(
     world: TableWorld, tmp_path: Path
 ) -> None:

@@ -175,7 +175,13 @@ async def drop_table(broker: Broker, call: Call) -> dict[str, Any]:
     table = broker.image.tables.get(call.request.name)
     if table is None and call.request.if_exists:
         return {"dropped": False}
-    await broker.drop_table(_table(broker, call.request.name))
+    try:
+        await broker.drop_table(_table(broker, call.request.name))
+    except TableError as error:
+        # Somebody else may have been faster.
+        if call.request.if_exists and error.table_code == TableCode.table_not_found:
+            return {"dropped": False}
+        raise
     return {"dropped": True}
 
 
