@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final, NoReturn
 
-from sqlglot import Dialect, Token, Tokenizer, TokenType, exp
+from sqlglot import Dialect, Token, TokenType, exp
+from sqlglot import Tokenizer as PlainTokenizer
 from sqlglot.errors import SqlglotError
 
 from tidemill.tables.predicate_sql_terms import SUPPORTED, Term
@@ -41,7 +42,7 @@ _JOINTS: Final = (TokenType.AND, TokenType.OR, TokenType.R_PAREN)
 class _FilterDialect(Dialect):
     """sqlglot's own SQL, with backticks around names and with X'…'."""
 
-    class Tokenizer(Tokenizer):
+    class Tokenizer(PlainTokenizer):
         """See the dialect."""
 
         IDENTIFIERS: ClassVar[list[str | tuple[str, str]]] = ['"', "`"]
