@@ -26,7 +26,7 @@ from tidemill.log.producers import ProducerStates
 from tidemill.log.segment import Segment, segment_name
 from tidemill.log.storage import Buffer, Storage, write_atomic
 from tidemill.log.transactions import AbortedTransaction, with_markers
-from tidemill.records.batch import BatchHeader, parse_header, stamp_prefix
+from tidemill.records.batch import BatchHeader, behind_empty_batches, parse_header, stamp_prefix
 from tidemill.records.control import Marker
 
 __all__ = (
@@ -68,6 +68,10 @@ class Appended(NamedTuple):
     last_offset: int
     #: It was there already: the producer had sent it before.
     duplicate: bool
+
+
+#: How many stretches that compaction has emptied one read passes over.
+_EMPTY_READS_MAX = 1_000
 
 
 class PartitionLog:
@@ -364,6 +368,24 @@ class PartitionLog:
             if data is not None:
                 return data
         return memoryview(b"")
+
+    def read_on(
+        self, offset: int, max_bytes: int, upper_offset: int, *, at_least_one: bool = True
+    ) -> memoryview:
+        """As ``read``, but what compaction has emptied is passed over, as far as there are records behind it.
+
+        A client that gets nothing but empty batches several times in a row takes that for an error.
+        """
+        data = self.read(offset, max_bytes, upper_offset, at_least_one=at_least_one)
+        for _ in range(_EMPTY_READS_MAX if self.config.compacts or self.first_dirty_offset else 0):
+            behind = behind_empty_batches(data)
+            if behind is None or behind >= upper_offset:
+                break
+            following = self.read(behind, max_bytes, upper_offset, at_least_one=at_least_one)
+            if not following:
+                break
+            data = following
+        return data
 
     def aborted_in(self, data: memoryview) -> list[AbortedTransaction]:
         """Aborted transactions with batches in what ``read`` gave; may name a few that lie just behind it."""

@@ -29,6 +29,7 @@ __all__ = (
     "NO_SEQUENCE",
     "NO_TIMESTAMP",
     "BatchHeader",
+    "behind_empty_batches",
     "check_batch",
     "check_crc",
     "next_sequence",
@@ -131,6 +132,20 @@ def next_sequence(sequence: int) -> int:
 def parse_header(data: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
     """Read a header without judging it. At least ``HEADER_BYTES`` must be there."""
     return BatchHeader._make(_HEADER.unpack_from(data, position))
+
+
+def behind_empty_batches(data: bytes | bytearray | memoryview) -> int | None:
+    """The offset behind ``data``, whole batches, if none of them has a record; None if one has, or there are
+    none.
+    """
+    position, behind = 0, None
+    while position + HEADER_BYTES <= len(data):
+        header = parse_header(data, position)
+        if header.record_count:
+            return None
+        behind = header.next_offset
+        position += header.size_bytes
+    return behind
 
 
 def check_crc(data: bytes | bytearray | memoryview, header: BatchHeader, position: int = 0) -> bool:

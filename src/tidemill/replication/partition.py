@@ -275,7 +275,7 @@ class Partition:
         upper = self.upper_offset(committed=committed)
         if offset >= upper:
             return memoryview(b"")
-        return self.log.read(offset, max_bytes, upper, at_least_one=at_least_one)
+        return self.log.read_on(offset, max_bytes, upper, at_least_one=at_least_one)
 
     def delete_records(self, offset: int) -> list[Segment]:
         """Move the log start to ``offset`` (-1: the high watermark); returns what can be discarded."""

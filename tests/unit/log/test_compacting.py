@@ -693,3 +693,22 @@ def test_the_log_reads_to_its_end_if_that_lies_in_what_was_compacted(
     assert found(log) == [(1, "2")], "not durable yet"
     flush(log)
     assert found(log) == [(1, "2"), (2, "3")]
+
+
+def test_a_read_passes_over_what_compaction_has_emptied(log: PartitionLog) -> None:
+    for number in range(200):
+        write(log, keyed("same", f"{number:0100}"))
+    last = write(log, keyed("other", "x"))
+    seal(log)
+    clean(log, HOUR_MS)
+    assert len(log.segments) > 3, "there must be several emptied segments"
+    for start in range(199):
+        headers = [header for header, _ in batches_of(log.read_on(start, 100, log.durable_offset))]
+        assert headers[0].record_count == 1, f"a read from {start} gives nothing"
+    # At the end there is nothing to pass over to, and a reader must still get on.
+    write(log, keyed("other", "y"))
+    seal(log)
+    clean(log, HOUR_MS)
+    assert [value for _, value in found(log)][-1] == "y"
+    (header,) = (header for header, _ in batches_of(log.read_on(last, 1, last + 1)))
+    assert (header.record_count, header.next_offset) == (0, last + 1)
