@@ -25,7 +25,7 @@ from support.table_damage import DAMAGES
 from support.table_model import Change, Filter, Row, TableModel, check_table
 from support.table_nodes import by_key
 from tidemill.client.sync import Table, Tidemill
-from tidemill.client.tables.table import Lease
+from tidemill.client.tables.values import Lease
 from tidemill.errors import TableError
 
 __all__ = ("PROPERTIES", "SETTINGS", "Story")

@@ -20,8 +20,9 @@ from support.table_nodes import SOON, new_name, records_of, rows_of
 from tidemill.client.connecting import AsyncTidemill
 from tidemill.client.sync import Follow, Scan, Table, TableLease, Tidemill
 from tidemill.client.tables.follow import AsyncFollow
+from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.scan import AsyncScan
-from tidemill.client.tables.table import AsyncLease, AsyncTable
+from tidemill.client.tables.table import AsyncTable
 from tidemill.errors import ApiError, NodeUnavailable, TableCode, TableError, TidemillError
 
 COLUMNS = "id bigint, region string, amount double"

@@ -12,7 +12,7 @@ import pytest
 import tidemill
 from support.table_nodes import SOON, new_name
 from tidemill.client.embedded import EmbeddedNode
-from tidemill.client.tables.table import AsyncLease
+from tidemill.client.tables.lease import AsyncLease
 from tidemill.errors import NodeUnavailable, TableCode, TableError
 
 DEADLINE_SECONDS = 30

@@ -14,7 +14,8 @@ from tidemill.cli.table_session import TableArgument, YesOption, confirm, plural
 
 if TYPE_CHECKING:
     from tidemill.client.connecting import AsyncTidemill
-    from tidemill.client.tables.table import AsyncTable, BucketStats, Lease, Snapshot
+    from tidemill.client.tables.table import AsyncTable
+    from tidemill.client.tables.values import BucketStats, Lease, Snapshot
 
 __all__ = ("parse_duration", "register")
 

@@ -13,7 +13,8 @@ from tidemill.errors import TidemillError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidemill.client.tables.table import AsyncTable, Lease
+    from tidemill.client.tables.table import AsyncTable
+    from tidemill.client.tables.values import Lease
     from tidemill.tables.definition import TableDefinition
 
 __all__ = ("AsyncTidemill", "DatabaseInfo", "TableInfo", "connect_async")
@@ -209,7 +210,7 @@ class AsyncTidemill:
 
     async def leases(self) -> list[Lease]:
         """The leases of all tables."""
-        from tidemill.client.tables.table import lease_from
+        from tidemill.client.tables.values import lease_from
 
         response = await self._ask("ListLeases", {"table": None}, "listing leases")
         # By their tables, which know the topics of their partitions.

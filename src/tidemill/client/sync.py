@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidemill.client.tables.follow import AsyncFollow, ChangeBatch
+    from tidemill.client.tables.lease import AsyncLease
     from tidemill.client.tables.scan import AsyncScan
     from tidemill.client.tables.scanner import KvBatchScanner
-    from tidemill.client.tables.table import AsyncLease, AsyncTable, BucketStats, Lease, Snapshot, Written
+    from tidemill.client.tables.table import AsyncTable
+    from tidemill.client.tables.values import BucketStats, Lease, Snapshot, Written
 
 __all__ = ("BucketScanner", "Follow", "Scan", "Table", "TableLease", "Tidemill", "connect")
 

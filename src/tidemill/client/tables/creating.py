@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidemill.client.tables.table import prefix_values
+from tidemill.client.tables.arguments import prefix_values
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.definition import pack_schema
 from tidemill.tables.keys import KeyCodec, check_key_columns, default_key_format

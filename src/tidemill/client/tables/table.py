@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import html
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -16,89 +11,30 @@ import pyarrow.compute as pc
 
 from tidemill.client.admin import LATEST, list_offsets
 from tidemill.client.cluster import Cluster
+from tidemill.client.tables.arguments import bound, is_single_key, narrowed, prefix_values, to_predicate
 from tidemill.client.tables.follow import AsyncFollow
+from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.lookup import LookUp
+from tidemill.client.tables.notebook import describe_html
 from tidemill.client.tables.requests import ask_controller, checked, definition_from, pairs
 from tidemill.client.tables.rows_in import as_tables
 from tidemill.client.tables.scan import AsyncScan, ScanOptions
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
+from tidemill.client.tables.values import BucketStats, Lease, PinnedTable, Snapshot, Written, lease_from
 from tidemill.client.tables.writer import PreparedRows, TableWriter, prepare_deletes, prepare_upserts
-from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.tables.definition import TableDefinition, pack_schema
 from tidemill.tables.partition_values import partition_texts
-from tidemill.tables.predicate import Predicate, encode
+from tidemill.tables.predicate import encode
 from tidemill.tables.types import describe_type, parse_columns
 
-__all__ = ("AsyncLease", "AsyncTable", "BucketStats", "Lease", "PinnedTable", "Snapshot", "Written")
+__all__ = ("AsyncTable",)
 
 _T = TypeVar("_T")
 Progress = Callable[[int], None]
 _LEASE_MS = 600_000
 #: Of a range of keys.
 _ENDS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a write did: how many records, and the offset behind the last one of each bucket."""
-
-    rows: int
-    offsets: Mapping[tuple[str, int], int]
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedTable:
-    """State held still on the server: its id, and the log offset of each bucket by topic and number.
-
-    It ends when nobody has used it for ``idle_ms``.
-    """
-
-    pin_id: str
-    log_offsets: Mapping[tuple[str, int], int]
-    idle_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class BucketStats:
-    """Numbers of one bucket. ``row_count`` is an estimate while the bucket is written to."""
-
-    partition: str | None
-    bucket: int
-    row_count: int
-    state_bytes: int
-    log_start_offset: int
-    log_end_offset: int
-    applied_offset: int
-    log_bytes: int
-    snapshot_count: int
-    snapshot_offset: int
-    scanner_count: int
-    problem: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A durable snapshot of one bucket. ``problem`` says why it cannot be used, if it cannot."""
-
-    partition: str | None
-    bucket: int
-    snapshot_id: int
-    log_offset: int
-    created_ms: int
-    size_bytes: int
-    problem: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Snapshots that are kept until ``expires_at_ms``. ``log_offsets``: where changes go on behind them."""
-
-    lease_id: str
-    table: str
-    holder: str
-    expires_at_ms: int
-    snapshots: Mapping[tuple[str, int], int]
-    log_offsets: Mapping[tuple[str, int], int]
 
 
 class AsyncTable:
@@ -561,8 +497,7 @@ class AsyncTable:
                 TableCode.key_refused, f"a range of keys has two ends, not {len(key_range)}; None is open"
             )
         low, high = key_range
-        bound = partial(_bound, self.definition)
-        return bound(low), bound(high)
+        return bound(self.definition, low), bound(self.definition, high)
 
     def _value(self, partition_id: int) -> str | None:
         partition = self.definition.partition(partition_id)
@@ -580,93 +515,6 @@ class AsyncTable:
         )
 
 
-class AsyncLease:
-    """A lease while an ``async with`` block lasts. ``lease_id`` is there inside."""
-
-    def __init__(self, table: AsyncTable, *, duration_ms: int, holder: str, fresh: bool) -> None:
-        self._table = table
-        self._duration_ms = duration_ms
-        self._holder = holder
-        self._fresh = fresh
-        self._lease: Lease | None = None
-        self._keeper: asyncio.Task[None] | None = None
-
-    @property
-    def lease_id(self) -> str:
-        assert self._lease is not None, "the lease is not acquired"
-        return self._lease.lease_id
-
-    @property
-    def log_offsets(self) -> Mapping[tuple[str, int], int]:
-        """Where changes go on behind the snapshots, by topic and bucket."""
-        assert self._lease is not None, "the lease is not acquired"
-        return self._lease.log_offsets
-
-    async def acquire(self) -> Lease:
-        """Begin the lease without a block: the caller renews and releases it."""
-        self._lease = await self._acquire(None)
-        return self._lease
-
-    async def renew(self) -> Lease:
-        """Make it last for its whole duration from now on."""
-        self._lease = await self._acquire(self.lease_id)
-        return self._lease
-
-    async def release(self) -> None:
-        """End it."""
-        await ask_controller(
-            self._table.cluster, "ReleaseLease", {"lease_id": self.lease_id}, "releasing a lease"
-        )
-
-    async def _acquire(self, lease_id: str | None) -> Lease:
-        body = {
-            "table": self._table.name,
-            "lease_id": lease_id,
-            "holder": self._holder or f"client {secrets.token_hex(4)}",
-            "duration_ms": self._duration_ms,
-            "fresh": self._fresh,
-        }
-        what = f"leasing snapshots of table {self._table.name!r}"
-        response = await ask_controller(self._table.cluster, "AcquireLease", body, what)
-        known = self._table.definition.partition
-        if any(known(each.partition_id) is None for each in response.lease.snapshots):
-            await self._table.renew()
-        return lease_from(response.lease, self._table.definition)
-
-    async def __aenter__(self) -> AsyncLease:
-        await self.acquire()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        assert self._keeper is not None
-        self._keeper.cancel()
-        # It ends by itself if it cannot be released.
-        with contextlib.suppress(TidemillError):
-            await self.release()
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(self._duration_ms / 3000)
-            # Tried again in time: it takes more than one failure to lose a lease.
-            with contextlib.suppress(TidemillError):
-                await self.renew()
-
-
-def lease_from(lease: Any, definition: TableDefinition | None) -> Lease:
-    """The lease of an answer."""
-    topics = {} if definition is None else {each.id: each.topic for each in definition.partitions}
-    places = {(topics.get(each.partition_id, lease.table), each.bucket): each for each in lease.snapshots}
-    return Lease(
-        lease.lease_id,
-        lease.table,
-        lease.holder,
-        lease.expires_at_ms,
-        {place: each.snapshot_id for place, each in places.items()},
-        {place: each.log_offset for place, each in places.items()},
-    )
-
-
 def _identities(definition: TableDefinition) -> dict[str, tuple[int, int]]:
     """What is behind each topic name."""
     return {each.topic: (definition.table_id, each.id) for each in definition.partitions}
@@ -679,76 +527,3 @@ def names_unknown_partition(definition: TableDefinition, key_columns: Sequence[p
     texts = partition_texts(key_columns[definition.primary_key.index(definition.partition_column)])
     known = pa.array([each.value for each in definition.partitions], pa.string())
     return bool(pc.any(pc.invert(pc.is_in(texts, known))).as_py())
-
-
-def is_single_key(keys: Any) -> bool:
-    """Whether ``keys`` is one key rather than several."""
-    if isinstance(keys, Mapping | tuple | str | bytes):
-        return True
-    return not (
-        hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__iter__")
-    )
-
-
-def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
-    """The values of the first key columns: a tuple, a dict, or the first one's value alone."""
-    if isinstance(prefix, Mapping):
-        names = list(primary_key[: len(prefix)])
-        if set(names) != set(prefix):
-            raise TableError(
-                TableCode.key_refused,
-                f"a prefix of the key is {', '.join(primary_key)} from the left, not "
-                f"{', '.join(map(str, prefix))}",
-            )
-        return [prefix[name] for name in names]
-    return list(prefix) if isinstance(prefix, tuple | list) else [prefix]
-
-
-def _bound(definition: TableDefinition, key: Any) -> bytes | None:
-    return None if key is None else definition.keys.bound(prefix_values(key, definition.primary_key))
-
-
-def to_predicate(where: Any) -> Predicate:
-    """A predicate from SQL text, a pyarrow expression, or one that is ready."""
-    if isinstance(where, str):
-        from tidemill.tables.predicate_sql import parse_sql
-
-        return parse_sql(where)
-    if isinstance(where, pc.Expression):
-        from tidemill.tables.predicate_arrow import from_arrow
-
-        return from_arrow(where)
-    if not isinstance(where, Predicate):
-        raise TableError(
-            TableCode.invalid_predicate,
-            f"a filter is SQL text or a pyarrow expression, not a {type(where).__name__}",
-        )
-    return where
-
-
-def narrowed(
-    definition: TableDefinition, predicate: Predicate, start: bytes | None, end: bytes | None
-) -> tuple[bytes | None, bytes | None]:
-    """The range of keys in which rows that pass ``predicate`` are, or a wrong predicate's error at once."""
-    from tidemill.client.tables.narrowing import key_bounds
-
-    low, high = key_bounds(definition, predicate)
-    start = low if start is None else max(start, low or b"")
-    if end is None or (high is not None and high < end):
-        end = high
-    return start, end
-
-
-def describe_html(definition: TableDefinition) -> str:
-    """A table's definition for notebooks."""
-    rows = "".join(
-        f"<tr><td>{html.escape(field.name)}</td><td>{html.escape(describe_type(field.type))}</td>"
-        f"<td>{'' if field.nullable else 'not null'}</td>"
-        f"<td>{'key' if field.name in definition.primary_key else ''}</td></tr>"
-        for field in definition.schema
-    )
-    return (
-        f"<b>{html.escape(definition.name)}</b> · {definition.buckets} buckets · "
-        f"{html.escape(definition.row_format)}"
-        f"<table><thead><tr><th>column</th><th>type</th><th></th><th></th></tr></thead><tbody>{rows}</tbody></table>"
-    )

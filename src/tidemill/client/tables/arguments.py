@@ -1,0 +1,73 @@
+"""What people say about keys and rows, as a table needs it: keys, prefixes, ranges, filters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow.compute as pc
+
+from tidemill.errors import TableCode, TableError
+from tidemill.tables.definition import TableDefinition
+from tidemill.tables.predicate import Predicate
+
+__all__ = ("bound", "is_single_key", "narrowed", "prefix_values", "to_predicate")
+
+
+def is_single_key(keys: Any) -> bool:
+    """Whether ``keys`` is one key rather than several."""
+    if isinstance(keys, Mapping | tuple | str | bytes):
+        return True
+    return not (
+        hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__") or hasattr(keys, "__iter__")
+    )
+
+
+def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
+    """The values of the first key columns: a tuple, a dict, or the first one's value alone."""
+    if isinstance(prefix, Mapping):
+        names = list(primary_key[: len(prefix)])
+        if set(names) != set(prefix):
+            raise TableError(
+                TableCode.key_refused,
+                f"a prefix of the key is {', '.join(primary_key)} from the left, not "
+                f"{', '.join(map(str, prefix))}",
+            )
+        return [prefix[name] for name in names]
+    return list(prefix) if isinstance(prefix, tuple | list) else [prefix]
+
+
+def bound(definition: TableDefinition, key: Any) -> bytes | None:
+    """The state key at one end of a range; None for an open end."""
+    return None if key is None else definition.keys.bound(prefix_values(key, definition.primary_key))
+
+
+def to_predicate(where: Any) -> Predicate:
+    """A predicate from SQL text, a pyarrow expression, or one that is ready."""
+    if isinstance(where, str):
+        from tidemill.tables.predicate_sql import parse_sql
+
+        return parse_sql(where)
+    if isinstance(where, pc.Expression):
+        from tidemill.tables.predicate_arrow import from_arrow
+
+        return from_arrow(where)
+    if not isinstance(where, Predicate):
+        raise TableError(
+            TableCode.invalid_predicate,
+            f"a filter is SQL text or a pyarrow expression, not a {type(where).__name__}",
+        )
+    return where
+
+
+def narrowed(
+    definition: TableDefinition, predicate: Predicate, start: bytes | None, end: bytes | None
+) -> tuple[bytes | None, bytes | None]:
+    """The range of keys in which rows that pass ``predicate`` are, or a wrong predicate's error at once."""
+    from tidemill.client.tables.narrowing import key_bounds
+
+    low, high = key_bounds(definition, predicate)
+    start = low if start is None else max(start, low or b"")
+    if end is None or (high is not None and high < end):
+        end = high
+    return start, end
