@@ -53,6 +53,11 @@ KeyField = tuple[str, pa.DataType]
 
 def columns_from_rows(rows: Sequence[Any], fields: Sequence[KeyField]) -> list[pa.Array]:
     """The key columns of rows: mappings, tuples or lists, or single values if the key is one column."""
+    if len(fields) == 1 and not any(
+        issubclass(kind, Mapping | tuple | list) for kind in set(map(type, rows))
+    ):
+        # Single values, as a look-up of thousands of them has: no need to look at each.
+        return [column_from_values(fields[0], list(rows))]
     names = ", ".join(name for name, _ in fields)
     picked: list[Sequence[Any]] = []
     for index, row in enumerate(rows):
