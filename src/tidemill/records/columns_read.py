@@ -26,11 +26,11 @@ from tidemill.records.batch import HEADER_BYTES, BatchHeader
 from tidemill.records.columns_scalar import Body, Int64s, corrupt, read_headers, read_one_by_one, read_varint
 from tidemill.records.compression import decompress
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, Header
+from tidemill.records.word_numbers import STRIDES, Unusual, Words, cut_numbers, signed_numbers
 
 __all__ = ("RecordColumns", "read_columns")
 
 Bools = npt.NDArray[np.bool_]
-_Words = npt.NDArray[np.uint64]
 
 #: Below so many records a loop in Python is faster than the fixed cost of some sixty numpy calls.
 _SMALL_BATCH_RECORDS = 32
@@ -48,19 +48,6 @@ _LEAP_WORTH_RECORDS = 256
 _WALKED_RECORDS = 1024
 
 _WORD_BYTES = 8
-_STOP_BITS = np.uint64(0x8080808080808080)
-_NUMBER_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
-_ALL_BITS = 2**64 - 1
-_ONE = np.uint64(1)
-#: To close the gaps between groups of seven bits: the longest mask without any, low part, high part, shift.
-_CLOSING = tuple(
-    (mask, np.uint64(low), np.uint64(high), np.uint64(shift))
-    for mask, low, high, shift in (
-        (0xFF, 0x007F007F007F007F, 0x7F007F007F007F00, 1),
-        (0xFFFF, 0x00003FFF00003FFF, 0x3FFF00003FFF0000, 2),
-        (0xFFFFFFFF, 0x000000000FFFFFFF, 0x0FFFFFFF00000000, 4),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +155,7 @@ def _read_at_once(header: BatchHeader, body: Body) -> RecordColumns | None:
     """The columns, or None where one record after the other must be looked at."""
     size = len(body)
     # Every place in the body as the beginning of eight bytes.
-    words: _Words = np.ndarray((size - _WORD_BYTES + 1,), np.dtype("<u8"), body, strides=(1,))
+    words: Words = np.ndarray((size - _WORD_BYTES + 1,), np.dtype("<u8"), body, strides=(1,))
     try:
         starts, end = _find_records(body, header.record_count)
         if end != size:
@@ -183,7 +170,7 @@ def _read_at_once(header: BatchHeader, body: Body) -> RecordColumns | None:
         # for the number of headers.
         if (value_ends >= ends).any():
             return None
-    except (_Unusual, IndexError):
+    except (Unusual, IndexError):
         return None
     timestamps = _timestamps(header, timestamp_deltas)
     if timestamps is None or not _fits_offsets(header, offset_deltas):
@@ -205,11 +192,7 @@ def _read_at_once(header: BatchHeader, body: Body) -> RecordColumns | None:
     )
 
 
-class _Unusual(Exception):
-    """A number has more bytes than columns decode."""
-
-
-def _load(words: _Words, places: Int64s) -> tuple[_Words, int, Int64s]:
+def _load(words: Words, places: Int64s) -> tuple[Words, int, Int64s]:
     """The bytes of the numbers at ``places``, the mask of the longest of them, and the places behind.
 
     Behind the end of the body zeros are read; the caller finds that the fields end outside their record.
@@ -221,26 +204,16 @@ def _load(words: _Words, places: Int64s) -> tuple[_Words, int, Int64s]:
     else:
         # One in the middle may still be outside, where records lie, and the caller meets an IndexError.
         loaded = words[places]
-    stops = ~loaded & _STOP_BITS
-    # Ones up to the first byte without a continuation bit.
-    masks = stops ^ (stops - _ONE)
-    longest = int(masks.max())
-    if longest == _ALL_BITS:
-        raise _Unusual
-    return loaded & (masks & _NUMBER_BITS), longest, places + (np.bitwise_count(masks) >> 3)
+    return cut_numbers(loaded, places)
 
 
-def _numbers(words: _Words, places: Int64s) -> tuple[Int64s, Int64s]:
+def _numbers(words: Words, places: Int64s) -> tuple[Int64s, Int64s]:
     """The zigzag numbers at ``places``, and the places behind them."""
     numbers, longest, behind = _load(words, places)
-    for mask, low, high, shift in _CLOSING:
-        if longest > mask:
-            numbers = (numbers & low) | ((numbers & high) >> shift)
-    signed = (numbers >> _ONE).view(np.int64) ^ -(numbers & _ONE).view(np.int64)
-    return signed, behind
+    return signed_numbers(numbers, longest), behind
 
 
-def _slices(words: _Words, places: Int64s) -> tuple[Int64s, Int64s, Bools]:
+def _slices(words: Words, places: Int64s) -> tuple[Int64s, Int64s, Bools]:
     """Starts, ends and nullness of the byte strings whose lengths are at ``places``."""
     lengths, starts = _numbers(words, places)
     null = lengths < 0
@@ -317,28 +290,9 @@ def _equal_records(body: Body, position: int, count: int) -> tuple[int, int]:
         window *= 2
 
 
-def _strides() -> list[list[int]]:
-    """From the first two bytes of a record to its size, its length included.
-
-    There is no entry for a negative length or one of three bytes and more.
-    """
-    rows: list[list[int]] = []
-    for first in range(256):
-        if first & 1:
-            rows.append([])
-        elif first < 0x80:
-            rows.append([1 + (first >> 1)] * 256)
-        else:
-            rows.append([2 + ((first & 0x7F) >> 1) + (second << 6) for second in range(128)])
-    return rows
-
-
-_STRIDES = _strides()
-
-
 def _walk(body: Body, position: int) -> Iterator[int]:
     """Where records begin, from ``position`` on. Raises ``ApiError`` when asked for one behind the end."""
-    strides = _STRIDES
+    strides = STRIDES
     while True:
         yield position
         try:
