@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.connection import DEFAULT_TIMEOUT_MS
+from tidemill.client.properties import pairs
 from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class AsyncTidemill:
         body = {
             "name": name,
             "comment": comment,
-            "properties": _pairs(properties),
+            "properties": pairs(properties),
             "if_not_exists": if_not_exists,
         }
         await self._ask("CreateDatabase", body, f"creating database {name!r}")
@@ -125,7 +126,7 @@ class AsyncTidemill:
         body = {
             "name": name,
             "comment": comment,
-            "set_properties": _pairs(set_properties),
+            "set_properties": pairs(set_properties),
             "unset_properties": list(unset_properties),
         }
         await self._ask("AlterDatabase", body, f"altering database {name!r}")
@@ -173,7 +174,7 @@ class AsyncTidemill:
             row_format=row_format,
             key_format=key_format,
         )
-        body |= {"properties": _pairs(properties), "comment": comment, "if_not_exists": if_not_exists}
+        body |= {"properties": pairs(properties), "comment": comment, "if_not_exists": if_not_exists}
         await self._ask("CreateTable", body, f"creating table {name!r}")
         self.cluster.forget()
         return await self.table(name)
@@ -233,7 +234,3 @@ class AsyncTidemill:
         from tidemill.client.tables.requests import ask_controller
 
         return await ask_controller(self.cluster, name, body, what)
-
-
-def _pairs(properties: Mapping[str, str] | None) -> list[dict[str, str]]:
-    return [{"key": name, "value": str(value)} for name, value in (properties or {}).items()]

@@ -18,7 +18,10 @@ from tidemill.tables.keys import KeyCodec
 from tidemill.tables.routing import BucketMap
 from tidemill.tables.rows import RowCodec, VersionedRows
 
-__all__ = ("Partition", "TableDefinition", "pack_bucket_map", "pack_schema", "unpack_schema")
+__all__ = ("INDEX_COLUMN", "Partition", "TableDefinition", "pack_bucket_map", "pack_schema", "unpack_schema")
+
+#: In answers to look-ups: which of the keys a row belongs to.
+INDEX_COLUMN = "_tidemill_index"
 
 
 def pack_schema(schema: pa.Schema) -> bytes:

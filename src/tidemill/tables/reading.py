@@ -13,14 +13,12 @@ from tidemill.errors import TableCode, TableError
 from tidemill.kv.engine import KvStore
 from tidemill.tables.bucket import View
 from tidemill.tables.changes import OFFSET_BYTES
-from tidemill.tables.definition import TableDefinition
+from tidemill.tables.definition import INDEX_COLUMN, TableDefinition
 from tidemill.tables.predicate import BoundPredicate
 from tidemill.tables.scanners import ReadPlan
 
-__all__ = ("INDEX_COLUMN", "BatchRead", "ScanShape", "look_up", "pack_batches", "read_batch")
+__all__ = ("BatchRead", "ScanShape", "look_up", "pack_batches", "read_batch")
 
-#: In answers to look-ups: which of the keys a row belongs to.
-INDEX_COLUMN = "_tidemill_index"
 #: Rows that are turned into columns at once.
 _PIECE_ROWS = 8_192
 _PIECE_BYTES = 1024 * 1024

@@ -16,14 +16,13 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.tables.requests import checked, is_worth_another_try
 from tidemill.client.tables.scanner import read_batches
 from tidemill.errors import TableCode, TableError, TidemillError
-from tidemill.tables.definition import Partition, TableDefinition
+from tidemill.tables.definition import INDEX_COLUMN, Partition, TableDefinition
 from tidemill.tables.partition_values import partition_texts
 
 __all__ = ("LookUp",)
 
 _T = TypeVar("_T")
 _KEYS_PER_REQUEST: Final = 10_000
-_INDEX_COLUMN: Final = "_tidemill_index"
 _FIRST_PAUSE_MS: Final = 10
 _LONGEST_PAUSE_MS: Final = 500
 
@@ -59,8 +58,8 @@ class LookUp:
         if not found:
             return schema.empty_table()
         together = pa.Table.from_batches(found)
-        order = np.argsort(together.column(_INDEX_COLUMN).to_numpy(), kind="stable")
-        return together.drop_columns([_INDEX_COLUMN]).take(pa.array(order))
+        order = np.argsort(together.column(INDEX_COLUMN).to_numpy(), kind="stable")
+        return together.drop_columns([INDEX_COLUMN]).take(pa.array(order))
 
     async def _ask(
         self,
@@ -119,8 +118,8 @@ class LookUp:
         if not response.records:
             return None
         batch = read_batches(response.records)
-        index = batch.schema.get_field_index(_INDEX_COLUMN)
-        return batch.set_column(index, _INDEX_COLUMN, pa.array(places[batch.column(index).to_numpy()]))
+        index = batch.schema.get_field_index(INDEX_COLUMN)
+        return batch.set_column(index, INDEX_COLUMN, pa.array(places[batch.column(index).to_numpy()]))
 
     async def retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Await ``attempt()`` until it succeeds, fails for good, or the time is over."""

@@ -16,7 +16,6 @@ __all__ = (
     "checked",
     "definition_from",
     "is_worth_another_try",
-    "pairs",
 )
 
 _FIRST_TABLE_CODE = 1_000
@@ -69,8 +68,3 @@ def definition_from(table: Any) -> TableDefinition:
         comment=table.comment,
         created_ms=table.created_ms,
     )
-
-
-def pairs(properties: Mapping[str, str] | None) -> list[dict[str, str]]:
-    """Properties as requests have them."""
-    return [{"key": name, "value": str(value)} for name, value in (properties or {}).items()]

@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 
 from tidemill.client.admin import LATEST, list_offsets
 from tidemill.client.cluster import Cluster
+from tidemill.client.properties import pairs
 from tidemill.client.tables.arguments import bound, is_single_key, narrowed, prefix_values, to_predicate
 from tidemill.client.tables.follow import AsyncFollow
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.lookup import LookUp
 from tidemill.client.tables.notebook import describe_html
-from tidemill.client.tables.requests import ask_controller, checked, definition_from, pairs
+from tidemill.client.tables.requests import ask_controller, checked, definition_from
 from tidemill.client.tables.rows_in import as_tables
 from tidemill.client.tables.scan import AsyncScan, ScanOptions
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
