@@ -66,7 +66,7 @@ lock: ## Compile requirements/lock.txt anew from pyproject.toml; ARGS="--upgrade
 	if [ -z "$$python" ]; then echo "make lock needs python3.11, the oldest supported version: its lock holds for newer ones too" >&2; exit 1; fi; \
 	[ -x $(LOCK_VENV)/bin/pip-compile ] || { "$$python" -m venv --clear $(LOCK_VENV) && \
 		$(LOCK_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_TOOLS); }; \
-	CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --extra spark --extra test --extra dev --all-build-deps \
+	CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --extra demo --extra spark --extra test --extra dev --all-build-deps \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe \
 		--output-file $(LOCK) $(ARGS) pyproject.toml
 	@echo "wrote $(LOCK)"

@@ -113,6 +113,13 @@ _ROWS: Final = (
     Api(1061, "ScanKv", "", 0, 0),
     Api(1062, "PinTable", "", 0, 0),
     Api(1063, "ReleasePin", "", 0, 0),
+    Api(1064, "SplitBucket", "", 0, 0),
+    Api(1065, "MeasureLog", "", 0, 0),
+    Api(1070, "OpenAttempt", "", 0, 0),
+    Api(1071, "PublishAttempts", "", 0, 0),
+    Api(1072, "AbortAttempts", "", 0, 0),
+    Api(1073, "KeepJob", "", 0, 0),
+    Api(1074, "ListJobs", "", 0, 0),
 )
 
 APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}

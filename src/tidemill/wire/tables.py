@@ -49,6 +49,12 @@ _LEASE: Final[_Fields] = {
     "expires_at_ms": "int64",
     "snapshots": [_BUCKET | {"snapshot_id": "int64", "log_offset": "int64"}],
 }
+_PLACE: Final[_Fields] = {"topic": "string", "partition": "int32"}
+_ATTEMPT: Final[_Fields] = {
+    "transactional_id": "string",
+    "producer_id": "int64",
+    "producer_epoch": "int16",
+}
 _TABLE: Final[_Fields] = {
     "name": "string",
     "table_id": "int64",
@@ -242,6 +248,67 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
     ),
     1063: ("ReleasePin", {"pin_id": "string", "keep_alive": "bool"}, {}),
+    1064: (
+        "SplitBucket",
+        {
+            "table_id": "int64",
+            "partition_id": "int64",
+            "bucket": "int32",
+            "leader_epoch": "int32",
+            "pin_id": "string?",
+            "lease_id": "string?",
+            "start_key": "bytes?",
+            "end_key": "bytes?",
+            "max_rows": "int64",
+            "max_bytes": "int64",
+            "max_pieces": "int32",
+        },
+        {"pieces": [{"end_key": "bytes?", "row_count": "int64", "size_bytes": "int64"}]},
+    ),
+    1065: (
+        "MeasureLog",
+        {
+            "ranges": [
+                _PLACE | {"start_offset": "int64", "end_offset": "int64", "max_bytes": "int64"},
+            ]
+        },
+        {
+            "ranges": [
+                _PLACE | _OUTCOME | {"log_start_offset": "int64", "end_offset": "int64", "size_bytes": "int64"}
+            ]
+        },
+    ),
+    1070: (
+        "OpenAttempt",
+        {"job": "string", "batch": "int64", "timeout_ms": "int32"},
+        {"already_published": "bool"} | _ATTEMPT,
+    ),
+    1071: (
+        "PublishAttempts",
+        {"job": "string", "batch": "int64", "attempts": [_ATTEMPT]},
+        {"already_published": "bool"},
+    ),
+    1072: (
+        "AbortAttempts",
+        {"job": "string", "batch": "int64", "attempts": [_ATTEMPT]},
+        {"aborted_count": "int32"},
+    ),
+    1073: ("KeepJob", {"job": "string"}, {}),
+    1074: (
+        "ListJobs",
+        {},
+        {
+            "jobs": [
+                {
+                    "job": "string",
+                    "published_batch": "int64",
+                    "published_ms": "int64",
+                    "open_attempts": "int32",
+                    "idle_ms": "int64",
+                }
+            ]
+        },
+    ),
 }
 
 

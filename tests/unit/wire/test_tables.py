@@ -40,6 +40,13 @@ NUMBERS = {
     1061: "ScanKv",
     1062: "PinTable",
     1063: "ReleasePin",
+    1064: "SplitBucket",
+    1065: "MeasureLog",
+    1070: "OpenAttempt",
+    1071: "PublishAttempts",
+    1072: "AbortAttempts",
+    1073: "KeepJob",
+    1074: "ListJobs",
 }
 TABLE_KEYS = [pytest.param(key, id=name) for key, name in TABLE_APIS.items()]
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
