@@ -1,0 +1,35 @@
+"""Tidemill's topics and tables as DataFrames and streams: ``format("tidemill")``.
+
+``session`` gives a Spark session that has what the connector needs. With a session of your own everything
+works as well, but filters are not pushed to the server unless
+``spark.sql.python.filterPushdown.enabled`` is true.
+
+| module | idea |
+| --- | --- |
+| ``source`` | what Spark finds: which reader and writer an option asks for |
+| ``options`` | the options of reading, checked |
+| ``schemas``, ``filters`` | Arrow's types and Spark's; Spark's filters as predicates |
+| ``positions``, ``advancing`` | pure: what a stream's offset says, and how far the next batch goes |
+| ``batch_reading``, ``streaming`` | planning on the driver |
+| ``tasks``, ``decoding`` | reading in tasks |
+| ``writing`` | exactly-once writers |
+| ``connection``, ``session`` | the way to the nodes, and to Spark |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.spark.session import session
+
+__all__ = ("session",)
+
+
+def __getattr__(name: str) -> Any:
+    # Late: Spark imports this package in processes that never need a session.
+    if name == "session":
+        from tidemill.spark.session import session
+
+        return session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

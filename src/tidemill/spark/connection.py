@@ -1,0 +1,127 @@
+"""The way from Spark's Python processes to the nodes: one connection per process and address.
+
+Spark's workers are forked and used for many tasks; a connection is opened by the first task that needs it and
+kept for the next. A forked child never uses its parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from queue import Empty, Full, Queue
+from typing import Any, Final, Generic, TypeVar
+
+from tidemill.client.cluster import Cluster
+from tidemill.client.connecting import AsyncTidemill
+from tidemill.client.loop_thread import LoopThread
+
+__all__ = ("DEFAULT_TIMEOUT_MS", "Connected", "connected")
+
+_T = TypeVar("_T")
+#: How long a node may be away before a task or the driver gives up: it may be started again.
+DEFAULT_TIMEOUT_MS: Final = 120_000
+#: Parts of a stream that are ready before they are asked for.
+_AHEAD: Final = 2
+_LOOK_SECONDS: Final = 0.2
+
+
+class Connected:
+    """A connection, and the thread that its coroutines run in."""
+
+    def __init__(self, servers: str, timeout_ms: int) -> None:
+        self._loop = LoopThread("tidemill")
+        self.cluster = Cluster(servers, client_id=f"spark-{os.getpid()}", timeout_ms=timeout_ms)
+        self.client = AsyncTidemill(self.cluster, servers)
+        try:
+            self.run(self.cluster.connect())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of a coroutine, for a caller that blocks."""
+        return self._loop.run(work)
+
+    def iterate(self, items: AsyncIterator[_T]) -> Iterator[_T]:
+        """The items of an asynchronous iterator; the next ones are made while the caller works on the last."""
+        ready: Queue[_Item[_T]] = Queue(_AHEAD)
+        gone = threading.Event()
+
+        def put(item: _Item[_T]) -> None:
+            while not gone.is_set():
+                try:
+                    ready.put(item, timeout=_LOOK_SECONDS)
+                    return
+                except Full:
+                    continue
+
+        def pump() -> None:
+            try:
+                while not gone.is_set():
+                    put(_Item(self.run(_next(items))))
+            except _Ended:
+                put(_Item(ended=True))
+            except BaseException as error:  # noqa: BLE001: it is raised where the items are asked for
+                put(_Item(error=error))
+
+        thread = threading.Thread(target=pump, name="tidemill-ahead", daemon=True)
+        thread.start()
+        try:
+            while not (item := ready.get()).ended:
+                if item.error is not None:
+                    raise item.error
+                assert item.value is not None
+                yield item.value
+        finally:
+            gone.set()
+            _drain(ready)
+            thread.join()
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                self.run(close())
+
+
+class _Item(Generic[_T]):
+    """Something that was made, an error instead, or the end."""
+
+    def __init__(
+        self, value: _T | None = None, *, error: BaseException | None = None, ended: bool = False
+    ) -> None:
+        self.value = value
+        self.error = error
+        self.ended = ended
+
+
+async def _next(items: AsyncIterator[_T]) -> _T:
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        # A coroutine cannot end with it.
+        raise _Ended from None
+
+
+class _Ended(Exception):
+    """There are no more items."""
+
+
+def _drain(ready: Queue[Any]) -> None:
+    while True:
+        try:
+            ready.get_nowait()
+        except Empty:
+            return
+
+
+_connections: dict[tuple[int, str, int], Connected] = {}
+_opening = threading.Lock()
+
+
+def connected(servers: str, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Connected:
+    """This process's connection to these servers. Raises ``NodeUnavailable`` if none answers."""
+    key = (os.getpid(), servers, timeout_ms)
+    with _opening:
+        found = _connections.get(key)
+        if found is None:
+            found = _connections[key] = Connected(servers, timeout_ms)
+        return found
