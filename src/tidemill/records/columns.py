@@ -6,7 +6,7 @@ batch ◄── build_batch_columns ── split_by_bytes ───────�
 
 from __future__ import annotations
 
-from tidemill.records.columns_build import build_batch_columns, split_by_bytes
+from tidemill.records.columns_build import build_batch_columns, encode_headers, split_by_bytes
 from tidemill.records.columns_read import RecordColumns, read_columns
 
-__all__ = ("RecordColumns", "build_batch_columns", "read_columns", "split_by_bytes")
+__all__ = ("RecordColumns", "build_batch_columns", "encode_headers", "read_columns", "split_by_bytes")

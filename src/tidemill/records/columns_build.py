@@ -1,18 +1,19 @@
 """One batch out of columns of keys and values: the bytes that ``build_batch`` gives, without its loop.
 
-- A record is numbers, key, number, value and a zero for "no headers". The zero is counted to the numbers of
-  the next record, so that four pieces make a record.
+- A record is numbers, key, number, value and headers, which most records do not have: then a zero stands for
+  them. The zero is counted to the numbers of the next record, so that four pieces make a record.
 - The numbers of a record stand in three words: two for those before the key, one for the length of the value.
 - Arrow then takes the pieces of all records in their order out of one array that has them all, which it does
   faster than joining columns.
 - Numbers that do not fit into their words are odd enough to be left to a loop over records. So are small
-  batches.
+  batches, and records with headers.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from tidemill.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
 from tidemill.records.columns_scalar import Int64s
 from tidemill.records.compression import NONE, compress
 
-__all__ = ("build_batch_columns", "split_by_bytes")
+__all__ = ("build_batch_columns", "encode_headers", "split_by_bytes")
 
 _Words = npt.NDArray[np.uint64]
 
@@ -64,6 +65,7 @@ def build_batch_columns(
     values: pa.BinaryArray,
     *,
     timestamp_ms: int | Int64s,
+    headers: pa.BinaryArray | None = None,
     base_offset: int = 0,
     leader_epoch: int = -1,
     codec: int = NONE,
@@ -72,7 +74,8 @@ def build_batch_columns(
     base_sequence: int = batches.NO_SEQUENCE,
     attributes: int = 0,
 ) -> bytes:
-    """Encode records without headers as one v2 batch. A null value is a tombstone.
+    """Encode records as one v2 batch. A null value is a tombstone; headers are as ``encode_headers`` gives
+    them.
 
     >>> from tidemill.records.record import read_records
     >>> data = build_batch_columns(pa.array([b"k"]), pa.array([b"v"]), timestamp_ms=5)
@@ -80,12 +83,13 @@ def build_batch_columns(
     [(b'k', b'v')]
     """
     count = len(values)
-    _check_counts(keys, timestamp_ms, count)
+    _check_counts(count, keys=keys, timestamps=timestamp_ms, headers=headers)
     if not count:
         raise ValueError("a batch has at least one record")
-    parts = _encode_at_once(keys, values, timestamp_ms) if count >= _SMALL_BATCH_RECORDS else None
+    at_once = count >= _SMALL_BATCH_RECORDS and headers is None
+    parts = _encode_at_once(keys, values, timestamp_ms) if at_once else None
     if parts is None:
-        parts = [_encode_one_by_one(keys, values, timestamp_ms)]
+        parts = [_encode_one_by_one(keys, values, timestamp_ms, headers)]
     if codec != NONE:
         parts = [compress(codec, b"".join(parts))]
     first_ms, _, latest_ms = _time_range(timestamp_ms)
@@ -95,7 +99,12 @@ def build_batch_columns(
 
 
 def split_by_bytes(
-    keys: pa.BinaryArray | None, values: pa.BinaryArray, max_bytes: int, *, timestamp_ms: int | Int64s = 0
+    keys: pa.BinaryArray | None,
+    values: pa.BinaryArray,
+    max_bytes: int,
+    *,
+    timestamp_ms: int | Int64s = 0,
+    headers: pa.BinaryArray | None = None,
 ) -> list[slice]:
     """Slices of the columns, so that each makes a batch of at most ``max_bytes`` before compression.
 
@@ -106,13 +115,15 @@ def split_by_bytes(
     [slice(0, 2, None), slice(2, 3, None)]
     """
     count = len(values)
-    _check_counts(keys, timestamp_ms, count)
+    _check_counts(count, keys=keys, timestamps=timestamp_ms, headers=headers)
     if not count:
         return []
     _, earliest_ms, latest_ms = _time_range(timestamp_ms)
     time_bytes, offset_bytes = len(_NUMBER_BYTES[latest_ms - earliest_ms]), len(_NUMBER_BYTES[count - 1])
     inner = _slot_sizes(_lengths(values, count)) + _slot_sizes(_lengths(keys, count))
     inner += _ZEROS_BYTES + time_bytes + offset_bytes
+    if headers is not None:
+        inner += _lengths(headers, count) - 1
     ends = np.cumsum(inner + _number_sizes(_zigzag(inner)))
     room = max_bytes - HEADER_BYTES
     found: list[slice] = []
@@ -124,8 +135,35 @@ def split_by_bytes(
     return found
 
 
-def _check_counts(keys: pa.BinaryArray | None, timestamp_ms: int | Int64s, count: int) -> None:
-    for name, column in (("keys", keys), ("timestamps", timestamp_ms)):
+def encode_headers(headers: pa.ListArray) -> pa.BinaryArray | None:
+    """Headers as they stand at the end of each record; None where no record has any.
+
+    ``headers`` are lists of (name, value), as structs of text and octets. Few records have headers, so they
+    are encoded in a loop.
+
+    >>> entry = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
+    >>> encode_headers(pa.array([[{"key": "a", "value": b"1"}], None], entry)).to_pylist()
+    [b'\\x02\\x02a\\x021', b'\\x00']
+    """
+    if not pc.any(pc.greater(pc.list_value_length(headers), 0)).as_py():
+        return None
+    names, octets = headers.flatten().flatten()
+    pairs = zip(names.to_pylist(), octets.to_pylist(), strict=True)
+    number = _NUMBER_BYTES
+    encoded = []
+    for count in pc.list_value_length(headers).fill_null(0).to_pylist():
+        parts = [number[count]]
+        for name, value in islice(pairs, count):
+            if name is None:
+                raise ValueError("a header has no name: give every header a key")
+            text = name.encode()
+            parts += (number[len(text)], text, number[-1 if value is None else len(value)], value or b"")
+        encoded.append(b"".join(parts))
+    return pa.array(encoded, pa.binary())
+
+
+def _check_counts(count: int, **columns: pa.BinaryArray | int | Int64s | None) -> None:
+    for name, column in columns.items():
         if column is not None and not isinstance(column, int) and len(column) != count:
             raise ValueError(f"{len(column)} {name} do not fit {count} values: give one for each value")
 
@@ -169,7 +207,10 @@ _NUMBER_BYTES.update((value, _NUMBER_BYTES[value]) for value in range(-1, _KEPT_
 
 
 def _encode_one_by_one(
-    keys: pa.BinaryArray | None, values: pa.BinaryArray, timestamp_ms: int | Int64s
+    keys: pa.BinaryArray | None,
+    values: pa.BinaryArray,
+    timestamp_ms: int | Int64s,
+    headers: pa.BinaryArray | None,
 ) -> bytes:
     """The records as they stand in a batch."""
     count = len(values)
@@ -177,8 +218,10 @@ def _encode_one_by_one(
     first_ms, _, _ = _time_range(timestamp_ms)
     times = [timestamp_ms] * count if isinstance(timestamp_ms, int) else timestamp_ms.tolist()
     plain_keys = [None] * count if keys is None else keys.to_pylist()
+    ends = [b"\0"] * count if headers is None else headers.to_pylist()
     parts: list[bytes] = []
-    for delta, (key, value, time_ms) in enumerate(zip(plain_keys, values.to_pylist(), times, strict=True)):
+    rows = zip(plain_keys, values.to_pylist(), times, ends, strict=True)
+    for delta, (key, value, time_ms, end) in enumerate(rows):
         fields = (
             b"\0",
             number[time_ms - first_ms],
@@ -187,7 +230,7 @@ def _encode_one_by_one(
             key or b"",
             number[-1 if value is None else len(value)],
             value or b"",
-            b"\0",
+            end,
         )
         inner = b"".join(fields)
         parts += (number[len(inner)], inner)
