@@ -37,9 +37,18 @@ from tidemill.kv.keyspace import (
     unpack_offset,
 )
 from tidemill.kv.resources import KvResources
-from tidemill.kv.view import KvRows, KvView
+from tidemill.kv.view import KvExtent, KvRows, KvView
 
-__all__ = ("BATCH_ROWS_MAX", "KvReader", "KvResources", "KvRows", "KvStore", "KvView", "open_read_only")
+__all__ = (
+    "BATCH_ROWS_MAX",
+    "KvExtent",
+    "KvReader",
+    "KvResources",
+    "KvRows",
+    "KvStore",
+    "KvView",
+    "open_read_only",
+)
 
 #: The most rows that callers should put into one write.
 BATCH_ROWS_MAX = 2_000
@@ -324,6 +333,12 @@ class KvReader(_Database):
     def read(self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int) -> KvRows:
         """Like ``KvView.read``. Threads take turns; for more at a time, take a ``snapshot`` each."""
         return self._view.read(start, end, max_bytes, max_rows)
+
+    def measure(
+        self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int, *, at_least_one: bool
+    ) -> KvExtent:
+        """Like ``KvView.measure``."""
+        return self._view.measure(start, end, max_bytes, max_rows, at_least_one=at_least_one)
 
     def table_files(self) -> frozenset[str]:
         """The names of the files that have the rows."""

@@ -15,6 +15,7 @@ __all__ = (
     "FORMAT_KEY",
     "FORMAT_VERSION",
     "IDENTITY_KEY",
+    "STATE_END",
     "STATE_PREFIX",
     "meta_key",
     "pack_offset",
@@ -23,6 +24,8 @@ __all__ = (
 
 FORMAT_VERSION = 1
 STATE_PREFIX = b"\x01"
+#: Behind every state key.
+STATE_END = b"\x02"
 FORMAT_KEY = b"\x00format"
 IDENTITY_KEY = b"\x00identity"
 APPLIED_KEY = b"\x00applied"

@@ -23,9 +23,9 @@ from typing import Any
 from tidemill.errors import CorruptData, StorageError
 from tidemill.kv.faults import Translated
 from tidemill.kv.gate import Gate
-from tidemill.kv.keyspace import APPLIED_KEY, STATE_PREFIX, unpack_offset
+from tidemill.kv.keyspace import APPLIED_KEY, STATE_END, STATE_PREFIX, unpack_offset
 
-__all__ = ("KvRows", "KvView")
+__all__ = ("KvExtent", "KvRows", "KvView")
 
 #: Rows between two looks at limits and clock.
 _CHUNK_ROWS = 256
@@ -43,6 +43,17 @@ class KvRows:
     keys: list[bytes]
     values: list[bytes]
     next_start: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class KvExtent:
+    """How much state there is from a key on. ``next_start`` as in ``KvRows``."""
+
+    rows: int
+    size_bytes: int
+    next_start: bytes | None
+    #: It stops at ``next_start`` because of its limits; else, because it took long.
+    is_full: bool
 
 
 class KvView:
@@ -79,6 +90,23 @@ class KvView:
             try:
                 with self._lock, self._reading:
                     return self._read(STATE_PREFIX + start, end, max_bytes, max_rows)
+            finally:
+                self._drop_if_closing()
+
+    def measure(
+        self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int, *, at_least_one: bool
+    ) -> KvExtent:
+        """Count rows with ``start <= key < end`` up to the limits, and the bytes of their keys and values.
+
+        Ends early if it takes long, as ``read`` does. Takes no memory, and about two thirds of a ``read``'s
+        time.
+        """
+        assert max_rows > 0
+        with self._gate:
+            try:
+                with self._lock, self._reading:
+                    inner_end = STATE_END if end is None else STATE_PREFIX + end
+                    return self._measure(STATE_PREFIX + start, inner_end, max_bytes, max_rows, at_least_one)
             finally:
                 self._drop_if_closing()
 
@@ -150,6 +178,48 @@ class KvView:
             return rows.result()
         finally:
             # An error keeps this frame alive, and through it the iterator would keep the database open.
+            iterator = current = value = advance = None
+
+    def _measure(
+        self, start: bytes, end: bytes, max_bytes: int, max_rows: int, at_least_one: bool
+    ) -> KvExtent:
+        iterator = self._opened()
+        try:
+            if self._position != start:
+                iterator.seek(start)
+            self._position = None
+            current, value, advance = iterator.key, iterator.value, iterator.next
+            breath, deadline = _Breath(), time.monotonic() + _SLICE_SECONDS
+            rows = size = 0
+            is_full = False
+            while not is_full and breath.take() <= deadline:
+                wanted = min(_CHUNK_ROWS, max_rows - rows)
+                left = wanted
+                # A loop over rows: what rocksdict gives at a time is one.
+                for key in islice(iter(current, None), wanted):
+                    if key >= end:
+                        break
+                    # One byte of the inner key is the prefix.
+                    grown = size + len(key) - 1 + len(value())
+                    if grown > max_bytes and not at_least_one:
+                        is_full = True
+                        break
+                    size, at_least_one = grown, False
+                    left -= 1
+                    advance()
+                rows += wanted - left
+                if left:
+                    break
+                is_full = rows == max_rows
+            behind = current()
+            if behind is None:
+                iterator.status()
+            elif behind < end:
+                self._position = behind
+                return KvExtent(rows, size, behind[1:], is_full)
+            return KvExtent(rows, size, None, False)
+        finally:
+            # As in ``_read``.
             iterator = current = value = advance = None
 
 

@@ -81,6 +81,11 @@ class SparseIndex:
         end = bisect_left(self._positions, self._positions[following] + size_bytes)
         return self._offsets[end] if end < len(self._offsets) else None
 
+    def entry_before_position(self, position: int) -> tuple[int, int]:
+        """(relative offset, position) of a batch that starts at or before the byte."""
+        index = bisect_right(self._positions, position)
+        return (self._offsets[index - 1], self._positions[index - 1]) if index else (0, 0)
+
     def position_before_time(self, timestamp: int) -> int:
         """A batch start such that every batch in front of it is older than ``timestamp``."""
         index = bisect_left(self._times, timestamp)

@@ -161,6 +161,44 @@ class PartitionLog:
         self.producers.record_marker(header, marker, offset, now_ms)
         return Appended(offset, offset, duplicate=False)
 
+    def append_markers(
+        self, markers: Sequence[tuple[Buffer, Marker]], leader_epoch: int, now_ms: int
+    ) -> Appended:
+        """Write several such batches at once: all of them, or none. Raises as ``append`` does."""
+        if self.failure is not None:
+            raise self.failure
+        batches = [(data, parse_header(data)) for data, _ in markers]
+        for (_, marker), (_, header) in zip(markers, batches, strict=True):
+            self.producers.check_marker(header, marker)
+        offset = self._write_together(batches, leader_epoch, now_ms)
+        for number, ((_, marker), (_, header)) in enumerate(zip(markers, batches, strict=True)):
+            self.producers.record_marker(header, marker, offset + number, now_ms)
+        return Appended(offset, offset + len(markers) - 1, duplicate=False)
+
+    def _write_together(
+        self, batches: Sequence[tuple[Buffer, BatchHeader]], leader_epoch: int, now_ms: int
+    ) -> int:
+        """Put control batches, of one record each, at the end by one write; returns the first's offset."""
+        size_bytes = sum(header.size_bytes for _, header in batches)
+        as_one = batches[0][1]._replace(
+            batch_length=size_bytes - LENGTH_PREFIX_BYTES, last_offset_delta=len(batches) - 1
+        )
+        segment = self._segment_for_append(as_one, now_ms)
+        base_offset = segment.next_offset
+        written = bytearray()
+        for number, (data, header) in enumerate(batches):
+            written += stamp_prefix(header, base_offset + number, leader_epoch)
+            written += memoryview(data)[_STAMPED_BYTES:]
+        try:
+            segment.file.write(segment.size_bytes, [written])
+        except StorageError:
+            self._undo_write(segment)
+            raise
+        for number, (_, header) in enumerate(batches):
+            segment.note(segment.size_bytes, header, base_offset + number, header.max_timestamp)
+        self._note_written(segment, base_offset, leader_epoch, now_ms)
+        return base_offset
+
     def _write(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> int:
         """Put a batch at the end; returns its base offset."""
         segment = self._segment_for_append(header, now_ms)
@@ -173,13 +211,16 @@ class PartitionLog:
         except StorageError:
             self._undo_write(segment)
             raise
+        self._note_written(segment, base_offset, leader_epoch, now_ms)
+        return base_offset
+
+    def _note_written(self, segment: Segment, base_offset: int, leader_epoch: int, now_ms: int) -> None:
         if segment.first_append_ms == 0:
             segment.first_append_ms = now_ms
         if self.epochs.assign(leader_epoch, base_offset):
             self._side_files.append(
                 SideFile(f"{self.directory}/{EPOCHS_NAME}", self._epoch_bytes(), self.end_offset)
             )
-        return base_offset
 
     def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
         if not self._segments:
@@ -360,7 +401,7 @@ class PartitionLog:
     ) -> memoryview:
         """Batches from the one that holds ``offset``, none at or above ``upper_offset``; empty at its end."""
         self.check_readable(offset, upper_offset)
-        for segment in self._segments_from(offset):
+        for segment in self.segments_from(offset):
             if segment.base_offset >= upper_offset:
                 break
             end = self.end_position(segment, upper_offset)
@@ -393,7 +434,7 @@ class PartitionLog:
         if not transactions.aborted_count or not data:
             return []
         first = parse_header(data).base_offset
-        segment = next(self._segments_from(first))
+        segment = next(self.segments_from(first))
         behind = segment.index.offset_behind(first - segment.base_offset, len(data))
         end = segment.next_offset if behind is None else segment.base_offset + behind
         found = transactions.aborted_between(first, end)
@@ -411,7 +452,7 @@ class PartitionLog:
     def available_bytes(self, offset: int, upper_offset: int, enough: int) -> int:
         """Bytes between the two offsets, counted until ``enough``: what a waiting fetch asks repeatedly."""
         total = 0
-        for segment in self._segments_from(offset):
+        for segment in self.segments_from(offset):
             if segment.base_offset >= upper_offset or total >= enough:
                 break
             end = self.end_position(segment, upper_offset)
@@ -432,7 +473,8 @@ class PartitionLog:
             yield batch
             offset = parse_header(batch).next_offset
 
-    def _segments_from(self, offset: int) -> Iterator[Segment]:
+    def segments_from(self, offset: int) -> Iterator[Segment]:
+        """The segment that holds ``offset``, and those behind it."""
         low, high = 0, len(self._segments)
         while low < high:
             middle = (low + high) // 2

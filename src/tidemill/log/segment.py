@@ -227,7 +227,7 @@ class Segment:
     def find(self, offset: int, end: int) -> tuple[int, BatchHeader] | None:
         """The first batch that ends at or after ``offset`` and starts before byte ``end``."""
         start = self.index.position_before_offset(offset - self.base_offset)
-        for position, header in self._walk(start, end):
+        for position, header in self.batches(start, end):
             if header.last_offset >= offset:
                 return position, header
         return None
@@ -235,7 +235,7 @@ class Segment:
     def find_by_time(self, timestamp: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
         """Batches before byte ``end`` that hold a record at or after ``timestamp``, in order."""
         start = self.index.position_before_time(timestamp)
-        for position, header in self._walk(start, end):
+        for position, header in self.batches(start, end):
             if header.max_timestamp >= timestamp:
                 yield position, header
 
@@ -285,7 +285,8 @@ class Segment:
             return memoryview(self.file.read(position, wanted))
         return memoryview(chunk)[skip : skip + wanted]
 
-    def _walk(self, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    def batches(self, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of each batch from byte ``start``, at which one begins, up to byte ``end``."""
         try:
             yield from walk(self.file, start, end)
         except BrokenBatch as broken:

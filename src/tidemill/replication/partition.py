@@ -11,7 +11,7 @@ The rules of durability.md live here:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 from uuid import UUID
@@ -30,6 +30,7 @@ from tidemill.log.compaction import NO_FLOOR, is_due
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import prepare_batch
 from tidemill.log.log import Appended, PartitionLog
+from tidemill.log.measuring import Measured, measure
 from tidemill.log.retention import retained_start
 from tidemill.log.segment import Segment
 from tidemill.log.storage import Buffer, StorageFile
@@ -179,6 +180,25 @@ class Partition:
         self._allowed.pop(producer_id, None)
         return self._appended(appended, now_ms)
 
+    def write_markers(self, ends: Sequence[tuple[int, int, Marker]], *, now_ms: int) -> Appended:
+        """End transactions here, each as (producer id, producer epoch, marker): all of them or none.
+
+        No reader sees the end of one without the others'. Raises as ``append`` does.
+        """
+        built = [
+            (
+                build_marker(
+                    marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms
+                ),
+                marker,
+            )
+            for producer_id, producer_epoch, marker in ends
+        ]
+        appended = self.log.append_markers(built, self.leader_epoch, now_ms)
+        for producer_id, _, _ in ends:
+            self._allowed.pop(producer_id, None)
+        return self._appended(appended, now_ms)
+
     def producers(self) -> Iterator[ActiveProducer]:
         """What DescribeProducers tells."""
         started = self.log.producers.transactions.open
@@ -276,6 +296,26 @@ class Partition:
         if offset >= upper:
             return memoryview(b"")
         return self.log.read_on(offset, max_bytes, upper, at_least_one=at_least_one)
+
+    def measure(self, start_offset: int, end_offset: int | None, max_bytes: int | None) -> Measured:
+        """Bytes of log from an offset to another one, or to the last stable one; see ``measuring``.
+
+        Raises ``ApiError`` if they are not in the log.
+        """
+        if self.log.failure is not None:
+            raise self.log.failure
+        self.log.check_readable(start_offset, self.high_watermark)
+        if end_offset is None:
+            # As in ``read``, a start behind the last stable offset is a good one.
+            end_offset = max(start_offset, self.last_stable_offset)
+        elif end_offset < start_offset:
+            raise ApiError(
+                ErrorCode.invalid_request,
+                f"a range of {self.topic}-{self.index} cannot start at offset {start_offset} and end at "
+                f"{end_offset}",
+            )
+        self.log.check_readable(end_offset, self.high_watermark)
+        return measure(self.log, start_offset, end_offset, max_bytes)
 
     def delete_records(self, offset: int) -> list[Segment]:
         """Move the log start to ``offset`` (-1: the high watermark); returns what can be discarded."""

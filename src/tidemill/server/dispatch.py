@@ -21,6 +21,7 @@ from tidemill.server.handlers import (
     offsets,
     producers,
     scans,
+    splitting,
     tables,
     topics,
     transactions,
@@ -99,6 +100,8 @@ _HANDLERS: Final[dict[int, Handler]] = {
     1061: scans.scan_kv,
     1062: scans.pin_table,
     1063: scans.release_pin,
+    1064: splitting.split_bucket,
+    1065: splitting.measure_log,
 }
 
 #: Produce and Fetch answer by themselves, without a task of their own.

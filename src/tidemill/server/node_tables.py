@@ -31,6 +31,7 @@ from tidemill.tables.routing import BucketMap
 from tidemill.tables.scanners import BucketKey
 from tidemill.tables.scans import OpenScan, Scans
 from tidemill.tables.service import TableService
+from tidemill.tables.splitting import Piece, SplitLimits, Splitting
 from tidemill.tables.types import normalise_schema
 
 __all__ = ("NodeTables",)
@@ -51,6 +52,7 @@ class NodeTables:
         self._broker = broker
         self.service = TableService(broker)
         self.scans = Scans(self.service)
+        self.splitting = Splitting(self.scans)
         self.leases = Leases(self.service)
 
     async def housekeep(self) -> None:
@@ -90,6 +92,19 @@ class NodeTables:
             start_key=request.start_key,
             end_key=request.end_key,
         )
+
+    async def split(self, request: Any) -> list[Piece]:
+        """The pieces that a request asks for."""
+        scan = OpenScan(
+            bucket=self.bucket_key(request),
+            leader_epoch=request.leader_epoch,
+            pin_id=request.pin_id,
+            lease_id=request.lease_id,
+            start_key=request.start_key,
+            end_key=request.end_key,
+        )
+        limits = SplitLimits(request.max_rows, request.max_bytes, request.max_pieces)
+        return await self.splitting.split(scan, limits)
 
     # --- definitions
 

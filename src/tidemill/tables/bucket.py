@@ -27,7 +27,7 @@ from tidemill.kv.engine import KvStore
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.resources import KvResources
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
-from tidemill.kv.view import KvView
+from tidemill.kv.view import KvExtent, KvView
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
@@ -64,6 +64,11 @@ class View(Protocol):
 
     def read(self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int) -> Any:
         """Rows in the order of their state keys."""
+
+    def measure(
+        self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int, *, at_least_one: bool
+    ) -> KvExtent:
+        """How much state there is, as far as the limits."""
 
 
 class Bucket:

@@ -7,6 +7,7 @@ was opened under. A session takes one call at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -227,6 +228,30 @@ class Scans:
     def close(self, scanner_id: bytes) -> None:
         """End a scan. One that has ended, or never was, is fine."""
         self._close(scanner_id)
+
+    async def walk(self, scan: OpenScan, step: Callable[[Any], bool]) -> None:
+        """Call ``step`` with the view that ``scan`` would read, in a thread, as long as it returns True.
+
+        A step is short: others who read the view wait for it.
+        """
+        self._service.keyed(scan.bucket.table_id)
+        self._service.log(scan.bucket).check_leader_epoch(scan.leader_epoch)
+        view = await self._view_of(scan)
+        try:
+            work = partial(step, view.view)
+            while await self._read_from(scan, work):
+                if scan.pin_id is not None:
+                    # It may be gone, which this share of its view outlives.
+                    with contextlib.suppress(TableError):
+                        self.keep_pin(scan.pin_id)
+        finally:
+            view.release()
+
+    async def _read_from(self, scan: OpenScan, work: Callable[[], _T]) -> _T:
+        bucket = self._service.bucket(scan.bucket)
+        if scan.lease_id is None:
+            return await self._read(bucket, work)
+        return await self._read_leased(bucket, scan.lease_id, work)
 
     async def _call(self, session: ScanSession, sequence: int, max_bytes: int) -> ScanAnswer:
         reader: _Reader = session.resource

@@ -34,6 +34,7 @@ from tidemill.server.handlers import (
     offsets,
     producers,
     scans,
+    splitting,
     tables,
     topics,
     transactions,
@@ -107,6 +108,8 @@ HANDLERS = {
     "ScanKv": scans.scan_kv,
     "PinTable": scans.pin_table,
     "ReleasePin": scans.release_pin,
+    "SplitBucket": splitting.split_bucket,
+    "MeasureLog": splitting.measure_log,
 }
 KEYS = {api.name: api.key for api in APIS.values()}
 CORRELATION_ID = 77

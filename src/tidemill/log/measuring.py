@@ -1,0 +1,76 @@
+"""How many bytes of log lie between two offsets, and where to stop for a given number of them.
+
+Positions come from the segments and their sparse indexes; of the log itself only the headers of a few batches
+near both ends are read. A batch counts as a whole if one of its offsets is in the range.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tidemill.log.log import PartitionLog
+from tidemill.log.segment import Segment
+
+__all__ = ("Measured", "measure")
+
+
+class Measured(NamedTuple):
+    """``size_bytes`` of batches up to ``end_offset``."""
+
+    end_offset: int
+    size_bytes: int
+
+
+def measure(log: PartitionLog, start_offset: int, end_offset: int, max_bytes: int | None) -> Measured:
+    """Measure ``start_offset … end_offset``, both of which the caller knows to be in the log.
+
+    If there is more than ``max_bytes``, the end is the last one that keeps it within them, but at least one
+    batch behind the start.
+    """
+    size = 0
+    for segment in log.segments_from(start_offset):
+        if segment.base_offset >= end_offset:
+            break
+        first = _start_position(segment, start_offset)
+        last = _end_position(segment, end_offset)
+        if max_bytes is not None and size + last - first > max_bytes:
+            return _cut(segment, first, last, size, max_bytes, end_offset)
+        size += last - first
+    return Measured(end_offset, size)
+
+
+def _start_position(segment: Segment, offset: int) -> int:
+    """Where the batch that holds ``offset`` begins."""
+    if offset <= segment.base_offset:
+        return 0
+    found = segment.find(offset, segment.size_bytes)
+    return segment.size_bytes if found is None else found[0]
+
+
+def _end_position(segment: Segment, offset: int) -> int:
+    """Where the batch that holds the last offset before ``offset`` ends."""
+    if offset >= segment.next_offset:
+        return segment.size_bytes
+    found = segment.find(offset - 1, segment.size_bytes)
+    if found is None:
+        return segment.size_bytes
+    position, header = found
+    return position + header.size_bytes if header.base_offset < offset else position
+
+
+def _cut(
+    segment: Segment, first: int, last: int, size_before: int, max_bytes: int, end_offset: int
+) -> Measured:
+    """Stop in this segment, where the bytes from ``first`` on, with those before it, are too many."""
+    target = first + max_bytes - size_before
+    relative_offset, position = segment.index.entry_before_position(target)
+    # In the segment that the range starts in this offset is not used: a batch is taken first.
+    reached = Measured(segment.base_offset, size_before)
+    if position > first:
+        reached = Measured(segment.base_offset + relative_offset, size_before + position - first)
+    for start, header in segment.batches(max(first, position), last):
+        behind = start + header.size_bytes
+        if behind > target and reached.size_bytes:
+            break
+        reached = Measured(min(header.next_offset, end_offset), size_before + behind - first)
+    return reached
