@@ -127,7 +127,7 @@ class TableWorld:
     async def _write(self, table: TableDefinition, prepared: PreparedRows) -> dict[tuple[str, int], int]:
         written = {}
         topics = {partition.value: partition.topic for partition in table.partitions}
-        for (value, bucket), (keys, values) in prepared.parts.items():
+        for (value, bucket), (keys, values, *_) in prepared.parts.items():
             records = build_batch_columns(keys, values, timestamp_ms=1_000)
             result = await self.produce(topics[value], bucket, records)
             assert result.error_code == 0, (result.error_code, result.error_message)

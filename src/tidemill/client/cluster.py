@@ -226,7 +226,9 @@ class Cluster:
         node_id = self._coordinators.get((key_type, key))
         if node_id is None:
             node_id = self._coordinators[key_type, key] = await self._find_coordinator(key, key_type)
-        connection = await self.connection(node_id, purpose=f"coordinator {key_type} {key}")
+        # Only groups poll for long: transactions share a connection, for a job has as many as tasks.
+        purpose = "transactions" if key_type == TRANSACTION_KEY else f"coordinator {key}"
+        connection = await self.connection(node_id, purpose=purpose)
         return await connection.request(name, body, **options)
 
     async def leaders(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.properties import pairs
 from tidemill.client.tables.arguments import bound, is_single_key, narrowed, prefix_values, to_predicate
 from tidemill.client.tables.follow import AsyncFollow
+from tidemill.client.tables.lanes import Lanes
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.lookup import LookUp
 from tidemill.client.tables.notebook import describe_html
@@ -47,7 +49,7 @@ class AsyncTable:
     def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
         self.cluster = cluster
         self.definition = definition
-        self._writer = TableWriter(cluster)
+        self._writer = TableWriter(Lanes(cluster))
         self._look_up = LookUp(cluster)
         #: The offset behind this object's last write to each bucket: what reads wait for.
         self._written: dict[tuple[str, int], int] = {}
@@ -149,12 +151,12 @@ class AsyncTable:
         return Written(prepared.rows, await self._write(prepared))
 
     async def _write(self, prepared: PreparedRows) -> dict[tuple[str, int], int]:
-        offsets = await self._writer.write(self._topic_of, prepared, self.renew)
+        offsets = await self._writer.write(self.topic_of, prepared, self.renew)
         for place, offset in offsets.items():
             self._written[place] = max(offset, self._written.get(place, -1))
         return offsets
 
-    async def _topic_of(self, value: str | None) -> str:
+    async def topic_of(self, value: str | None) -> str:
         """The topic of a partition, which is created if it is new."""
         for partition in self.definition.partitions:
             if partition.value == value:
@@ -295,16 +297,19 @@ class AsyncTable:
         """Every bucket, by topic and number."""
         return [(each.topic, bucket) for each in self.definition.partitions for bucket in range(self.buckets)]
 
-    async def pin(self) -> PinnedTable:
-        """Hold the state of all buckets still. Scans do it by themselves."""
+    async def pin(self, *, idle_ms: int = 0) -> PinnedTable:
+        """Hold the state of all buckets still. Scans do it by themselves.
+
+        It ends when it was not used for ``idle_ms``; 0 leaves that to the server.
+        """
         await self._renew_partitions()
         while True:
-            pinned = await self._knowing(self._pin)
+            pinned = await self._knowing(partial(self._pin, idle_ms))
             if pinned is not None:
                 return pinned
             await self.renew()
 
-    async def _pin(self) -> PinnedTable | None:
+    async def _pin(self, idle_ms: int) -> PinnedTable | None:
         """None if a partition came meanwhile of which nothing is known yet."""
         definition = self.definition
         by_place = {
@@ -319,7 +324,7 @@ class AsyncTable:
                 if place in by_place
             ],
             "max_wait_ms": self.cluster.timeout_ms,
-            "idle_ms": 0,
+            "idle_ms": idle_ms,
         }
 
         async def attempt() -> Any:
