@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 __all__ = ("LoopThread",)
@@ -43,6 +43,14 @@ class LoopThread:
             if isinstance(error, CancelledError) and self._closing:
                 raise RuntimeError("this connection was closed during the call") from None
             raise
+
+    def spawn(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Begin ``work`` and go on; it is cancelled when the thread ends."""
+        with self._scheduling:
+            if self._closing:
+                work.close()
+                raise RuntimeError("this connection is closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """End the thread. Closing twice is fine."""

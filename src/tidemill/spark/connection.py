@@ -6,15 +6,19 @@ kept for the next. A forked child never uses its parent's.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
 from queue import Empty, Full, Queue
 from typing import Any, Final, Generic, TypeVar
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.connecting import AsyncTidemill
 from tidemill.client.loop_thread import LoopThread
+from tidemill.errors import NodeUnavailable
 
 __all__ = ("DEFAULT_TIMEOUT_MS", "Connected", "connected")
 
@@ -24,27 +28,44 @@ DEFAULT_TIMEOUT_MS: Final = 120_000
 #: Parts of a stream that are ready before they are asked for.
 _AHEAD: Final = 2
 _LOOK_SECONDS: Final = 0.2
+_PAUSE_SECONDS: Final = 0.2
+_IMPATIENT_MS: Final = 3_000
 
 
 class Connected:
     """A connection, and the thread that its coroutines run in."""
 
-    def __init__(self, servers: str, timeout_ms: int) -> None:
+    def __init__(self, servers: str, timeout_ms: int, *, patient: bool) -> None:
         self._loop = LoopThread("tidemill")
         self.cluster = Cluster(servers, client_id=f"spark-{os.getpid()}", timeout_ms=timeout_ms)
         self.client = AsyncTidemill(self.cluster, servers)
         try:
-            self.run(self.cluster.connect())
+            self.run(self._first_contact(timeout_ms if patient else _IMPATIENT_MS))
         except BaseException:
             self._loop.close()
             raise
+
+    async def _first_contact(self, timeout_ms: int) -> None:
+        """A node that is being started again is waited for: a query must outlive that."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return await self.cluster.connect()
+            except NodeUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """The result of a coroutine, for a caller that blocks."""
         return self._loop.run(work)
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        """Run a coroutine beside everything else; cancel the future to end it."""
+        return self._loop.spawn(work)
+
     def iterate(self, items: AsyncIterator[_T]) -> Iterator[_T]:
-        """The items of an asynchronous iterator; the next ones are made while the caller works on the last."""
+        """The items of an asynchronous iterator; the next are made while the caller works on the last."""
         ready: Queue[_Item[_T]] = Queue(_AHEAD)
         gone = threading.Event()
 
@@ -62,7 +83,7 @@ class Connected:
                     put(_Item(self.run(_next(items))))
             except _Ended:
                 put(_Item(ended=True))
-            except BaseException as error:  # noqa: BLE001: it is raised where the items are asked for
+            except BaseException as error:  # noqa: BLE001  # raised where the items are asked for
                 put(_Item(error=error))
 
         thread = threading.Thread(target=pump, name="tidemill-ahead", daemon=True)
@@ -117,11 +138,13 @@ _connections: dict[tuple[int, str, int], Connected] = {}
 _opening = threading.Lock()
 
 
-def connected(servers: str, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Connected:
-    """This process's connection to these servers. Raises ``NodeUnavailable`` if none answers."""
+def connected(servers: str, timeout_ms: int = DEFAULT_TIMEOUT_MS, *, patient: bool = True) -> Connected:
+    """This process's connection to these servers. Raises ``NodeUnavailable`` if none answers in time, or soon
+    if the caller is not ``patient``: a wrong address should be known at once.
+    """
     key = (os.getpid(), servers, timeout_ms)
     with _opening:
         found = _connections.get(key)
         if found is None:
-            found = _connections[key] = Connected(servers, timeout_ms)
+            found = _connections[key] = Connected(servers, timeout_ms, patient=patient)
         return found

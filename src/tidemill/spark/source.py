@@ -31,30 +31,26 @@ class TidemillSource(DataSource):
     def schema(self) -> StructType:
         from tidemill.spark.reading import open_source
 
-        return open_source(self.options, is_stream=None).spark_schema
+        return open_source(self.options, patient=False).spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tidemill.spark.batch_reading import TidemillReader
         from tidemill.spark.reading import open_source
 
-        return TidemillReader(open_source(self.options, is_stream=False), schema)
+        return TidemillReader(open_source(self.options), schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802: Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from tidemill.spark.reading import open_source
         from tidemill.spark.streaming import TidemillStreamReader
 
-        return TidemillStreamReader(open_source(self.options, is_stream=True), schema)
+        return TidemillStreamReader(open_source(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tidemill.spark.writing import make_writer
 
         return make_writer(self.options, schema, overwrite)
 
-    def streamWriter(  # noqa: N802: Spark's name
-        self, schema: StructType, overwrite: bool
-    ) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from tidemill.spark.writing import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
-
-

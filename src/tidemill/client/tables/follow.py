@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemill.client.fetching import BatchReader, FetchedBatches
 from tidemill.errors import ApiError, ErrorCode, TableError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tidemill.client.tables.scan import AsyncScan
     from tidemill.client.tables.table import AsyncTable
 
-__all__ = ("DELETE", "INSERT", "SNAPSHOT", "UPSERT", "AsyncFollow", "Change", "ChangeBatch")
+__all__ = ("DELETE", "INSERT", "SNAPSHOT", "UPSERT", "AsyncFollow", "Change", "ChangeBatch", "decoded")
 
 SNAPSHOT = "snapshot"
 UPSERT = "upsert"
@@ -167,20 +168,28 @@ class AsyncFollow:
 
     async def _changes(self, fetched: FetchedBatches) -> list[ChangeBatch]:
         try:
-            return list(_decoded(self._table.definition, fetched))
+            return list(decoded(self._table.definition, fetched))
         except TableError:
             # Rows of a schema that the table got after this client had asked for it.
             known = self._table.definition.schema_id
             await self._table.renew()
             if self._table.definition.schema_id == known:
                 raise
-            return list(_decoded(self._table.definition, fetched))
+            return list(decoded(self._table.definition, fetched))
 
 
-def _decoded(table: TableDefinition, fetched: FetchedBatches) -> Iterator[ChangeBatch]:
+def decoded(
+    table: TableDefinition, fetched: FetchedBatches, end_offset: int | None = None
+) -> Iterator[ChangeBatch]:
+    """The changes in fetched batches, those before ``end_offset``.
+
+    Raises ``TableError`` for rows of a schema that ``table`` does not have yet.
+    """
     for batch in fetched.batches:
         columns = read_columns(batch)
         keep = columns.offsets >= fetched.from_offset
+        if end_offset is not None:
+            keep &= columns.offsets < end_offset
         if keep.any():
             yield _change_batch(table, columns, keep, fetched.partition)
 
@@ -213,10 +222,10 @@ def _change_batch(
         rows = _with_keys(table, rows, table.keys.parse(columns.keys().take(pa.array(live_at))))
     if len(dead_at):
         rows = _with_deletions(table, rows, columns, live_at, dead_at)
-    alive = UPSERT if table.has_primary_key else INSERT
+    alive = pa.scalar(UPSERT if table.has_primary_key else INSERT)
     return ChangeBatch(
         _lenient(table, rows),
-        pa.array(np.where(dead, DELETE, alive)),
+        pc.if_else(pa.array(dead), DELETE, alive) if len(dead_at) else pa.repeat(alive, len(chosen)),
         pa.array(columns.offsets[chosen]),
         pa.array(columns.timestamps[chosen]),
         place[0],

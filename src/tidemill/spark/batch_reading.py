@@ -1,0 +1,160 @@
+"""Planning a batch read on the driver: which task reads what.
+
+A table's rows are read through one pin, made when the query is planned, so that all tasks see one moment; it
+ends when no task has used it for ``pinIdle``. Logs are read between offsets that are fixed at the same time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from tidemill.client.splitting import split_bucket
+from tidemill.client.tables.narrowing import key_bounds
+from tidemill.client.tables.scanner import BucketScan
+from tidemill.client.tables.table import AsyncTable
+from tidemill.spark.advancing import split_ranges
+from tidemill.spark.edges import checked_start, committed_ends, log_starts, resolve
+from tidemill.spark.errors import InvalidOption
+from tidemill.spark.options import Edge
+from tidemill.spark.positions import LogRange
+from tidemill.spark.reading import Source
+from tidemill.spark.schemas import requested_schema
+from tidemill.spark.tasks import BucketTask, LogTask, read_task
+from tidemill.tables.predicate import Predicate, encode
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+__all__ = ("TidemillReader",)
+
+
+class TidemillReader(DataSourceReader):
+    """Reads what ``source`` names. It goes to the tasks, so that it holds plain values."""
+
+    def __init__(self, source: Source, schema: StructType) -> None:
+        self._source = source
+        self._schema = requested_schema(schema, source.schema, source.name)
+        self._predicate: Predicate | None = None
+        _refuse_options_of_streams(source)
+
+    @property
+    def pushFilters(self) -> _PushFilters:
+        return _PushFilters(self)
+
+    def push(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Let the server check what it can; Spark checks all of it again."""
+        if self._source.shape == "rows":
+            from tidemill.spark.filters import to_predicate
+
+            link = self._source.connected()
+            table = link.run(self._source.opened())
+            self._predicate = to_predicate(filters, table.schema)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        link = self._source.connected()
+        if self._source.shape == "rows":
+            return link.run(self._bucket_tasks())
+        return link.run(self._log_tasks())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(self._source, self._schema, partition)
+
+    # --- a table's rows
+
+    async def _bucket_tasks(self) -> list[InputPartition]:
+        source = self._source
+        table = await source.opened()
+        definition, start, end = table.definition, None, None
+        if self._predicate is not None:
+            start, end = key_bounds(definition, self._predicate)
+        pin = await table.pin(idle_ms=source.options.pin_idle_ms)
+        numbers = set(definition.bucket_map.buckets_for_range(start or b"", end))
+        scans = [
+            BucketScan(
+                table_id=definition.table_id,
+                partition_id=partition.id,
+                topic=partition.topic,
+                bucket=bucket,
+                pin_id=pin.pin_id,
+                columns=tuple(table.schema.names),
+                predicate=None if self._predicate is None else encode(self._predicate),
+                start_key=start,
+                end_key=end,
+            )
+            # After the pin: it may hold a partition that came meanwhile.
+            for partition in table.definition.partitions
+            for bucket in sorted(numbers)
+            if (partition.topic, bucket) in pin.log_offsets
+        ]
+        if len(scans) < source.options.min_partitions:
+            scans = await _split(table, scans, source.options.min_partitions)
+        return [BucketTask(scan) for scan in scans]
+
+    # --- logs
+
+    async def _log_tasks(self) -> list[InputPartition]:
+        source = self._source
+        cluster, options, places = source.connected().cluster, source.options, await source.places()
+        now_ms = time.time_ns() // 1_000_000
+        starts = await resolve(cluster, places, options.start or Edge("earliest"), now_ms)
+        ends = await resolve(cluster, places, options.end or Edge("latest"), now_ms)
+        first, last = await log_starts(cluster, places), await committed_ends(cluster, places)
+        fail = options.fail_on_data_loss
+        ranges = []
+        for place in places:
+            start = checked_start(place, starts[place], first[place], last[place], fail=fail)
+            end = min(ends[place], last[place])
+            if end > start:
+                ranges.append(LogRange(*place, start, end))
+        return [LogTask(part) for part in split_ranges(ranges, options.min_partitions)]
+
+
+async def _split(table: AsyncTable, scans: list[BucketScan], min_parts: int) -> list[BucketScan]:
+    """Ranges of keys instead of whole buckets, about as many as are wanted."""
+    if not scans:
+        return scans
+    rows = sum(each.row_count for each in await table.stats())
+    max_rows = max(1, -(-rows // min_parts))
+    parts = []
+    for scan in scans:
+        pieces = await split_bucket(table.cluster, scan, max_rows=max_rows)
+        parts += [replace(scan, start_key=each.start_key, end_key=each.end_key) for each in pieces]
+    return parts
+
+
+class _PushFilters:
+    """``pushFilters``, callable, but to Spark's eyes not implemented.
+
+    Spark fails the reads of a reader that implements it unless ``spark.sql.python.filterPushdown.enabled`` is
+    set, and calls it without looking if that is set. So a session without that setting can read, too.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, reader: TidemillReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        return self._reader.push(filters)
+
+
+def _refuse_options_of_streams(source: Source) -> None:
+    options = source.options
+    if source.shape == "rows" and (options.start is not None or options.end is not None):
+        raise InvalidOption(
+            f"the rows of {source.name} are read as they are now, without starting or ending offsets; set "
+            "option "
+            "changes to read its changes between two points"
+        )
+    if options.start is not None and options.start.kind == "snapshot":
+        raise InvalidOption(
+            "startingOffsets=snapshot is for streams; leave option changes out to read the rows"
+        )
