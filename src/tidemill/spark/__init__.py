@@ -13,7 +13,7 @@ works as well, but filters are not pushed to the server unless
 | ``batch_reading``, ``streaming`` | planning on the driver |
 | ``tasks``, ``decoding`` | reading in tasks |
 | ``writing`` | exactly-once writers |
-| ``connection``, ``session`` | the way to the nodes, and to Spark |
+| ``connection``, ``sessions`` | the way to the nodes, and to Spark |
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill.spark.session import session
+    from tidemill.spark.sessions import session
 
 __all__ = ("session",)
 
@@ -29,7 +29,7 @@ __all__ = ("session",)
 def __getattr__(name: str) -> Any:
     # Late: Spark imports this package in processes that never need a session.
     if name == "session":
-        from tidemill.spark.session import session
+        from tidemill.spark.sessions import session
 
         return session
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
