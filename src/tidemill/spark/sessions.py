@@ -46,14 +46,16 @@ def session(
     """A session, or the present one with these settings.
 
     Without ``master`` it is what ``spark-submit`` or ``SPARK_MASTER`` says, else all cores of this machine.
-    On a cluster the executors' Python must have Tidemill: ``conf={"spark.pyspark.python":
-    "/opt/venv/bin/python"}``.
+    Workers run the Python that ``PYSPARK_PYTHON`` names, else that of the caller, by its path: on a cluster
+    it must be there, with Tidemill, on every machine.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ConfigError("PySpark is missing: pip install 'tidemill[spark]'") from error
     check_java()
+    # Spark's own default is whatever python3 is, which need not have Tidemill.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     for name, value in settings_for(master, conf).items():
         builder = builder.config(name, value)
@@ -72,8 +74,7 @@ def settings_for(master: str | None, conf: Mapping[str, str] | None = None) -> d
         chosen = chosen or "local[*]"
         settings["spark.master"] = chosen
     if chosen is not None and chosen.startswith("local"):
-        # The workers run here, in the Python that runs this.
-        settings |= _LOCAL_CONF | {"spark.pyspark.python": sys.executable}
+        settings |= _LOCAL_CONF
         cores = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", chosen)
         # Spark's 200 is for clusters: each is a task with a state store of its own.
         settings["spark.sql.shuffle.partitions"] = cores[1] if cores else str(os.cpu_count() or 2)
