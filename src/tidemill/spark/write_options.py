@@ -9,7 +9,7 @@ Names are without regard to case.
 | ``topic`` | a topic: columns as Kafka's sink takes them |
 | path (``save("x")``) | a table of that name, or else a topic |
 | none of these | topics named by the column ``topic`` |
-| ``operationColumn`` | says of each row whether it is upserted or deleted (``_tidemill_op`` if there is one) |
+| ``operationColumn`` | says whether a row is upserted or deleted (``_tidemill_op`` if there is one) |
 | ``createTable`` | create a missing table from the DataFrame's columns |
 | ``primaryKey``, ``buckets`` | of the table that is created |
 | ``txnAppId``, ``txnVersion`` | a name and a rising number: a batch write of that version happens once |

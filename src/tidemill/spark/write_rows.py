@@ -79,17 +79,16 @@ class TableOut:
             if not definition.has_primary_key:
                 raise TableError(
                     TableCode.not_a_primary_key_table,
-                    f"a row says 'delete', and table {definition.name!r} has no primary key: its rows are only "
-                    "appended; filter such rows out before the write",
+                    f"a row says 'delete', and table {definition.name!r} has no primary key: its rows are "
+                    "only appended; filter such rows out before the write",
                 )
             keys = conform(own.select(definition.primary_key), self._key_schema)
-            upserts = conform(own.filter(pa.array(~deletes)), self._lenient(own))
+            upserts = self._table.schema.empty_table()
+            if not deletes.all():
+                upserts = conform(own.filter(pa.array(~deletes)), self._table.schema)
             prepared = prepare_changes(definition, keys, upserts, deletes)
         for each in prepared:
             yield attempt.send_rows(self._table, each)
-
-    def _lenient(self, own: pa.Table) -> pa.Schema:
-        return self._table.schema
 
 
 def are_deletes(operations: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
@@ -99,8 +98,8 @@ def are_deletes(operations: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     for word in words:
         if word is not None and word not in _UPSERTS and word not in _DELETES:
             raise SchemaMismatch(
-                f"an operation is {word[:_SHOWN_CHARACTERS]!r}; it is upsert (also insert, update, snapshot, u, "
-                "c, r, i, or null) or delete (also d)"
+                f"an operation is {word[:_SHOWN_CHARACTERS]!r}; it is upsert (also insert, update, snapshot, "
+                "u, c, r, i, or null) or delete (also d)"
             )
     meaning = pa.array([word in _DELETES for word in words], pa.bool_())
     found: npt.NDArray[np.bool_] = (

@@ -103,8 +103,8 @@ def fit_table(given: pa.Schema, table: TableDefinition, operation_column: str | 
             problems.append(f"column {name!r} is missing, and it is not nullable")
     if problems:
         raise SchemaMismatch(
-            f"the DataFrame does not fit table {table.name!r}: {'; '.join(problems)}. Bring it to the table's "
-            f"columns before it is written: .selectExpr({_example(given, table.schema)})"
+            f"the DataFrame does not fit table {table.name!r}: {'; '.join(problems)}. Bring it to the "
+            f"table's columns before it is written: .selectExpr({_example(given, table.schema)})"
         )
     return TableColumns(tuple(found.values()), tuple(found), operation)
 
@@ -147,8 +147,8 @@ def _operation(given: pa.Schema, name: str | None) -> int | None:
     kind = given.field(places[0]).type
     if not arrow.is_string(kind) and not arrow.is_large_string(kind):
         raise SchemaMismatch(
-            f"column {given.names[places[0]]!r} says what happens to each row, as text (upsert or delete); it is "
-            f"{describe_type(kind)}"
+            f"column {given.names[places[0]]!r} says what happens to each row, as text (upsert or delete); "
+            f"it is {describe_type(kind)}"
         )
     return places[0]
 
@@ -186,7 +186,7 @@ def _quoted(name: str) -> str:
 
 
 def fit_topic(given: pa.Schema, topic: str | None) -> TopicColumns:
-    """Where the columns of records are. Raises ``SchemaMismatch`` if they are not as Kafka's sink has them."""
+    """Where the columns of records are. Raises ``SchemaMismatch`` if they are not those of Kafka's sink."""
     places: dict[str, int] = {}
     problems: list[str] = []
     for place, field in enumerate(given):
@@ -207,9 +207,9 @@ def fit_topic(given: pa.Schema, topic: str | None) -> TopicColumns:
     if problems:
         where = "topics" if topic is None else f"topic {topic!r}"
         raise SchemaMismatch(
-            f"the DataFrame cannot be written to {where}: {'; '.join(problems)}. Records have the columns value "
-            "and, if wanted, key, headers, partition, timestamp and topic; rows of other columns can be written "
-            'as JSON: .selectExpr("to_json(struct(*)) AS value")'
+            f"the DataFrame cannot be written to {where}: {'; '.join(problems)}. Records have the columns "
+            "value and, if wanted, key, headers, partition, timestamp and topic; rows of other columns can "
+            'be written as JSON: .selectExpr("to_json(struct(*)) AS value")'
         )
     return TopicColumns(
         places["value"],

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidemill.client.tables.lanes import BATCH_BYTES, Lanes, Outgoing
@@ -24,7 +25,7 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.partition_values import partition_texts
 
-__all__ = ("PreparedRows", "TableWriter", "prepare_deletes", "prepare_upserts")
+__all__ = ("PreparedRows", "TableWriter", "prepare_changes", "prepare_deletes", "prepare_upserts")
 
 _SIZE_PROPERTIES: Final = ("max.message.bytes", "segment.bytes", "internal.segment.bytes")
 _ROWS_AT_ONCE: Final = 32_768
@@ -48,30 +49,55 @@ def prepare_upserts(table: TableDefinition, rows: pa.Table) -> list[PreparedRows
     prepared = []
     for batch in rows.combine_chunks().to_batches(max_chunksize=_ROWS_AT_ONCE):
         values = table.format.from_batch(batch)
+        if table.has_primary_key:
+            prepared.append(_keyed(table, table.key_columns(batch), values))
+            continue
         texts = (
             None if table.partition_column is None else partition_texts(batch.column(table.partition_column))
         )
-        keys = buckets = None
-        if table.has_primary_key:
-            columns = table.key_columns(batch)
-            keys = table.keys.canonical(columns)
-            buckets = table.bucket_map.route(keys, table.keys.state_keys(columns))
-        else:
-            # Without a key any bucket is right: in turn, so that all get their share.
-            buckets = np.arange(batch.num_rows) * table.buckets // max(batch.num_rows, 1)
-        parts = _by_bucket(keys, values, buckets, texts)
+        # Without a key any bucket is right: in turn, so that all get their share.
+        buckets = np.arange(batch.num_rows) * table.buckets // max(batch.num_rows, 1)
+        parts = _by_bucket(None, values, buckets, texts)
         prepared.append(PreparedRows(parts, batch.num_rows, _batch_bytes(table)))
     return prepared
 
 
 def prepare_deletes(table: TableDefinition, key_columns: Sequence[pa.Array]) -> PreparedRows:
     """Deletions of the rows with these keys."""
+    return _keyed(table, key_columns, pa.nulls(len(key_columns[0]), pa.binary()))
+
+
+def prepare_changes(
+    table: TableDefinition, keys: pa.Table, upserts: pa.Table, deletes: npt.NDArray[np.bool_]
+) -> list[PreparedRows]:
+    """Upserts and deletions in the order of ``deletes``, which says what each is.
+
+    ``keys`` has the key columns of all, ``upserts`` the rows of those that are none, in the table's schema.
+    """
+    prepared: list[PreparedRows] = []
+    rows = upserts.combine_chunks()
+    done = 0
+    for batch in keys.combine_chunks().to_batches(max_chunksize=_ROWS_AT_ONCE):
+        start = sum(each.rows for each in prepared)
+        here = deletes[start : start + batch.num_rows]
+        kept = int(np.count_nonzero(~here))
+        values = pa.nulls(len(here), pa.binary())
+        if kept:
+            (piece,) = rows.slice(done, kept).combine_chunks().to_batches()
+            values = table.format.from_batch(piece).take(pa.array(np.cumsum(~here) - 1, mask=here))
+        done += kept
+        prepared.append(_keyed(table, batch.columns, values))
+    return prepared
+
+
+def _keyed(table: TableDefinition, key_columns: Sequence[pa.Array], values: pa.BinaryArray) -> PreparedRows:
+    """Records by the buckets of their keys."""
     keys = table.keys.canonical(key_columns)
-    buckets = table.bucket_map.route(keys, table.keys.state_keys(key_columns))
+    state_keys = table.keys.state_keys(key_columns) if table.bucket_map.is_ranged else None
+    buckets = table.bucket_map.route(keys, state_keys)
     texts = None
     if table.partition_column is not None:
         texts = partition_texts(key_columns[table.primary_key.index(table.partition_column)])
-    values = pa.nulls(len(keys), pa.binary())
     return PreparedRows(_by_bucket(keys, values, buckets, texts), len(keys), _batch_bytes(table))
 
 
