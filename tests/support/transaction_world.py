@@ -7,12 +7,15 @@ a marker ends what its producer has open, older epochs and older coordinators ar
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from support.coordination import MemoryLog, VirtualClock, settle
 from tidemill.errors import ApiError, ErrorCode, StorageError
 from tidemill.transactions.coordinator import TransactionCoordinator
+from tidemill.transactions.jobs import Publication
 from tidemill.transactions.messages import Marker, Producer, TopicPartition
 from tidemill.transactions.records import decode_record
 from tidemill.transactions.settings import TransactionSettings
@@ -63,9 +66,25 @@ class WorldPartition:
         self.sync()
 
     async def write_marker(self, marker: Marker) -> None:
+        await self.write_markers([marker])
+
+    async def write_markers(self, markers: Sequence[Marker]) -> None:
         if self.failures_left:
             self.failures_left -= 1
             raise StorageError("the disk has a bad day")
+        for marker in markers:
+            self._check(marker)
+        for marker in markers:
+            self.entries.append(marker)
+            self.allowed.pop(marker.producer.id, None)
+        if self.syncs_at_once:
+            self.sync()
+        elif self.durable < len(self.entries):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiters.append((len(self.entries), future))
+            await future
+
+    def _check(self, marker: Marker) -> None:
         if marker.producer.epoch < self.epoch_of(marker.producer.id):
             raise ApiError(ErrorCode.invalid_producer_epoch, "fenced")
         epochs = [
@@ -75,14 +94,6 @@ class WorldPartition:
         ]
         if marker.coordinator_epoch < max(epochs, default=-1):
             raise ApiError(ErrorCode.transaction_coordinator_fenced, "fenced")
-        self.entries.append(marker)
-        self.allowed.pop(marker.producer.id, None)
-        if self.syncs_at_once:
-            self.sync()
-        elif self.durable < len(self.entries):
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.waiters.append((len(self.entries), future))
-            await future
 
     def sync(self) -> None:
         self.durable = len(self.entries)
@@ -150,6 +161,18 @@ class World:
             raise ApiError(ErrorCode.unknown_topic_or_partition, "it is gone")
         await self.partitions[place].write_marker(marker)
 
+    async def write_markers(self, place: TopicPartition, markers: Sequence[Marker]) -> None:
+        for marker in markers:
+            stored = self.stored_with(marker.producer)
+            if stored is None or not stored.is_prepared or stored.commits != marker.commit:
+                self.premature.append(marker)
+        if self.partitions[place].deleted:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, "it is gone")
+        await self.partitions[place].write_markers(markers)
+
+    def together(self, places: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
     # --- what a test does and sees
 
     def stored(self) -> dict[str, Transaction]:
@@ -159,10 +182,20 @@ class World:
             record = decode_record(entry.key, entry.value)  # type: ignore[union-attr]
             assert record is not None
             name, value = record
-            if value is None:
-                values.pop(name, None)
-            else:
+            if isinstance(value, Transaction):
                 values[name] = value
+            elif value is None:
+                values.pop(name, None)
+        return values
+
+    def published(self) -> dict[str, Publication]:
+        """What jobs have published, as far as it is durable, by the job's key."""
+        values: dict[str, Publication] = {}
+        for entry in self.log.replay():
+            record = decode_record(entry.key, entry.value)  # type: ignore[union-attr]
+            assert record is not None
+            if isinstance(record[1], Publication):
+                values[record[0]] = record[1]
         return values
 
     def stored_with(self, producer: Producer) -> Transaction | None:

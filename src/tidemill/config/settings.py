@@ -238,6 +238,13 @@ class Settings:
         int,
         _ms("How long a transactional id that nobody uses is remembered."),
     ] = 604_800_000
+    job_publication_retention_ms: Annotated[
+        int,
+        _ms(
+            "How long after its last publication a job is remembered. A batch that it writes again later is "
+            "not recognised, and published twice."
+        ),
+    ] = 7_776_000_000
 
     # Tables.
     kv_block_cache_bytes: Annotated[

@@ -26,7 +26,13 @@ from tidemill.log.producers import ProducerStates
 from tidemill.log.segment import Segment, segment_name
 from tidemill.log.storage import Buffer, Storage, write_atomic
 from tidemill.log.transactions import AbortedTransaction, with_markers
-from tidemill.records.batch import BatchHeader, behind_empty_batches, parse_header, stamp_prefix
+from tidemill.records.batch import (
+    LENGTH_PREFIX_BYTES,
+    BatchHeader,
+    behind_empty_batches,
+    parse_header,
+    stamp_prefix,
+)
 from tidemill.records.control import Marker
 
 __all__ = (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
 from tidemill.errors import StorageError
 from tidemill.records.batch import NO_PRODUCER_ID, next_sequence, parse_header
+from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.control import read_marker
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
@@ -36,9 +37,16 @@ def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
 class PartitionCoordinatorLog:
     """Implements the ``CoordinatorLog`` that the services expect."""
 
-    def __init__(self, partition: Partition, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        clock_ms: Callable[[], int],
+        *,
+        compress_above_bytes: int | None = None,
+    ) -> None:
         self._partition = partition
         self._clock_ms = clock_ms
+        self._compress_above_bytes = compress_above_bytes
 
     @property
     def leader_epoch(self) -> int:
@@ -47,7 +55,12 @@ class PartitionCoordinatorLog:
     def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
         """Write one batch; returns the offset behind it. Raises, and then nothing was written."""
         now_ms = self._clock_ms()
-        batch = build_batch([Record(key, value, timestamp_ms=now_ms) for key, value in records])
+        size_bytes = sum(len(key) + len(value or b"") for key, value in records)
+        large = self._compress_above_bytes is not None and size_bytes > self._compress_above_bytes
+        batch = build_batch(
+            [Record(key, value, timestamp_ms=now_ms) for key, value in records],
+            codec=ZSTD if large else NONE,
+        )
         return self._partition.append(batch, now_ms).last_offset + 1
 
     def append_transactional(

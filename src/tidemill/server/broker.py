@@ -18,6 +18,7 @@ from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
 from tidemill.control.table_commands import DropTable, DropTablePartition
 from tidemill.control.table_images import TableImage, TablePartition
 from tidemill.control.table_steps import drop_table
+from tidemill.coordination.moments import MomentGate
 from tidemill.errors import ApiError, ErrorCode, StorageError, TableCode, TableError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.shard import GROUPS_TOPIC
@@ -74,6 +75,8 @@ class Broker:
         self.fetch_sessions = FetchSessions(settings.max_fetch_sessions)
         self.groups: GroupCoordinator
         self.transactions: TransactionCoordinator
+        #: Held while several partitions change together, and while a moment of several is taken.
+        self.moments = MomentGate()
         #: The last transactional write of each producer that waits for the coordinator.
         self.transactional_writes: dict[int, asyncio.Task[None]] = {}
         #: Where clients find this node; known once it listens.

@@ -16,6 +16,7 @@ from tidemill.server.handlers import (
     configs,
     consumer_groups,
     groups,
+    jobs,
     log_dirs,
     metadata,
     offsets,
@@ -102,6 +103,11 @@ _HANDLERS: Final[dict[int, Handler]] = {
     1063: scans.release_pin,
     1064: splitting.split_bucket,
     1065: splitting.measure_log,
+    1070: jobs.open_attempt,
+    1071: jobs.publish_attempts,
+    1072: jobs.abort_attempts,
+    1073: jobs.keep_job,
+    1074: jobs.list_jobs,
 }
 
 #: Produce and Fetch answer by themselves, without a task of their own.

@@ -44,6 +44,8 @@ _MINUTE_MS = 60_000
 _OFFSET_EXPIRY_INTERVAL_MS = 10 * _MINUTE_MS
 _TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS = 60 * _MINUTE_MS
 _LISTEN_BACKLOG = 1024
+#: How long the start waits until what a crash has interrupted is visible everywhere.
+_DECISIONS_WAIT_MS = 10_000
 
 
 class Node:
@@ -231,12 +233,13 @@ class Node:
                 partitions=len(topic.partitions) if topic else settings.transactions_topic_partitions,
                 max_timeout_ms=settings.transaction_max_timeout_ms,
                 expiration_ms=settings.transactional_id_expiration_ms,
+                publication_retention_ms=settings.job_publication_retention_ms,
             ),
             LoopClock(),
             broker.next_producer_id,
         )
         if topic:
-            await broker.transactions.start()
+            await broker.transactions.start(settle_ms=_DECISIONS_WAIT_MS)
 
     async def _every(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
         while True:

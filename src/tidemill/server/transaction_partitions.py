@@ -6,14 +6,22 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.records.control import Marker as LogMarker
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog, wait_committed
 from tidemill.transactions.shard import TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from contextlib import AbstractAsyncContextManager
+
     from tidemill.server.broker import Broker
     from tidemill.transactions.messages import Marker, Producer, TopicPartition
 
 __all__ = ("BrokerTransactionPartitions", "TransactionLogs")
+
+
+#: A publication of many attempts says the same of each: compressed, it fits ``max.message.bytes``.
+_COMPRESS_ABOVE_BYTES = 64 * 1024
 
 
 class TransactionLogs:
@@ -29,7 +37,7 @@ class TransactionLogs:
             leader = broker.partition(broker.topic(TRANSACTIONS_TOPIC), partition)
         except ApiError as error:
             raise ApiError(ErrorCode.not_coordinator, error.message) from error
-        return PartitionCoordinatorLog(leader, broker.clock_ms)
+        return PartitionCoordinatorLog(leader, broker.clock_ms, compress_above_bytes=_COMPRESS_ABOVE_BYTES)
 
 
 class BrokerTransactionPartitions:
@@ -63,3 +71,26 @@ class BrokerTransactionPartitions:
             now_ms=broker.clock_ms(),
         )
         await wait_committed(partition, appended.last_offset + 1)
+
+    async def write_markers(self, place: TopicPartition, markers: Sequence[Marker]) -> None:
+        broker = self._broker
+        topic = broker.topic(place[0])
+        partition = broker.partition(topic, place[1])
+        if broker.coordinates_groups(topic):
+            # Offsets of groups: nobody reads those of several groups as one.
+            for marker in markers:
+                await self.write_marker(place, marker)
+            return
+        ends = [(*marker.producer, LogMarker(marker.commit, marker.coordinator_epoch)) for marker in markers]
+        appended = partition.write_markers(ends, now_ms=broker.clock_ms())
+        await wait_committed(partition, appended.last_offset + 1)
+
+    def together(self, places: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
+        """Pins of tables are what takes moments; other readers of several partitions cannot."""
+        if len(places) > 1 and any(self._is_of_table(topic) for topic, _ in places):
+            return self._broker.moments.changing()
+        return contextlib.nullcontext()
+
+    def _is_of_table(self, topic_name: str) -> bool:
+        topic = self._broker.image.topics.get(topic_name)
+        return topic is not None and self._broker.image.table_of_topic(topic.id) is not None

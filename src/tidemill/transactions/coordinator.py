@@ -7,15 +7,17 @@ step in which that is still true: an end that came in between keeps it closed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tidemill.coordination.binary import LONGEST_STRING
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.transactions.attempts import JOB_PREFIX, routing_key
+from tidemill.transactions.job_coordinator import JobCoordinator, with_producer_id
 from tidemill.transactions.messages import EndResult, InitResult, ListResult, Producer, TransactionDescription
 from tidemill.transactions.shard import TRANSACTIONS_TOPIC, TransactionShard
 from tidemill.transactions.state import parse_states
-from tidemill.transactions.transaction import CLIENT_V1, CLIENT_V2, ProducerIdNeeded
+from tidemill.transactions.transaction import CLIENT_V1, CLIENT_V2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ("TransactionCoordinator",)
 
-_T = TypeVar("_T")
-
 
 class TransactionCoordinator:
     """The transactional ids of the partitions of ``__transaction_state`` that this node leads."""
@@ -47,6 +47,7 @@ class TransactionCoordinator:
     ) -> None:
         self._settings = settings
         self._partitions = partitions
+        self._clock = clock
         self._next_producer_id = next_producer_id
         self._shards: Shards[TransactionShard] = Shards(
             TRANSACTIONS_TOPIC,
@@ -56,10 +57,19 @@ class TransactionCoordinator:
                 partition, logs.open_log(partition), partitions, settings, clock, on_stop
             ),
         )
+        #: Attempts of jobs and their publications.
+        self.jobs = JobCoordinator(self._shards, settings, next_producer_id)
 
-    async def start(self) -> None:
-        """Load all shards that this node leads, so that timeouts run and decisions are carried out."""
-        await self._shards.all()
+    async def start(self, settle_ms: int = 0) -> None:
+        """Load all shards that this node leads, so that timeouts run and decisions are carried out.
+
+        Waits as long as ``settle_ms`` for decisions that a crash has interrupted, so that nobody sees a part
+        of one.
+        """
+        shards, _ = await self._shards.all()
+        deadline_ms = self._clock.now_ms() + settle_ms
+        for shard in shards if settle_ms > 0 else ():
+            await shard.settled(max(0, deadline_ms - self._clock.now_ms()))
 
     async def close(self) -> None:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all work."""
@@ -67,7 +77,7 @@ class TransactionCoordinator:
 
     def partition_of(self, transactional_id: str) -> int:
         """The partition that decides which node coordinates ``transactional_id``."""
-        return self._shards.partition_of(transactional_id)
+        return self._shards.partition_of(routing_key(transactional_id))
 
     # -- producers -------------------------------------------------------------------------------------
 
@@ -75,25 +85,19 @@ class TransactionCoordinator:
         self, transactional_id: str, timeout_ms: int, known: Producer | None = None
     ) -> InitResult:
         """InitProducerId with a transactional id. ``known``: who the producer thinks it is (v3 and later)."""
+        if transactional_id.startswith(JOB_PREFIX):
+            # Of the coordinator's own: an attempt is opened, by OpenAttempt.
+            return InitResult(ErrorCode.invalid_request)
         try:
             shard = await self._shard_of(transactional_id)
 
             def handler(fresh_id: int | None, now_ms: int) -> Producer:
                 return shard.state.init_producer_id(transactional_id, known, timeout_ms, fresh_id, now_ms)
 
-            return InitResult(producer=await self._with_producer_id(shard, transactional_id, handler))
+            producer = await with_producer_id(self._next_producer_id, shard, transactional_id, handler)
+            return InitResult(producer=producer)
         except TidemillError as failure:
             return InitResult(client_error(failure))
-
-    async def _with_producer_id(
-        self, shard: TransactionShard, transactional_id: str, handler: Callable[[int | None, int], _T]
-    ) -> _T:
-        """Run a handler that may ask for a producer id nobody had before."""
-        try:
-            return await shard.call(transactional_id, lambda now_ms: handler(None, now_ms))
-        except ProducerIdNeeded:
-            fresh_id = await self._next_producer_id()
-        return await shard.call(transactional_id, lambda now_ms: handler(fresh_id, now_ms))
 
     # -- partitions ------------------------------------------------------------------------------------
 
@@ -157,6 +161,9 @@ class TransactionCoordinator:
 
         The decision is durable when this returns; the markers are too unless they take very long.
         """
+        if commit and transactional_id.startswith(JOB_PREFIX):
+            # What an attempt wrote becomes visible with its batch, by PublishAttempts.
+            return EndResult(ErrorCode.invalid_request)
         try:
             shard = await self._shard_of(transactional_id)
             client_version = CLIENT_V2 if new_epoch else CLIENT_V1
@@ -171,8 +178,8 @@ class TransactionCoordinator:
                     now_ms=now_ms,
                 )
 
-            result = await self._with_producer_id(shard, transactional_id, handler)
-            await shard.finished(transactional_id, self._settings.end_wait_ms)
+            result = await with_producer_id(self._next_producer_id, shard, transactional_id, handler)
+            await shard.finished([transactional_id], self._settings.end_wait_ms)
             return EndResult(producer=result)
         except TidemillError as failure:
             return EndResult(client_error(failure))
@@ -230,7 +237,7 @@ class TransactionCoordinator:
         if not transactional_id:
             raise ApiError(ErrorCode.invalid_request, "the transactional id is empty")
         _check_length("a transactional id", transactional_id)
-        return await self._shards.of(transactional_id)
+        return await self._shards.of(routing_key(transactional_id))
 
 
 def _check_length(what: str, text: str) -> None:

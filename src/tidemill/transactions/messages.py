@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from tidemill.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
 __all__ = (
     "NO_PRODUCER",
@@ -105,4 +106,18 @@ class TransactionPartitions(Protocol):
         """End the transaction there; returns once the marker is durable.
 
         Raises TidemillError; UNKNOWN_TOPIC_OR_PARTITION if there is no such partition any more.
+        """
+
+    async def write_markers(self, place: TopicPartition, markers: Sequence[Marker]) -> None:
+        """End several transactions there, so that no reader sees the end of one without the others'.
+
+        Raises as ``write_marker`` does; INVALID_PRODUCER_EPOCH if one of them is too old, and then none of
+        them was written.
+        """
+
+    def together(self, places: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
+        """Held while the markers of one decision are written to these partitions.
+
+        Readers that take a moment of several partitions at once take none in the middle of it, as far as
+        the partitions and the readers are here.
         """

@@ -4,10 +4,14 @@
 | --- | --- | --- |
 | key | v0: transactional id | v0 |
 | value | v1 (flexible, with tagged fields) | v0, v1 |
+| key | v1000: job | v1000 |
+| value | v0: batch, time of publication, tagged fields | v0 |
 
-A value of null is a tombstone. One tagged field is our own: the epoch before the last bump, which Kafka
-forgets with a restart. With it a producer whose InitProducerId was cut off by a crash may ask again and is
-not fenced. A reader that does not know the tag passes over it.
+A value of null is a tombstone. Two tagged fields of a transactional id are our own. One is the epoch before
+the last bump, which Kafka forgets with a restart: with it a producer whose InitProducerId was cut off by a
+crash may ask again and is not fenced. The other is the batch of an attempt. A reader that does not know a
+tag passes over it. What a job has published is a record of our own kind, which Kafka does not have; in memory
+it goes by ``job_key``, a name that no transactional id of a client can have.
 """
 
 from __future__ import annotations
@@ -17,12 +21,24 @@ from typing import TYPE_CHECKING
 
 from tidemill.coordination.binary import MalformedBytes, Reader, pack_string
 from tidemill.errors import StorageError
-from tidemill.transactions.transaction import Transaction, TransactionState
+from tidemill.transactions.attempts import JOB_PREFIX, job_key
+from tidemill.transactions.jobs import Publication
+from tidemill.transactions.transaction import NO_BATCH, Transaction, TransactionState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from tidemill.transactions.messages import TopicPartition
 
-__all__ = ("CorruptTransactionRecord", "decode_record", "encode_record")
+__all__ = (
+    "CorruptTransactionRecord",
+    "StoredRecord",
+    "chunks",
+    "decode_record",
+    "encode_record",
+    "is_job_key",
+    "stored_bytes",
+)
 
 _KEY_VERSION = 0
 _VALUE_VERSION = 1
@@ -30,6 +46,18 @@ _TAG_PREVIOUS_PRODUCER_ID = 0
 _TAG_NEXT_PRODUCER_ID = 1
 _TAG_CLIENT_VERSION = 2
 _TAG_LAST_EPOCH = 1_000
+_TAG_BATCH = 1_001
+_JOB_KEY_VERSION = 1_000
+_JOB_VALUE_VERSION = 0
+#: What a record takes besides names and partitions: fixed fields, tags, and the record around them.
+_RECORD_BYTES = 120
+_PARTITION_BYTES = 4
+_TOPIC_BYTES = 8
+_CHUNK_RECORDS = 1_000
+_CHUNK_BYTES = 768 * 1024
+
+StoredRecord = tuple[str, "Transaction | Publication | None"]
+"""A name and its new value; None forgets it. See ``encode_record``."""
 _STORED_STATES = frozenset(TransactionState) - {TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE}
 
 
@@ -37,23 +65,66 @@ class CorruptTransactionRecord(StorageError):
     """A committed record of the transaction topic that cannot be decoded. Its shard does not load."""
 
 
-def encode_record(transactional_id: str, value: Transaction | None) -> tuple[bytes, bytes | None]:
-    """Key and value as they go into the log."""
-    key = struct.pack(">h", _KEY_VERSION) + pack_string(transactional_id)
+def encode_record(name: str, value: Transaction | Publication | None) -> tuple[bytes, bytes | None]:
+    """Key and value as they go into the log. ``name``: a transactional id, or the ``job_key`` of a job."""
+    if is_job_key(name):
+        key = struct.pack(">h", _JOB_KEY_VERSION) + pack_string(name[len(JOB_PREFIX) :])
+    else:
+        key = struct.pack(">h", _KEY_VERSION) + pack_string(name)
+    if isinstance(value, Publication):
+        return key, struct.pack(">hqq", _JOB_VALUE_VERSION, value.batch, value.published_ms) + _uvarint(0)
     return key, None if value is None else _encode_value(value)
 
 
-def decode_record(key: bytes | None, value: bytes | None) -> tuple[str, Transaction | None] | None:
+def stored_bytes(name: str, value: Transaction | Publication | None) -> int:
+    """About as many bytes as the record takes, without the work of making it."""
+    size_bytes = _RECORD_BYTES + len(name)
+    if value is None or isinstance(value, Publication):
+        return size_bytes
+    topics = {topic for topic, _ in value.partitions}
+    return (
+        size_bytes
+        + _PARTITION_BYTES * len(value.partitions)
+        + sum(_TOPIC_BYTES + len(topic) for topic in topics)
+    )
+
+
+def chunks(records: Iterable[StoredRecord]) -> Iterator[list[StoredRecord]]:
+    """Records that need not be appended as one, in parts that are not too large for one batch."""
+    chunk: list[StoredRecord] = []
+    size_bytes = 0
+    for record in records:
+        added = stored_bytes(*record)
+        if chunk and (len(chunk) >= _CHUNK_RECORDS or size_bytes + added > _CHUNK_BYTES):
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(record)
+        size_bytes += added
+    if chunk:
+        yield chunk
+
+
+def is_job_key(name: str) -> bool:
+    """Whether a record of that name says what a job has published."""
+    return name.startswith(JOB_PREFIX) and "#" not in name
+
+
+def decode_record(
+    key: bytes | None, value: bytes | None
+) -> tuple[str, Transaction | Publication | None] | None:
     """The inverse of ``encode_record``; None for a key version that this program does not know."""
     try:
         if key is None:
             raise MalformedBytes("it has no key")
         reader = Reader(key)
-        if reader.int16() != _KEY_VERSION:
+        version = reader.int16()
+        if version not in (_KEY_VERSION, _JOB_KEY_VERSION):
             return None
-        transactional_id = reader.string()
+        name = reader.string()
         reader.end()
-        return transactional_id, None if value is None else _decode_value(value)
+        if version == _JOB_KEY_VERSION:
+            return job_key(name), None if value is None else _decode_publication(value)
+        return name, None if value is None else _decode_value(value)
     except MalformedBytes as error:
         raise CorruptTransactionRecord(f"a transaction record cannot be decoded: {error}") from error
 
@@ -75,6 +146,7 @@ def _encode_value(value: Transaction) -> bytes:
             (_TAG_NEXT_PRODUCER_ID, ">q", value.next_producer_id, -1),
             (_TAG_CLIENT_VERSION, ">h", value.client_version, 0),
             (_TAG_LAST_EPOCH, ">h", value.last_producer_epoch, -1),
+            (_TAG_BATCH, ">q", value.batch, NO_BATCH),
         ),
     ]
     return b"".join(parts)
@@ -138,7 +210,19 @@ def _decode_value(raw: bytes) -> Transaction:
         previous_producer_id=tags.get(_TAG_PREVIOUS_PRODUCER_ID, -1),
         next_producer_id=tags.get(_TAG_NEXT_PRODUCER_ID, -1),
         client_version=tags.get(_TAG_CLIENT_VERSION, 0),
+        batch=tags.get(_TAG_BATCH, NO_BATCH),
     )
+
+
+def _decode_publication(raw: bytes) -> Publication:
+    reader = Reader(raw, flexible=True)
+    version = reader.int16()
+    if version != _JOB_VALUE_VERSION:
+        raise MalformedBytes(f"version {version} of a publication is unknown")
+    publication = Publication(reader.int64(), reader.int64())
+    reader.skip_tagged_fields()
+    reader.end()
+    return publication
 
 
 def _decode_partitions(reader: Reader) -> frozenset[TopicPartition]:
@@ -158,7 +242,7 @@ def _decode_tags(reader: Reader) -> dict[int, int]:
     found: dict[int, int] = {}
     for _ in range(reader.uvarint()):
         tag, field = reader.uvarint(), Reader(reader.take(reader.uvarint()))
-        if tag in (_TAG_PREVIOUS_PRODUCER_ID, _TAG_NEXT_PRODUCER_ID):
+        if tag in (_TAG_PREVIOUS_PRODUCER_ID, _TAG_NEXT_PRODUCER_ID, _TAG_BATCH):
             found[tag] = field.int64()
         elif tag in (_TAG_CLIENT_VERSION, _TAG_LAST_EPOCH):
             found[tag] = field.int16()

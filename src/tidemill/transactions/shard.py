@@ -1,6 +1,8 @@
 """The shell around one shard of transactional ids: carries every decision to the partitions.
 
 - A decision (Prepare…) is durable before its first marker is written.
+- What was decided in one append is carried out as one: the markers of one partition are written in one step,
+  and those of several partitions while nobody takes a moment of them all.
 - Every marker is durable before the transaction is Complete.
 - A decision that a crash interrupted is found when the shard loads, and carried on from the start: a marker
   that a partition has already is written there again, which changes nothing.
@@ -16,8 +18,10 @@ from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.transactions.messages import Marker, Producer
-from tidemill.transactions.records import CorruptTransactionRecord, decode_record, encode_record
+from tidemill.transactions.publications import Publications
+from tidemill.transactions.records import CorruptTransactionRecord, chunks, decode_record, encode_record
 from tidemill.transactions.state import TransactionsState
+from tidemill.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +29,8 @@ if TYPE_CHECKING:
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
     from tidemill.transactions.messages import TopicPartition, TransactionPartitions
+    from tidemill.transactions.records import StoredRecord
     from tidemill.transactions.settings import TransactionSettings
-    from tidemill.transactions.transaction import Transaction
 
 __all__ = ("TRANSACTIONS_TOPIC", "TransactionShard")
 
@@ -52,16 +56,19 @@ class TransactionShard(ShardShell):
     ) -> None:
         super().__init__(TRANSACTIONS_TOPIC, partition, log, clock, on_stop)
         self.state = TransactionsState(settings, self._append)
+        self.publications = Publications(self.state)
         self._partitions = partitions
         self._finishing: dict[str, asyncio.Task[None]] = {}
 
     # -- the log ---------------------------------------------------------------------------------------
 
-    def _append(self, records: Sequence[tuple[str, Transaction | None]]) -> None:
+    def _append(self, records: Sequence[StoredRecord]) -> None:
         self._note_appended(self.log.append([encode_record(*record) for record in records]))
-        for transactional_id, value in records:
-            if value is not None and value.is_prepared:
-                self._finish_soon(transactional_id, value)
+        decided = {
+            name: value for name, value in records if isinstance(value, Transaction) and value.is_prepared
+        }
+        if decided:
+            self._finish_soon(decided)
 
     def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
         where = f"{self.topic}-{self.partition} at offset {entry.offset}"
@@ -80,8 +87,9 @@ class TransactionShard(ShardShell):
             self.state.replay(*record)
 
     def _loaded(self, now_ms: int) -> Iterable[str]:
-        for transactional_id, value in self.state.prepared():
-            self._finish_soon(transactional_id, value)
+        self.state.loaded(now_ms)
+        for decided in self.state.prepared():
+            self._finish_soon(decided)
         return self.state.transactions
 
     # -- time ------------------------------------------------------------------------------------------
@@ -90,97 +98,125 @@ class TransactionShard(ShardShell):
         return self.state.next_deadline_ms(key)
 
     def _tick(self, key: str, now_ms: int) -> None:
-        if self.state.tick(key, now_ms):
-            _logger.info("the transaction of %r has timed out and is aborted", key)
+        for name in self.state.tick(key, now_ms):
+            _logger.info("the transaction of %r has timed out and is aborted", name)
+
+    def watch(self, key: str) -> None:
+        """See to it that the id's transaction times out."""
+        self._schedule(key)
 
     # -- decisions -------------------------------------------------------------------------------------
 
-    async def finished(self, transactional_id: str, timeout_ms: int) -> None:
-        """Wait until the id's decision, if there is one, is carried out; at most so long."""
-        task = self._finishing.get(transactional_id)
-        if task is None:
-            return
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.clock.call_at(self.clock.now_ms() + timeout_ms, lambda: resolve(waiting, None))
+    async def finished(self, transactional_ids: Iterable[str], timeout_ms: int) -> bool:
+        """Wait until the decisions on these ids are carried out; at most so long. Says whether they are."""
+        tasks = {self._finishing[each] for each in transactional_ids if each in self._finishing}
+        if not tasks:
+            return True
+        waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        timer = self.clock.call_at(self.clock.now_ms() + timeout_ms, lambda: resolve(waiting, False))
 
-        def done(_: object) -> None:
-            resolve(waiting, None)
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            if not tasks:
+                resolve(waiting, True)
 
-        task.add_done_callback(done)
+        watched = tuple(tasks)
+        for task in watched:
+            task.add_done_callback(done)
         try:
-            await waiting
+            return await waiting
         finally:
             timer.cancel()
-            task.remove_done_callback(done)
+            for task in watched:
+                task.remove_done_callback(done)
 
-    def _finish_soon(self, transactional_id: str, prepared: Transaction) -> None:
-        assert transactional_id not in self._finishing, transactional_id
-        task = asyncio.get_running_loop().create_task(self._finish(transactional_id, prepared))
-        self._finishing[transactional_id] = task
+    async def settled(self, timeout_ms: int) -> bool:
+        """Wait until all decisions of now are carried out; at most so long. Says whether they are."""
+        return await self.finished(tuple(self._finishing), timeout_ms)
 
-    async def _finish(self, transactional_id: str, prepared: Transaction) -> None:
-        """Carry a decision to its end, however long that takes."""
+    def _finish_soon(self, decided: dict[str, Transaction]) -> None:
+        assert self._finishing.keys().isdisjoint(decided), decided
+        task = asyncio.get_running_loop().create_task(self._finish(decided))
+        self._finishing.update(dict.fromkeys(decided, task))
+
+    async def _finish(self, decided: dict[str, Transaction]) -> None:
+        """Carry what was decided in one append to its end, however long that takes."""
         try:
             await self.barrier()
-            marker = Marker(
-                Producer(prepared.producer_id, prepared.producer_epoch),
-                prepared.commits,
-                self.log.leader_epoch,
-            )
-            await asyncio.gather(*(self._end_in(place, marker) for place in sorted(prepared.partitions)))
-            await self._complete(transactional_id, prepared)
+            markers: dict[TopicPartition, list[Marker]] = {}
+            for value in decided.values():
+                producer = Producer(value.producer_id, value.producer_epoch)
+                marker = Marker(producer, value.commits, self.log.leader_epoch)
+                for place in value.partitions:
+                    markers.setdefault(place, []).append(marker)
+            async with self._partitions.together(markers):
+                await asyncio.gather(*(self._end_in(place, markers[place]) for place in sorted(markers)))
+            await self._complete(decided)
         except TidemillError:
             # The shard has stopped: whoever serves the partition next goes on from the log.
             assert self.stopped is not None
         except Exception:
-            _logger.exception("the decision on the transaction of %r is stuck", transactional_id)
+            _logger.exception("the decision on the transaction of %r is stuck", next(iter(decided)))
             self.stop(ErrorCode.not_coordinator)
         finally:
-            self._finishing.pop(transactional_id, None)
+            self._leave(decided)
 
-    async def _end_in(self, place: TopicPartition, marker: Marker) -> None:
-        """Write one partition's marker, again and again until it is durable or cannot matter any more."""
+    def _leave(self, decided: Iterable[str]) -> None:
+        """This task has nothing more to do with these ids: another decision on them may follow."""
+        current = asyncio.current_task()
+        for transactional_id in decided:
+            if self._finishing.get(transactional_id) is current:
+                del self._finishing[transactional_id]
+
+    async def _end_in(self, place: TopicPartition, markers: Sequence[Marker]) -> None:
+        """Write one partition's markers, again and again until they are durable or cannot matter any more."""
         delay_ms = _FIRST_RETRY_MS
         while True:
             self._raise_if_stopped()
             try:
-                await self._partitions.write_marker(place, marker)
+                if len(markers) == 1:
+                    await self._partitions.write_marker(place, markers[0])
+                else:
+                    await self._partitions.write_markers(place, markers)
                 return
             except TidemillError as error:
                 if error.code is ErrorCode.transaction_coordinator_fenced:
                     self.stop(ErrorCode.not_coordinator)
                     continue
                 if error.code is ErrorCode.unknown_topic_or_partition:
-                    _logger.info("%s-%d is deleted: no marker for %s", *place, marker.producer)
+                    _logger.info("%s-%d is deleted: no marker for %s", *place, markers[0].producer)
                     return
                 if error.code is ErrorCode.invalid_producer_epoch:
                     # A later epoch has written there, which it could only after this transaction's end.
-                    _logger.warning(
-                        "%s-%d refused the marker of %s: %s", *place, marker.producer, error.message
-                    )
+                    _logger.warning("%s-%d refused a marker: %s", *place, error.message)
+                    if len(markers) > 1:
+                        await asyncio.gather(*(self._end_in(place, [each]) for each in markers))
                     return
                 _logger.warning(
                     "%s-%d: the marker of %s waits %d ms: %s",
                     *place,
-                    marker.producer,
+                    markers[0].producer,
                     delay_ms,
                     error.message,
                 )
             await self._sleep(delay_ms)
             delay_ms = min(2 * delay_ms, _LAST_RETRY_MS)
 
-    async def _complete(self, transactional_id: str, prepared: Transaction) -> None:
+    async def _complete(self, decided: dict[str, Transaction]) -> None:
+        # Nobody needs these to be one: a crash in between has the rest finished once more.
+        for chunk in chunks(decided.items()):
+            await self._complete_some({name: decided[name] for name, _ in chunk})
+
+    async def _complete_some(self, decided: dict[str, Transaction]) -> None:
         while True:
             self._raise_if_stopped()
             try:
-                self.call_now(
-                    transactional_id,
-                    lambda now_ms: self.state.complete(transactional_id, prepared, now_ms),
-                )
+                self.call_now(None, lambda now_ms: self.state.complete(decided, now_ms))
+                self._leave(decided)
                 return
             except TidemillError as error:
                 _logger.warning(
-                    "the end of %r's transaction cannot be noted: %s", transactional_id, error.message
+                    "the end of %r's transaction cannot be noted: %s", next(iter(decided)), error.message
                 )
             await self._sleep(_LAST_RETRY_MS)
 
@@ -200,12 +236,12 @@ class TransactionShard(ShardShell):
 
     def _die(self, code: ErrorCode) -> None:
         current = asyncio.current_task()
-        for task in self._finishing.values():
+        for task in set(self._finishing.values()):
             if task is not current:
                 task.cancel()
 
     async def close(self) -> None:
         """Stop and wait until nothing of the shard runs any more."""
-        tasks = tuple(self._finishing.values())
+        tasks = set(self._finishing.values())
         await super().close()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,6 +3,9 @@
 Every change follows one pattern: the step from ``transaction`` gives the new value, ``append`` puts it into
 the log, and ``replay`` makes it part of the state; loading calls the same ``replay``. If ``append`` raises,
 nothing was appended and the state is as before.
+
+What is decided in one append is carried out as one: see ``shard``. Attempts of jobs, whose transactions are
+kept here too, are opened and published by ``publications``.
 """
 
 from __future__ import annotations
@@ -10,27 +13,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.transactions import attempts
 from tidemill.transactions import transaction as steps
+from tidemill.transactions.attempts import parse_slot, slot_id
+from tidemill.transactions.jobs import Job, Publication
 from tidemill.transactions.messages import TransactionDescription, TransactionListing
+from tidemill.transactions.records import chunks, is_job_key
 from tidemill.transactions.transaction import Transaction, TransactionState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from tidemill.transactions.messages import Producer, TopicPartition
+    from tidemill.transactions.records import StoredRecord
     from tidemill.transactions.settings import TransactionSettings
 
 __all__ = ("TransactionsState", "parse_states")
-
-_IDS_PER_APPEND = 1_000
-Record = tuple[str, "Transaction | None"]
 
 
 class Append(Protocol):
     """Puts records into the log as one batch, or raises and leaves the log as it was."""
 
-    def __call__(self, records: Sequence[Record]) -> None:
-        """Each record is a transactional id and its new value; None forgets the id."""
+    def __call__(self, records: Sequence[StoredRecord]) -> None:
+        """Each record is a name and its new value; None forgets it.
+
+        The name is a transactional id or, for what a job has published, the job's key.
+        """
 
 
 class TransactionsState:
@@ -39,19 +47,40 @@ class TransactionsState:
     def __init__(self, settings: TransactionSettings, append: Append) -> None:
         self.settings = settings
         self.transactions: dict[str, Transaction] = {}
+        self.jobs: dict[str, Job] = {}
         self._append = append
 
-    def replay(self, transactional_id: str, value: Transaction | None) -> None:
+    def replay(self, name: str, value: Transaction | Publication | None) -> None:
         """Make a record that is in the log part of the state."""
+        if isinstance(value, Publication) or is_job_key(name):
+            assert value is None or isinstance(value, Publication), name
+            job = name[len(attempts.JOB_PREFIX) :]
+            self.jobs.setdefault(job, Job()).publication = value
+            self._forget_if_gone(job)
+            return
         if value is None:
-            self.transactions.pop(transactional_id, None)
+            self.transactions.pop(name, None)
         else:
-            self.transactions[transactional_id] = value
+            self.transactions[name] = value
+        slot = parse_slot(name)
+        if slot is not None:
+            self.jobs.setdefault(slot[0], Job()).replay_slot(slot[1], value)
+            self._forget_if_gone(slot[0])
 
-    def _write(self, *records: Record) -> None:
+    def _forget_if_gone(self, job: str) -> None:
+        if self.jobs[job].is_gone:
+            del self.jobs[job]
+
+    def loaded(self, now_ms: int) -> None:
+        """Everything is replayed: from now on time counts."""
+        for job in self.jobs.values():
+            job.alive_ms = now_ms
+
+    def write(self, records: Sequence[StoredRecord]) -> None:
+        """Put records into the log and make them part of the state."""
         self._append(records)
-        for transactional_id, value in records:
-            self.replay(transactional_id, value)
+        for name, value in records:
+            self.replay(name, value)
 
     # -- producers -------------------------------------------------------------------------------------
 
@@ -74,7 +103,7 @@ class TransactionsState:
             )
         old = self.transactions.get(transactional_id)
         new = steps.initialize(old, known, timeout_ms, fresh_id, now_ms)
-        self._write((transactional_id, new))
+        self.write([(transactional_id, new)])
         if new.is_prepared:
             raise ApiError(
                 ErrorCode.concurrent_transactions,
@@ -89,9 +118,22 @@ class TransactionsState:
     ) -> None:
         """AddPartitionsToTxn, AddOffsetsToTxn, and the first write of a client of V2."""
         old = self.transactions.get(transactional_id)
+        slot = parse_slot(transactional_id)
+        if slot is not None and old is not None:
+            self._check_attempt(transactional_id, steps.check_member(old, producer))
+            self.jobs[slot[0]].alive_ms = now_ms
         new = steps.add_partitions(old, producer, places, now_ms)
         if new is not old:
-            self._write((transactional_id, new))
+            self.write([(transactional_id, new)])
+
+    def _check_attempt(self, transactional_id: str, value: Transaction) -> None:
+        """An attempt that is over begins no second transaction under its epoch."""
+        if not attempts.is_open(value):
+            raise ApiError(
+                ErrorCode.producer_fenced,
+                f"the attempt of {transactional_id!r} is over: it was published, aborted or has timed out; "
+                "open another one",
+            )
 
     def verify(
         self, transactional_id: str, producer: Producer, places: Collection[TopicPartition]
@@ -127,46 +169,86 @@ class TransactionsState:
             old, producer, commit=commit, client_version=client_version, fresh_id=fresh_id, now_ms=now_ms
         )
         if new is not old:
-            self._write((transactional_id, new))
+            self.write([(transactional_id, new)])
         return new.producer
 
-    def complete(self, transactional_id: str, prepared: Transaction, now_ms: int) -> None:
-        """Every partition of ``prepared`` has its marker."""
-        assert self.transactions.get(transactional_id) == prepared, transactional_id
-        self._write((transactional_id, steps.complete(prepared, now_ms)))
+    def complete(self, decided: Mapping[str, Transaction], now_ms: int) -> None:
+        """Every partition of these decisions, which were made in one append, has its marker."""
+        done: list[StoredRecord] = []
+        for transactional_id, prepared in decided.items():
+            assert self.transactions.get(transactional_id) == prepared, transactional_id
+            done.append((transactional_id, steps.complete(prepared, now_ms)))
+        self.write(done)
 
-    def prepared(self) -> list[tuple[str, Transaction]]:
-        """Decisions that have not been carried to all partitions."""
-        return [(name, value) for name, value in self.transactions.items() if value.is_prepared]
+    def prepared(self) -> list[dict[str, Transaction]]:
+        """Decisions that have not been carried to all partitions, with those of one job together."""
+        found: dict[str, dict[str, Transaction]] = {}
+        for name, value in self.transactions.items():
+            if value.is_prepared:
+                found.setdefault(attempts.routing_key(name), {})[name] = value
+        return list(found.values())
 
     # -- time ------------------------------------------------------------------------------------------
 
     def next_deadline_ms(self, transactional_id: str) -> int | None:
-        """When the id's transaction is aborted unless it ends before."""
+        """When the id's transaction is aborted unless it ends before.
+
+        That of an attempt depends on its job: the rows of early tasks stay while later ones are at work.
+        """
         value = self.transactions.get(transactional_id)
-        if value is None or value.state is not TransactionState.ONGOING:
+        if value is None:
+            return None
+        if attempts.is_open(value):
+            slot = parse_slot(transactional_id)
+            assert slot is not None, transactional_id
+            return self.jobs[slot[0]].alive_ms + value.timeout_ms
+        if value.state is not TransactionState.ONGOING:
             return None
         return value.started_ms + value.timeout_ms
 
-    def tick(self, transactional_id: str, now_ms: int) -> bool:
-        """Abort a transaction that has taken too long; says whether there was one."""
+    def tick(self, transactional_id: str, now_ms: int) -> list[str]:
+        """Abort a transaction that has taken too long, with all attempts of its job for which the same
+        holds; gives their names.
+        """
+        if not self._is_late(transactional_id, now_ms):
+            return []
+        slot = parse_slot(transactional_id)
+        late = [transactional_id]
+        if slot is not None:
+            names = (slot_id(slot[0], number) for number in sorted(self.jobs[slot[0]].open))
+            late = [name for name in names if self._is_late(name, now_ms)]
+        for chunk in chunks([(name, self._aborted(name, now_ms)) for name in late]):
+            self.write(chunk)
+        return late
+
+    def _is_late(self, transactional_id: str, now_ms: int) -> bool:
         deadline_ms = self.next_deadline_ms(transactional_id)
-        if deadline_ms is None or now_ms < deadline_ms:
-            return False
-        old = self.transactions[transactional_id]
-        self._write((transactional_id, steps.abort_and_fence(old, now_ms)))
-        return True
+        return deadline_ms is not None and now_ms >= deadline_ms
+
+    def _aborted(self, transactional_id: str, now_ms: int) -> Transaction:
+        value = self.transactions[transactional_id]
+        step = attempts.abort if attempts.is_open(value) else steps.abort_and_fence
+        return step(value, now_ms)
 
     def expire(self, now_ms: int) -> None:
-        """Forget ids that nobody has used for long."""
+        """Forget ids that nobody has used for long, and what jobs published that have long been over."""
         oldest_ms = now_ms - self.settings.expiration_ms
-        expired: list[Record] = [
+        expired: list[StoredRecord] = [
             (name, None)
             for name, value in self.transactions.items()
-            if value.is_idle and value.updated_ms <= oldest_ms
+            if value.is_idle and not attempts.is_open(value) and value.updated_ms <= oldest_ms
         ]
-        for start in range(0, len(expired), _IDS_PER_APPEND):
-            self._write(*expired[start : start + _IDS_PER_APPEND])
+        oldest_ms = now_ms - self.settings.publication_retention_ms
+        expired += [
+            (attempts.job_key(name), None)
+            for name, job in self.jobs.items()
+            if job.publication is not None
+            and job.publication.published_ms <= oldest_ms
+            and not job.open
+            and not job.busy
+        ]
+        for chunk in chunks(expired):
+            self.write(chunk)
 
     # -- looking ---------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = (
     "CLIENT_V1",
     "CLIENT_V2",
+    "NO_BATCH",
     "ProducerIdNeeded",
     "Transaction",
     "TransactionState",
@@ -53,6 +54,7 @@ _LAST_CLIENT_EPOCH = _EPOCH_MAX - 1
 
 CLIENT_V1 = 0
 CLIENT_V2 = 2
+NO_BATCH = -1
 
 
 class TransactionState(IntEnum):
@@ -95,6 +97,7 @@ class Transaction:
         next_producer_id: the id that follows when this transaction is complete, if the epochs are used up.
         client_version: how the client ended the transaction: ``CLIENT_V1`` or ``CLIENT_V2``.
         started_ms: when the transaction began; -1 if there was none yet.
+        batch: the batch of its job that an attempt belongs to; see ``attempts``.
     """
 
     producer_id: int
@@ -108,6 +111,7 @@ class Transaction:
     previous_producer_id: int = _NO_ID
     next_producer_id: int = _NO_ID
     client_version: int = CLIENT_V1
+    batch: int = NO_BATCH
 
     @property
     def producer(self) -> Producer:
@@ -320,6 +324,7 @@ def complete(old: Transaction, now_ms: int) -> Transaction:
         state=TransactionState.COMPLETE_COMMIT if old.commits else TransactionState.COMPLETE_ABORT,
         partitions=frozenset(),
         updated_ms=now_ms,
+        batch=NO_BATCH,
     )
     if old.client_version < CLIENT_V2:
         return done

@@ -1,0 +1,83 @@
+"""What a shard knows of each job besides its transactions: what it published, its slots, its signs of life.
+
+An index over the transactions of slots, kept by the same ``replay`` that keeps them, so that neither giving
+out a slot nor a publication looks at the slots of other jobs, or at those that are not concerned. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from tidemill.transactions.attempts import is_free, is_open
+
+if TYPE_CHECKING:
+    from tidemill.transactions.transaction import Transaction
+
+__all__ = ("NOTHING_PUBLISHED", "Job", "Publication")
+
+NOTHING_PUBLISHED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The last batch that a job has published, and when. Batches up to it are never published again."""
+
+    batch: int
+    published_ms: int
+
+
+class Job:
+    """One job. ``open`` and ``busy`` are numbers of slots."""
+
+    def __init__(self) -> None:
+        self.publication: Publication | None = None
+        #: The last sign of life of any of its attempts; a restart counts as one.
+        self.alive_ms = 0
+        self.open: set[int] = set()
+        self.busy: set[int] = set()
+        self._free: set[int] = set()
+        #: The same, lowest first; may hold numbers that are not free any more, each once.
+        self._free_heap: list[int] = []
+        self._in_heap: set[int] = set()
+        self._next_slot = 0
+
+    @property
+    def published_batch(self) -> int:
+        return NOTHING_PUBLISHED if self.publication is None else self.publication.batch
+
+    @property
+    def slot_count(self) -> int:
+        return len(self.open) + len(self.busy) + len(self._free)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is nothing to be known of it."""
+        return self.publication is None and not self.slot_count
+
+    def replay_slot(self, slot: int, value: Transaction | None) -> None:
+        """The slot has this value from now on; None: it is forgotten."""
+        self.open.discard(slot)
+        self.busy.discard(slot)
+        self._free.discard(slot)
+        if value is None:
+            return
+        self._next_slot = max(self._next_slot, slot + 1)
+        if is_open(value):
+            self.open.add(slot)
+        elif is_free(value):
+            self._free.add(slot)
+            if slot not in self._in_heap:
+                self._in_heap.add(slot)
+                heappush(self._free_heap, slot)
+        else:
+            self.busy.add(slot)
+
+    def next_slot(self) -> int:
+        """The slot for the next attempt: the lowest that is free, or a new one. Takes nothing."""
+        while self._free_heap:
+            if self._free_heap[0] in self._free:
+                return self._free_heap[0]
+            self._in_heap.remove(heappop(self._free_heap))
+        return self._next_slot

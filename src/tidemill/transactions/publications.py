@@ -1,0 +1,228 @@
+"""Publications: the attempts of a job's batch become visible together, each batch once. Pure.
+
+- One append holds a publication: the decision to commit every listed attempt, the decision to abort every
+  other open attempt of the job up to that batch, and the batch as the last that the job has published. So
+  after a crash all of it holds or nothing does.
+- A batch that was published before is recognised by the last published batch, and changes nothing any more.
+- A publication is checked wholly before anything is appended, also for its size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.transactions import attempts as steps
+from tidemill.transactions.attempts import AttemptId, job_key, parse_slot, slot_id
+from tidemill.transactions.jobs import Job, Publication
+from tidemill.transactions.records import chunks, stored_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tidemill.transactions.records import StoredRecord
+    from tidemill.transactions.state import TransactionsState
+    from tidemill.transactions.transaction import Transaction
+
+__all__ = ("JobListing", "Publications")
+
+_GONE_SHOWN = 5
+
+
+class JobListing(NamedTuple):
+    """A job as people are shown it. ``published_batch`` and ``published_ms`` are -1 if there is none."""
+
+    job: str
+    published_batch: int
+    published_ms: int
+    open_attempts: int
+    idle_ms: int
+
+
+class Publications:
+    """The jobs of one shard: what their clients ask for."""
+
+    def __init__(self, state: TransactionsState) -> None:
+        self._state = state
+
+    def open_attempt(
+        self, job: str, batch: int, timeout_ms: int, fresh_id: int | None, now_ms: int
+    ) -> AttemptId | None:
+        """A slot for an attempt of ``batch``; None if the batch was published before.
+
+        Raises ``ProducerIdNeeded`` if it needs a ``fresh_id`` and has none.
+        """
+        self._check(job, batch)
+        self._check_timeout(timeout_ms)
+        known = self._state.jobs.get(job, Job())
+        if batch <= known.published_batch:
+            return None
+        number = known.next_slot()
+        name = slot_id(job, number)
+        old = self._state.transactions.get(name)
+        if old is None and known.slot_count >= self._state.settings.slots_max:
+            raise ApiError(
+                ErrorCode.policy_violation,
+                f"job {job!r} has {known.slot_count} attempts that are not over, which is the most; abort "
+                "what is not needed any more, or wait until it times out",
+            )
+        new = steps.reserve(old, batch, timeout_ms, fresh_id, now_ms)
+        self._state.write([(name, new)])
+        self.keep(job, now_ms)
+        return AttemptId(name, *new.producer)
+
+    def publish(self, job: str, batch: int, listed: Sequence[AttemptId], now_ms: int) -> bool:
+        """Decide that the listed attempts are ``batch``; False if the batch was published before.
+
+        Either way other open attempts of the job up to that batch are aborted.
+        """
+        self._check(job, batch)
+        self._check_count(listed)
+        known = self._state.jobs.get(job, Job())
+        if batch <= known.published_batch:
+            self._abort_left(job, known, batch, now_ms)
+            return False
+        if any(self._value(job, number).commits for number in known.busy):
+            raise ApiError(
+                ErrorCode.concurrent_transactions,
+                f"batch {known.published_batch} of job {job!r} is still being published; try again in a "
+                "moment",
+            )
+        committed = self._check_listed(job, batch, listed)
+        records: list[StoredRecord] = [(name, steps.commit(old, now_ms)) for name, old in committed.items()]
+        records += [
+            (name, steps.abort(old, now_ms))
+            for name, old in self._open_up_to(job, known, batch)
+            if name not in committed
+        ]
+        records.append((job_key(job), Publication(batch, now_ms)))
+        self._check_size(job, batch, records)
+        self._state.write(records)
+        self.keep(job, now_ms)
+        return True
+
+    def abort(self, job: str, batch: int, listed: Sequence[AttemptId], now_ms: int) -> list[str]:
+        """Abort the listed attempts, or without any all that are open up to ``batch``; gives their slots.
+
+        An attempt that is over already is passed over: asking again does no harm.
+        """
+        self._check(job, batch)
+        self._check_count(listed)
+        known = self._state.jobs.get(job)
+        if known is None:
+            return []
+        if not listed:
+            return self._abort_left(job, known, batch, now_ms)
+        found: list[tuple[str, Transaction]] = []
+        for attempt in listed:
+            value = self._state.transactions.get(attempt.transactional_id)
+            slot = parse_slot(attempt.transactional_id)
+            ours = slot is not None and slot[0] == job and value is not None and steps.is_open(value)
+            if ours and value is not None and value.producer == attempt.producer:
+                found.append((attempt.transactional_id, value))
+        return self._abort_all(found, now_ms)
+
+    def keep(self, job: str, now_ms: int) -> None:
+        """A sign of life of the job. Of one that nobody knows nothing is kept."""
+        known = self._state.jobs.get(job)
+        if known is not None:
+            known.alive_ms = now_ms
+
+    def listing(self, now_ms: int) -> Iterator[JobListing]:
+        for name, job in self._state.jobs.items():
+            published = job.publication
+            yield JobListing(
+                name,
+                job.published_batch,
+                -1 if published is None else published.published_ms,
+                len(job.open),
+                max(0, now_ms - job.alive_ms),
+            )
+
+    def unfinished(self, job: str) -> list[str]:
+        """The slots of a job whose decisions are still on their way to the partitions."""
+        known = self._state.jobs.get(job)
+        return [] if known is None else [slot_id(job, number) for number in sorted(known.busy)]
+
+    # -- checks ----------------------------------------------------------------------------------------
+
+    def _check(self, job: str, batch: int) -> None:
+        steps.check_job(job)
+        if batch < 0:
+            raise ApiError(ErrorCode.invalid_request, f"job {job!r}: batches count from 0, not {batch}")
+
+    def _check_timeout(self, timeout_ms: int) -> None:
+        longest_ms = self._state.settings.max_timeout_ms
+        if not 0 < timeout_ms <= longest_ms:
+            raise ApiError(
+                ErrorCode.invalid_transaction_timeout,
+                f"a timeout of {timeout_ms} ms is not within 1 … {longest_ms}; it counts from the job's last "
+                "sign of life",
+            )
+
+    def _check_count(self, listed: Sequence[AttemptId]) -> None:
+        most = self._state.settings.attempts_max
+        if len(listed) > most:
+            raise ApiError(
+                ErrorCode.invalid_request,
+                f"{len(listed)} attempts in one request, {most} are the most; write with fewer tasks",
+            )
+
+    def _check_listed(self, job: str, batch: int, listed: Sequence[AttemptId]) -> dict[str, Transaction]:
+        """The transactions of the listed attempts, all of which can be published."""
+        twice = steps.repeated(listed)
+        if twice is not None:
+            raise ApiError(ErrorCode.invalid_request, f"attempt {_named(twice)} is listed twice")
+        found: dict[str, Transaction] = {}
+        gone: list[str] = []
+        for attempt in listed:
+            slot = parse_slot(attempt.transactional_id)
+            if slot is None or slot[0] != job:
+                raise ApiError(ErrorCode.invalid_request, f"attempt {_named(attempt)} is none of job {job!r}")
+            value = self._state.transactions.get(attempt.transactional_id)
+            why = steps.why_gone(value, attempt, batch)
+            if value is None or why is not None:
+                gone.append(f"{_named(attempt)}: {why}")
+            else:
+                found[attempt.transactional_id] = value
+        if gone:
+            more = f", and {len(gone) - _GONE_SHOWN} more" if len(gone) > _GONE_SHOWN else ""
+            raise ApiError(
+                ErrorCode.transaction_abortable,
+                f"batch {batch} of job {job!r} is not published, {len(gone)} of {len(listed)} attempts are "
+                f"gone; run the batch again. {'; '.join(gone[:_GONE_SHOWN])}{more}",
+            )
+        return found
+
+    def _check_size(self, job: str, batch: int, records: Iterable[StoredRecord]) -> None:
+        size_bytes = sum(stored_bytes(name, value) for name, value in records)
+        most = self._state.settings.publication_bytes_max
+        if size_bytes > most:
+            raise ApiError(
+                ErrorCode.record_list_too_large,
+                f"batch {batch} of job {job!r} is not published: what its attempts wrote to takes about "
+                f"{size_bytes} bytes to note, {most} are the most; write it with fewer tasks, or to fewer "
+                "partitions at a time",
+            )
+
+    # -- attempts that nobody needs --------------------------------------------------------------------
+
+    def _value(self, job: str, number: int) -> Transaction:
+        return self._state.transactions[slot_id(job, number)]
+
+    def _open_up_to(self, job: str, known: Job, batch: int) -> list[tuple[str, Transaction]]:
+        found = ((slot_id(job, number), self._value(job, number)) for number in sorted(known.open))
+        return [(name, value) for name, value in found if value.batch <= batch]
+
+    def _abort_left(self, job: str, known: Job, batch: int, now_ms: int) -> list[str]:
+        return self._abort_all(self._open_up_to(job, known, batch), now_ms)
+
+    def _abort_all(self, found: Sequence[tuple[str, Transaction]], now_ms: int) -> list[str]:
+        # A dict, in case that one is listed twice.
+        for chunk in chunks({name: steps.abort(value, now_ms) for name, value in found}.items()):
+            self._state.write(chunk)
+        return list(dict.fromkeys(name for name, _ in found))
+
+
+def _named(attempt: AttemptId) -> str:
+    return f"{attempt.transactional_id!r} (producer {attempt.producer_id} epoch {attempt.producer_epoch})"
