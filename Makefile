@@ -46,7 +46,7 @@ run: $(VENV)/.installed ## Start a node, stream through it, kill it in the middl
 
 test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
 	@command -v kcat >/dev/null || echo "missing: kcat; the tests that drive it are skipped"
-	@$(PY) -m pytest -n auto --dist loadfile $(ARGS)
+	@$(PY) -m pytest -n auto --dist loadgroup $(ARGS)
 
 check: $(VENV)/.installed ## Lint, format check, types, layers
 	@$(VENV)/bin/ruff check .

@@ -8,11 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.processes import ClientProcess, NodeProcess
+from support.spark import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _CLIENTS = Path(__file__).with_name("clients")
 _numbers = itertools.count()
@@ -58,6 +62,13 @@ def start_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartClie
     yield start
     for client in started:
         client.close()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one local Spark session of the suite."""
+    with local_session(tmp_path_factory.mktemp("spark")) as session:
+        yield session
 
 
 @pytest.fixture

@@ -137,10 +137,9 @@ class _PushFilters:
     set, and calls it without looking if that is set. So a session without that setting can read, too.
     """
 
-    __func__ = DataSourceReader.pushFilters
-
     def __init__(self, reader: TidemillReader) -> None:
         self._reader = reader
+        self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
         return self._reader.push(filters)
