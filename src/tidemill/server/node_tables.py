@@ -31,6 +31,7 @@ from tidemill.tables.routing import BucketMap
 from tidemill.tables.scanners import BucketKey
 from tidemill.tables.scans import OpenScan, Scans
 from tidemill.tables.service import TableService
+from tidemill.tables.snapshot_keeping import snapshots_of_one_moment
 from tidemill.tables.splitting import Piece, SplitLimits, Splitting
 from tidemill.tables.types import normalise_schema
 
@@ -228,14 +229,15 @@ class NodeTables:
         return found
 
     async def create_snapshots(self, table_name: str) -> list[dict[str, Any]]:
-        """Take a snapshot of every bucket."""
+        """Take a snapshot of every bucket, all of one moment."""
         table = self.service.keyed(self.service.named(table_name).table_id)
-        taken = []
-        for key in self.service.bucket_keys(table):
-            bucket: Bucket = await self.service.ready_bucket(key)
-            taken.append(_snapshot(key, await bucket.snapshot()))
+        buckets: list[Bucket] = [
+            await self.service.ready_bucket(key) for key in self.service.bucket_keys(table)
+        ]
+        taken = await snapshots_of_one_moment(buckets, self._broker.moments)
+        for bucket in buckets:
             await self.service.keeper.prune(bucket)
-        return taken
+        return [_snapshot(bucket.key, info) for bucket, info in zip(buckets, taken, strict=True)]
 
     async def _in_thread(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.service.threads, partial(work))

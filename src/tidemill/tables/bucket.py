@@ -220,8 +220,8 @@ class Bucket:
 
         return self.at_stable_end(take)
 
-    async def snapshot(self) -> SnapshotInfo:
-        """Take a durable snapshot; the newest one if nothing was folded since."""
+    def snapshot(self) -> asyncio.Future[SnapshotInfo]:
+        """Take a durable snapshot of the state as of now; the newest one if nothing was folded since."""
 
         async def take() -> SnapshotInfo:
             store = self.store
@@ -232,7 +232,7 @@ class Bucket:
                 return newest[0]
             return await self._in_thread(partial(self.snapshots.create, store, self._clock_ms()))
 
-        return await self.at_stable_end(take)
+        return self.at_stable_end(take)
 
     def appended(self, changes: Changes) -> None:
         """Keep what the leader has worked out already while the batch becomes stable, if there is room."""

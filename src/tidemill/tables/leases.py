@@ -7,7 +7,9 @@ snapshots can be scanned at any time until then, by anybody who knows the lease'
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
@@ -19,6 +21,7 @@ from tidemill.kv.snapshots import SnapshotInfo
 from tidemill.tables.bucket import Bucket
 from tidemill.tables.scanners import BucketKey
 from tidemill.tables.service import TableService
+from tidemill.tables.snapshot_keeping import snapshots_of_one_moment
 
 __all__ = ("Leases",)
 
@@ -52,17 +55,21 @@ class Leases:
         table = self._service.keyed(self._service.named(table_name).table_id)
         kept: Counter[tuple[BucketKey, int]] = Counter()
         try:
-            snapshots = []
-            for key in self._service.bucket_keys(table):
-                bucket = await self._service.ready_bucket(key)
-                # Between the choice and ``keep`` nobody may remove it.
-                async with bucket.snapshots_turn:
-                    taken = await self._snapshot(bucket, fresh=fresh)
-                    kept[key, taken.snapshot_id] += 1
-                    self._service.keeper.keep(key, taken.snapshot_id)
-                snapshots.append(
-                    LeasedSnapshot(key.partition_id, key.bucket, taken.snapshot_id, taken.log_offset)
+            buckets = [await self._service.ready_bucket(key) for key in self._service.bucket_keys(table)]
+            async with contextlib.AsyncExitStack() as turns:
+                for bucket in buckets:
+                    # Between the choice and ``keep`` nobody may remove it.
+                    await turns.enter_async_context(bucket.snapshots_turn)
+                chosen = await self._snapshots(buckets, fresh=fresh)
+                for bucket, taken in zip(buckets, chosen, strict=True):
+                    kept[bucket.key, taken.snapshot_id] += 1
+                    self._service.keeper.keep(bucket.key, taken.snapshot_id)
+            snapshots = [
+                LeasedSnapshot(
+                    bucket.key.partition_id, bucket.key.bucket, taken.snapshot_id, taken.log_offset
                 )
+                for bucket, taken in zip(buckets, chosen, strict=True)
+            ]
             return await host.controller.submit(
                 PutLease(
                     lease=LeaseImage(
@@ -78,15 +85,20 @@ class Leases:
             for key, snapshot_id in kept:
                 self._service.keeper.let_go(key, snapshot_id)
 
-    async def _snapshot(self, bucket: Bucket, *, fresh: bool) -> SnapshotInfo:
-        if not fresh:
+    async def _snapshots(self, buckets: Sequence[Bucket], *, fresh: bool) -> list[SnapshotInfo]:
+        """The newest snapshot of each bucket; with ``fresh``, and where there is none, one of now."""
+        newest: dict[BucketKey, SnapshotInfo] = {}
+        for bucket in () if fresh else buckets:
             work = partial(bucket.snapshots.list)
             found = await asyncio.get_running_loop().run_in_executor(self._service.threads, work)
             if found:
-                return found[-1]
-        taken = await bucket.snapshot()
-        self._service.keeper.forget_floor(bucket)
-        return taken
+                newest[bucket.key] = found[-1]
+        missing = [bucket for bucket in buckets if bucket.key not in newest]
+        taken = await snapshots_of_one_moment(missing, self._service.host.moments)
+        for bucket, info in zip(missing, taken, strict=True):
+            newest[bucket.key] = info
+            self._service.keeper.forget_floor(bucket)
+        return [newest[bucket.key] for bucket in buckets]
 
     def get(self, lease_id: str) -> LeaseImage:
         """The lease, which must not be over. Raises ``TableError``."""

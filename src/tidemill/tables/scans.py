@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from tidemill.control.table_images import LeasedSnapshot
+from tidemill.coordination.moments import MomentGate
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.engine import KvReader, open_read_only
 from tidemill.kv.view import KvView
@@ -150,7 +151,8 @@ class Scans:
             buckets = await asyncio.gather(
                 *(self._service.ready_bucket(key, min_offsets.get(key, -1), max_wait_ms) for key in epochs)
             )
-            for key, (view, log_offset) in zip(epochs, await _all_views(buckets), strict=True):
+            taken = await _all_views(buckets, self._service.host.moments)
+            for key, (view, log_offset) in zip(epochs, taken, strict=True):
                 views[key] = SharedView(view, log_offset, view.close)
             now_ms = self._service.host.clock_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
@@ -404,12 +406,16 @@ def _shape(table: TableDefinition, scan: OpenScan) -> ScanShape:
     return ScanShape(scan.columns or None, predicate, scan.end_key)
 
 
-async def _all_views(buckets: Sequence[Bucket]) -> list[tuple[KvView, int]]:
-    """All views, or none of them. They are asked for in one turn of the loop, and so see one moment."""
+async def _all_views(buckets: Sequence[Bucket], moments: MomentGate) -> list[tuple[KvView, int]]:
+    """All views, or none of them. They are asked for in one turn of the loop, and so see one moment, in which
+    no transaction over several buckets is half visible.
+    """
     wanted: list[asyncio.Future[tuple[KvView, int]]] = []
     try:
-        for bucket in buckets:
-            wanted.append(bucket.view())  # noqa: PERF401 - one may refuse, and the others must be let go then
+        async with moments.still():
+            # Only their offsets are decided in here; the state may take its time to get there.
+            for bucket in buckets:
+                wanted.append(bucket.view())  # noqa: PERF401 - if one refuses, the others must be let go
         return await asyncio.gather(*wanted)
     except BaseException:
         for future in wanted:

@@ -20,6 +20,7 @@ from tidemill.config.settings import Settings
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
 from tidemill.control.table_images import TableImage
+from tidemill.coordination.moments import MomentGate
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError, TidemillError
 from tidemill.kv.resources import KvResources
 from tidemill.records.batch import check_batch
@@ -57,6 +58,10 @@ class TableHost(Protocol):
     def image(self) -> MetadataImage: ...
     @property
     def clock_ms(self) -> Callable[[], int]: ...
+    @property
+    def moments(self) -> MomentGate:
+        """No transaction that wrote to several buckets is half visible while its ``still`` is held."""
+
     def partition(self, topic: TopicImage, index: int) -> LogPartition:
         """The partition, if this node leads it. Raises ``ApiError`` or ``StorageError``."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,14 @@ from typing import Final
 from uuid import UUID
 
 from tidemill.control.image import MetadataImage
+from tidemill.coordination.moments import MomentGate
 from tidemill.errors import StorageError
-from tidemill.kv.snapshots import SnapshotStore
+from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 from tidemill.tables.bucket import Bucket
 from tidemill.tables.properties import TableProperties
 from tidemill.tables.scanners import BucketKey
 
-__all__ = ("SnapshotKeeper", "is_snapshot_due")
+__all__ = ("SnapshotKeeper", "is_snapshot_due", "snapshots_of_one_moment")
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,25 @@ class SnapshotKeeper:
         """Wait for what is under way."""
         if self._listings:
             await asyncio.wait(self._listings.values())
+
+
+async def snapshots_of_one_moment(buckets: Sequence[Bucket], moments: MomentGate) -> list[SnapshotInfo]:
+    """A snapshot of each bucket, all of the same moment, in which no transaction over several of them is half
+    visible.
+
+    When this returns, also with an error, none is under way any more.
+    """
+    wanted: list[asyncio.Future[SnapshotInfo]] = []
+    try:
+        async with moments.still():
+            for bucket in buckets:
+                wanted.append(bucket.snapshot())  # noqa: PERF401 - if one refuses, the others are waited for
+    finally:
+        results = await asyncio.gather(*wanted, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [future.result() for future in wanted]
 
 
 def is_snapshot_due(bucket: Bucket, properties: TableProperties, now_ms: int) -> bool:
