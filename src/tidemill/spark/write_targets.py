@@ -99,6 +99,11 @@ async def open_target(link: Connected, options: WriteOptions, schema: StructType
     if options.operation_column is not None:
         raise InvalidOption("option operationColumn is for tables: a deletion in a topic is a null value")
     topic = options.topic or options.path
+    if topic is None and "topic" not in (name.lower() for name in given.names):
+        raise InvalidOption(
+            'say where to write: save("database.table"), or one of the options table and topic, or a column '
+            "'topic' in every row"
+        )
     if topic is not None:
         await _check_topic(link, topic, given, options)
     return TopicTarget(topic, fit_topic(given, topic))

@@ -112,7 +112,9 @@ class TidemillWriter(DataSourceArrowWriter):
             _publish(self._options, self._job, self._batch, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _abort(self._options, self._job, self._batch)
+        # Nobody will try this very write again, so that it can be closed: a task that is still on its way
+        # finds it published, without rows, and writes nothing.
+        _abort(self._options, self._job, self._batch, closing=self._options.txn_app_id is None)
 
 
 class TidemillStreamWriter(DataSourceStreamArrowWriter):
@@ -171,10 +173,13 @@ def _publish(
         _log.info("batch %d of job %s was published before: nothing was written again", batch, job)
 
 
-def _abort(options: WriteOptions, job: str, batch: int) -> None:
+def _abort(options: WriteOptions, job: str, batch: int, *, closing: bool = False) -> None:
     link = connected(options.servers, options.timeout_ms)
     try:
-        link.run(abort_attempts(link.cluster, job, batch))
+        if closing:
+            link.run(publish(link.cluster, job, batch, ()))
+        else:
+            link.run(abort_attempts(link.cluster, job, batch))
     except TidemillError as error:
         # Spark has an error to tell already; this one only says that undoing takes longer.
         _log.warning(
