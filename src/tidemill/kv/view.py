@@ -192,7 +192,7 @@ class KvView:
             breath, deadline = _Breath(), time.monotonic() + _SLICE_SECONDS
             rows = size = 0
             is_full = False
-            while not is_full and breath.take() <= deadline:
+            while True:
                 wanted = min(_CHUNK_ROWS, max_rows - rows)
                 left = wanted
                 # A loop over rows: what rocksdict gives at a time is one.
@@ -208,9 +208,9 @@ class KvView:
                     left -= 1
                     advance()
                 rows += wanted - left
-                if left:
+                is_full = is_full or rows == max_rows
+                if left or is_full or breath.take() > deadline:
                     break
-                is_full = rows == max_rows
             behind = current()
             if behind is None:
                 iterator.status()
