@@ -1,7 +1,12 @@
 """Planning a batch read on the driver: which task reads what.
 
-A table's rows are read through one pin, made when the query is planned, so that all tasks see one moment; it
-ends when no task has used it for ``pinIdle``. Logs are read between offsets that are fixed at the same time.
+A table's rows are read through one pin, so that all tasks see one moment; it ends when no task has used it
+for ``pinIdle``. Logs are read between offsets that are fixed at the same time. Spark plans a DataFrame once,
+when it is first used, and keeps the plan: whatever is made of one ``load`` sees one moment.
+
+That is also why filters are only taken from Spark on request: Spark 4.3 keeps the plan of the last filter for
+every other use of the same DataFrame, so that ``df.count()`` after ``df.where(...).count()`` counts what the
+filter left. The option ``where`` filters on the server without that.
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ from tidemill.spark.positions import LogRange
 from tidemill.spark.reading import Source
 from tidemill.spark.schemas import requested_schema
 from tidemill.spark.tasks import BucketTask, LogTask, read_task
-from tidemill.tables.predicate import Predicate, encode
+from tidemill.tables.predicate import all_of, encode
+from tidemill.tables.predicate_sql import parse_sql
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -41,21 +47,23 @@ class TidemillReader(DataSourceReader):
     def __init__(self, source: Source, schema: StructType) -> None:
         self._source = source
         self._schema = requested_schema(schema, source.schema, source.name)
-        self._predicate: Predicate | None = None
         _refuse_options_of_streams(source)
+        where = source.options.where
+        self._predicate = None if where is None else parse_sql(where)
 
     @property
     def pushFilters(self) -> _PushFilters:
         return _PushFilters(self)
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Let the server check what it can; Spark checks all of it again."""
-        if self._source.shape == "rows":
+        """Let the server check what it can, if that was asked for; Spark checks all of it again."""
+        if self._source.shape == "rows" and self._source.options.push_filters:
             from tidemill.spark.filters import to_predicate
 
-            link = self._source.connected()
-            table = link.run(self._source.opened())
-            self._predicate = to_predicate(filters, table.schema)
+            table = self._source.connected().run(self._source.opened())
+            pushed = to_predicate(filters, table.schema)
+            if pushed is not None:
+                self._predicate = pushed if self._predicate is None else all_of([self._predicate, pushed])
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -147,6 +155,10 @@ class _PushFilters:
 
 def _refuse_options_of_streams(source: Source) -> None:
     options = source.options
+    if options.where is not None and source.shape != "rows":
+        raise InvalidOption(
+            f"option where is for rows of tables with a primary key; filter {source.name} with .where(...)"
+        )
     if source.shape == "rows" and (options.start is not None or options.end is not None):
         raise InvalidOption(
             f"the rows of {source.name} are read as they are now, without starting or ending offsets; set "

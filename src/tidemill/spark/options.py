@@ -10,6 +10,8 @@ Names are those of Spark's Kafka source where it has them, and without regard to
 | ``topicPattern`` | topics whose whole names match; also ``subscribePattern`` |
 | path (``load("x")``) | a table of that name, or else a topic |
 | ``columns`` | only these columns, ``a,b``: the server sends no others |
+| ``where`` | of a table's rows: only those that pass, in SQL; the server sends no others |
+| ``pushFilters`` | of a table's rows: let Spark send its filters to the server (see docs/spark.md first) |
 | ``changes`` | of a table with a primary key: its changes instead of its rows |
 | ``includeMetadata`` | of a table without one: where each row is in the log |
 | ``includeHeaders`` | of topics: a column ``headers`` |
@@ -23,7 +25,7 @@ Names are those of Spark's Kafka source where it has them, and without regard to
 | ``failOnDataLoss`` | whether records that are gone stop the query (``true``) |
 | ``groupId`` | the group under which a stream's progress is shown |
 | ``snapshotLease`` | how long a stopped query's snapshot is kept for it (``24 hours``) |
-| ``pinIdle`` | how long a table's state is held for tasks that have not begun (``2 minutes``) |
+| ``pinIdle`` | how long a table's state is held while no task reads it (``10 minutes``) |
 | ``timeout`` | how long a node may be away (``2 minutes``) |
 """
 
@@ -52,6 +54,7 @@ __all__ = (
 
 _NAMES: Final = (
     "servers",
+    "bootstrap.servers",
     "kafka.bootstrap.servers",
     "table",
     "topic",
@@ -59,6 +62,8 @@ _NAMES: Final = (
     "topicPattern",
     "subscribePattern",
     "columns",
+    "where",
+    "pushFilters",
     "changes",
     "includeMetadata",
     "includeHeaders",
@@ -101,7 +106,6 @@ _UNITS_MS: Final = {
 }
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 _DAY_MS: Final = 86_400_000
-_PIN_IDLE_MS: Final = 120_000
 _LIKENESS: Final = 0.8
 _PARTITIONS_MAX: Final = 10_000
 
@@ -132,6 +136,8 @@ class ReadOptions:
     topics: tuple[str, ...]
     topic_pattern: str | None
     columns: tuple[str, ...]
+    where: str | None
+    push_filters: bool
     changes: bool
     metadata: bool
     headers: bool
@@ -143,6 +149,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     group_id: str | None
     lease_ms: int
+    #: 0: as the server has it.
     pin_idle_ms: int
     timeout_ms: int
 
@@ -158,6 +165,8 @@ class ReadOptions:
             topics=_names(_one_of(given, "topic", "subscribe")),
             topic_pattern=_pattern(_one_of(given, "topicPattern", "subscribePattern")),
             columns=_names(given.get("columns")),
+            where=given.get("where"),
+            push_filters=flag(given, "pushFilters", False),
             changes=flag(given, "changes", False),
             metadata=flag(given, "includeMetadata", False),
             headers=flag(given, "includeHeaders", False),
@@ -169,7 +178,7 @@ class ReadOptions:
             fail_on_data_loss=flag(given, "failOnDataLoss", True),
             group_id=given.get("groupid"),
             lease_ms=duration_ms(given, "snapshotLease", _DAY_MS),
-            pin_idle_ms=duration_ms(given, "pinIdle", _PIN_IDLE_MS),
+            pin_idle_ms=duration_ms(given, "pinIdle", 0),
             timeout_ms=duration_ms(given, "timeout", DEFAULT_TIMEOUT_MS),
         )
         read._check()
@@ -200,7 +209,7 @@ def refuse_misspelt(given: Mapping[str, str], names: tuple[str, ...]) -> None:
 
 def servers_of(given: Mapping[str, str]) -> str:
     """The nodes to connect to."""
-    servers = _one_of(given, "servers", "kafka.bootstrap.servers")
+    servers = _one_of(given, "servers", "bootstrap.servers", "kafka.bootstrap.servers")
     if not servers:
         raise InvalidOption('say where the nodes are: .option("servers", "host:9092")')
     return servers

@@ -418,7 +418,7 @@ def _refuse_streams_without_changes(source: Source) -> None:
         raise InvalidOption(
             f"a stream of {source.name} is a stream of its changes: "
             'add .option("changes", "true"), which gives the columns '
-            " _tidemill_op, _tidemill_bucket, _tidemill_offset and _tidemill_timestamp"
+            "_tidemill_op, _tidemill_bucket, _tidemill_offset and _tidemill_timestamp"
         )
     if source.options.end is not None:
         raise InvalidOption(

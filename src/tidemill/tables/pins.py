@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.scanners import BucketKey
 
-__all__ = ("Pin", "Pins", "SharedView")
+__all__ = ("UNUSED_MS", "Pin", "Pins", "SharedView")
+
+#: A pin that nobody has used for so long makes room for a new one, if there is none else.
+UNUSED_MS = 60_000
 
 
 class SharedView:
@@ -56,12 +59,21 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def check_room(self) -> None:
-        if len(self._pins) >= self.limit:
+    def check_room(self, now_ms: int) -> None:
+        """See to it that there is room for one more: the pin that was unused for longest may have to go.
+
+        Clients let go of pins that they are done with, but not all can: Spark does not know when a DataFrame
+        is not needed any more. Raises ``TableError`` if all are in use.
+        """
+        if len(self._pins) < self.limit:
+            return
+        oldest = min(self._pins.values(), key=lambda pin: pin.used_ms)
+        if now_ms - oldest.used_ms < UNUSED_MS:
             raise TableError(
                 TableCode.too_many_pins,
                 f"{self.limit} scans of whole tables are under way on this node; try again later",
             )
+        self.release(oldest.id)
 
     def add(self, pin: Pin) -> None:
         self._pins[pin.id] = pin

@@ -141,7 +141,7 @@ class Scans:
     ) -> Pin:
         """Hold the state of all buckets still that this node leads."""
         table = self._service.keyed(table_id)
-        self.pins.check_room()
+        self.pins.check_room(self._service.host.clock_ms())
         views: dict[BucketKey, SharedView] = {}
         epochs: dict[BucketKey, int] = {}
         try:
@@ -157,7 +157,7 @@ class Scans:
             now_ms = self._service.host.clock_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
             pin = Pin(secrets.token_hex(12), table_id, views, epochs, idle_ms, now_ms)
-            self.pins.check_room()
+            self.pins.check_room(now_ms)
         except BaseException:
             for shared in views.values():
                 shared.release()

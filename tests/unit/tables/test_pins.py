@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.errors import TableCode, TableError
-from tidemill.tables.pins import Pin, Pins, SharedView
+from tidemill.tables.pins import UNUSED_MS, Pin, Pins, SharedView
 from tidemill.tables.scanners import BucketKey
 
 BUCKETS = tuple(BucketKey(7, 0, number) for number in range(2))
@@ -107,13 +107,22 @@ def test_a_view_that_a_session_reads_outlives_its_pin(pins: Pins, views: Views) 
 
 def test_no_more_pins_than_there_is_room_for(pins: Pins, views: Views) -> None:
     for name in ("one", "two"):
-        pins.check_room()
+        pins.check_room(0)
         pins.add(views.pin(name))
-    error = refusal(pins.check_room)
+    error = refusal(lambda: pins.check_room(UNUSED_MS - 1))
     assert error.table_code is TableCode.too_many_pins
     assert error.retriable
     pins.release("one")
-    pins.check_room()
+    pins.check_room(0)
+
+
+def test_the_pin_that_was_unused_for_longest_makes_room(pins: Pins, views: Views) -> None:
+    for name in ("one", "two"):
+        pins.add(views.pin(name))
+    pins.get("one", 5)
+    pins.check_room(UNUSED_MS)
+    assert views.closed == ["two/0", "two/1"]
+    pins.get("one", UNUSED_MS)
 
 
 def test_a_bucket_that_goes_takes_with_it_the_pins_that_hold_it(pins: Pins, views: Views) -> None:
