@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import uuid
 from collections import deque
@@ -201,8 +202,7 @@ def _write(
     link = connected(options.servers, options.timeout_ms)
     message = Written(job, batch, None)
     with _kept_alive(link, job, options.transaction_timeout_ms):
-        chunks = gathered(batches)
-        first = next(chunks, None)
+        first = next((each for each in batches if each.num_rows), None)
         if first is None:
             return message
         attempt = link.run(
@@ -216,10 +216,11 @@ def _write(
             )
         )
         if attempt is None:
-            # The rows are left unread, so that they need not be worked out again.
+            # The others are left unread, so that they need not be worked out again.
             return message
         try:
-            _send_all(link, attempt, link.run(target.opened(link)), first, chunks, message)
+            chunks = gathered(itertools.chain((first,), batches))
+            _send_all(link, attempt, link.run(target.opened(link)), chunks, message)
         except BaseException:
             with contextlib.suppress(TidemillError):
                 link.run(attempt.abort())
@@ -229,22 +230,15 @@ def _write(
 
 
 def _send_all(
-    link: Connected,
-    attempt: Attempt,
-    out: RowsOut,
-    first: pa.Table,
-    more: Iterator[pa.Table],
-    message: Written,
+    link: Connected, attempt: Attempt, out: RowsOut, chunks: Iterator[pa.Table], message: Written
 ) -> None:
     under_way: deque[Future[None]] = deque()
     try:
-        chunk: pa.Table | None = first
-        while chunk is not None:
+        for chunk in chunks:
             message.rows += chunk.num_rows
             message.size_bytes += chunk.nbytes
             for sending in out.sendings(attempt, chunk):
                 _begin(link, under_way, sending)
-            chunk = next(more, None)
         while under_way:
             under_way.popleft().result()
     finally:
