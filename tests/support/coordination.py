@@ -65,6 +65,8 @@ class MemoryLog:
         self.refuse_with: TidemillError | None = None
         self._broken: TidemillError | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        #: Where each append ended: what was appended as one is lost or kept as one.
+        self._ends: list[int] = []
 
     def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
         return self._append([ReplayedRecord(-1, key, value) for key, value in records])
@@ -85,6 +87,7 @@ class MemoryLog:
         assert entries
         start = len(self.entries)
         self.entries += [entry._replace(offset=start + number) for number, entry in enumerate(entries)]
+        self._ends.append(len(self.entries))
         if self.syncs_at_once:
             self.sync()
         return len(self.entries)
@@ -103,6 +106,13 @@ class MemoryLog:
         self.high_watermark = len(self.entries)
         self._wake()
 
+    def sync_one(self) -> None:
+        """Make the next of what was appended durable."""
+        self.high_watermark = next(
+            (end for end in self._ends if end > self.high_watermark), len(self.entries)
+        )
+        self._wake()
+
     def fail_sync(self) -> None:
         """What an fsync that fails does: the tail is gone, the partition has stopped."""
         self._broken = SyncFailed("fsync failed")
@@ -112,6 +122,7 @@ class MemoryLog:
     def crash(self) -> None:
         """Lose what is not durable; the next leader has a new epoch."""
         del self.entries[self.high_watermark :]
+        self._ends = [end for end in self._ends if end <= self.high_watermark]
         self.leader_epoch += 1
 
     def _wake(self) -> None:
