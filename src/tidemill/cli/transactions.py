@@ -1,4 +1,4 @@
-"""``tidemill txn list | describe | abort``."""
+"""``tidemill txn list | describe | abort | jobs``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     command(app, "list")(list_transactions)
     command(app, "describe")(describe)
     command(app, "abort")(abort)
+    command(app, "jobs")(jobs)
 
 
 def list_transactions(
@@ -50,6 +51,28 @@ def list_transactions(
     value = [each._asdict() for each in found]
     rows = [(each.transactional_id, each.state, each.producer_id, each.coordinator) for each in found]
     show(session, value, Table(("transactional id", "state", "producer", "coordinator"), rows))
+
+
+def jobs(session: Session) -> None:
+    """List the jobs that write in batches: what each has published last, and what it has open."""
+    from dataclasses import asdict
+
+    from tidemill.cli.output import Table, show
+    from tidemill.client.attempts import list_jobs
+
+    found = session.run(list_jobs)
+    rows = [
+        (
+            each.job,
+            None if each.published_batch < 0 else each.published_batch,
+            _time(each.published_ms),
+            each.open_attempts,
+            each.idle_ms // 1_000,
+        )
+        for each in found
+    ]
+    columns = ("job", "published batch", "published at", "open attempts", "idle seconds")
+    show(session, [asdict(each) for each in found], Table(columns, rows))
 
 
 def describe(

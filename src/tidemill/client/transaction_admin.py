@@ -22,6 +22,7 @@ __all__ = (
 )
 
 _ONGOING: Final = "Ongoing"
+_JOB_PREFIX: Final = "__tidemill_job:"
 _NONE: Final = -1
 
 
@@ -134,6 +135,9 @@ async def abort_transaction(cluster: Cluster, transactional_id: str) -> Transact
             ErrorCode.invalid_txn_state,
             f"the transaction of {transactional_id!r} is in state {found.state}: there is nothing to abort",
         )
+    if transactional_id.startswith(_JOB_PREFIX):
+        await _abort_attempt(cluster, found)
+        return found
     body = {"transactional_id": transactional_id, "transaction_timeout": found.timeout_ms}
 
     async def attempt() -> None:
@@ -145,6 +149,16 @@ async def abort_transaction(cluster: Cluster, transactional_id: str) -> Transact
     # CONCURRENT_TRANSACTIONS is the answer until the abort has reached every partition.
     await cluster.retrying(attempt)
     return found
+
+
+async def _abort_attempt(cluster: Cluster, found: TransactionDescription) -> None:
+    """The ids of jobs belong to the coordinator: nobody else starts a producer with one."""
+    # Here, because it loads Arrow, which nothing else of this module needs.
+    from tidemill.client.attempts import AttemptId, abort_attempts
+
+    job = found.transactional_id[len(_JOB_PREFIX) :].partition("#")[0]
+    identity = AttemptId(found.transactional_id, found.producer_id, found.producer_epoch)
+    await abort_attempts(cluster, job, 0, [identity])
 
 
 async def describe_producers(
