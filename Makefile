@@ -15,6 +15,7 @@ LOCK := requirements/lock.txt
 LOCK_VENV := .venv-lock
 PIP_TOOLS := pip==26.3 pip-tools==7.6.2
 DEBIAN_PACKAGES := kcat
+JAVA_PACKAGES := openjdk-17-jre-headless default-jre-headless
 ARGS ?=
 
 # Prints the newest usable interpreter of those named, or nothing. Version managers leave shims that
@@ -31,18 +32,24 @@ apt_install = { \
 	DEBIAN_FRONTEND=noninteractive $$as_root apt-get -qq install -y --no-install-recommends $(1) >/dev/null 2>&1; \
 	}
 
+# Succeeds if there is a Java for Spark: 17 or newer, in JAVA_HOME or else in the path.
+has_java = "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | \
+	awk -F '"' '/version/ {split($$2, part, "."); found = part[1]} END {exit !(found + 0 >= 17)}'
+no_java := missing: Java 17 or newer, which Spark needs. Install it with: apt-get install openjdk-17-jre-headless; or set JAVA_HOME
+
 .PHONY: help setup run test check format bench lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file and install kcat where possible
+setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat and Java where possible
 	@command -v kcat >/dev/null || echo "missing: kcat (the tests that drive it are skipped). Install it with: apt-get install kcat"
-	@command -v java >/dev/null || echo "missing: java 17 (needed for Spark only; nothing uses it yet). Install it with: apt-get install openjdk-17-jre-headless"
+	@$(has_java) || echo "$(no_java)"
 	@echo "ready: $$($(PY) --version) in $(VENV)"
 
-run: $(VENV)/.installed ## Start a node, stream through it, kill it in the middle, show that nothing is lost
-	@$(PY) examples/stream_demo.py $(ARGS)
+run: $(VENV)/.installed $(VENV)/.debian ## Run the shop: a node, Kafka producers, a Spark pipeline, and a report
+	@$(has_java) || { echo "$(no_java)" >&2; exit 1; }
+	@$(PY) examples/shop --report build/shop.html $(ARGS)
 
 test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
 	@command -v kcat >/dev/null || echo "missing: kcat; the tests that drive it are skipped"
@@ -97,4 +104,7 @@ $(VENV)/.debian: | $(VENV)/.locked
 	@for package in $(DEBIAN_PACKAGES); do \
 		command -v "$$package" >/dev/null || ( echo "installing $$package"; $(call apt_install,"$$package") ) || true; \
 	done
+	@$(has_java) || for package in $(JAVA_PACKAGES); do \
+		echo "installing $$package"; ( $(call apt_install,"$$package") ) && break; \
+	done || true
 	@touch $@

@@ -11,18 +11,23 @@ Run it with ``make run``, or with ``python examples/shop``. It ends with 0 if ev
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from events import make_day
 from page import write_page
 from pipeline import TOPIC, TOPIC_PARTITIONS, create_tables, start
 from producers import Senders
+from pyspark.errors import PySparkException
 from report import compare, read_results
 from terminal import console, live_line, show_results, show_verdict
 from watching import Story, watch
@@ -36,41 +41,85 @@ INTERRUPTED = 130
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shop", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--events", type=int, default=200_000, help="how many messages are sent (default: %(default)s)")
-    add("--seconds", type=float, default=25, help="over how many seconds (default: %(default)s)")
-    add("--seed", type=int, default=42, help="another seed is another day (default: %(default)s)")
-    add("--keep", type=Path, metavar="DIR", help="keep the node's data there; default: nothing is kept")
-    add("--report", type=Path, metavar="FILE", default=Path("shop.html"), help="where the HTML report goes")
-    add("--master", default=None, help="Spark's master; default: this machine")
+    add("--events", type=int, default=200_000, help="how many messages are sent (%(default)s)")
+    add("--seconds", type=float, default=25, help="over how many seconds (%(default)s)")
+    add("--seed", type=int, default=42, help="another seed is another day (%(default)s)")
+    add(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep the node's data in this new folder; else nothing is kept",
+    )
+    add(
+        "--report", type=Path, metavar="FILE", default=Path("shop.html"), help="the HTML report (%(default)s)"
+    )
+    add("--master", default=None, help="Spark's master (all cores of this machine)")
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace, work: Path, cleanup: ExitStack) -> bool:
-    """The whole story; whether every row is right."""
+def main() -> int:
+    options = parse_arguments()
+    if options.keep is not None and options.keep.exists():
+        console.print(f"{options.keep} is there already: --keep needs a new folder", soft_wrap=True)
+        return 2
+    spark_log = options.report.with_suffix(".spark.log")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="tidemill-shop-") as temporary:
+            is_right = run(options, options.keep or Path(temporary), spark_log)
+    except KeyboardInterrupt:
+        console.print("[bold]Stopped.[/] The producers, Spark and the node have ended.")
+        return INTERRUPTED
+    except (PySparkException, KafkaException, tidemill.TidemillError, TimeoutError) as error:
+        # Behind this line Spark describes the query, in hundreds of lines.
+        reason = str(error).split("=== Streaming Query ===")[0].strip()
+        console.print(f"[bold red]Failed:[/] {reason}", soft_wrap=True)
+        console.print(f"Spark's own log is {spark_log.resolve()}", soft_wrap=True)
+        return 1
+    if is_right:
+        console.print("[bold green]Every row is right.[/]")
+        return 0
+    console.print("[bold red]Some rows are not what they must be; they are shown above.[/]")
+    return 1
+
+
+def run(options: argparse.Namespace, work: Path, spark_log: Path) -> bool:
+    """The whole story, with everything stopped at its end; whether every row is right."""
+    with ExitStack() as running:
+        try:
+            return tell(options, work, spark_log, running)
+        finally:
+            # What is running ends in an orderly way, whatever else is pressed.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def tell(options: argparse.Namespace, work: Path, spark_log: Path, running: ExitStack) -> bool:
     story = Story(options.seed)
     with story.phase("node"):
-        db = cleanup.enter_context(tidemill.open(work / "node"))
+        db = running.enter_context(tidemill.open(work / "node"))
         create_topic(db.bootstrap_servers)
         create_tables(db)
-    console.print(f"[bold]1.[/] {db.bootstrap_servers} is a node, with a topic and three tables")
+    console.print(f"[bold]1.[/] a node at {db.bootstrap_servers}, with a topic and three tables")
     with story.phase("Spark"), ThreadPoolExecutor(1) as pool:
         day = pool.submit(make_day, options.events, options.seed)
-        spark = tidemill.spark.session("shop", master=options.master)
-        cleanup.callback(spark.stop)
+        with stderr_to(spark_log):
+            spark = tidemill.spark.session("shop", master=options.master)
+        running.callback(spark.stop)
         messages, truth = day.result()
+    interrupted = catch_interrupts()
     with story.phase("queries"):
         queries = start(spark, db.bootstrap_servers, work / "checkpoints")
         for query in queries.values():
-            cleanup.callback(query.stop)
-    console.print(f"[bold]2.[/] Spark {spark.version} runs {len(queries)} queries: {', '.join(queries)}")
+            running.callback(query.stop)
+    console.print(f"[bold]2.[/] Spark {spark.version} with three queries: {', '.join(queries)}")
     senders = Senders(db.bootstrap_servers, TOPIC, messages, options.seconds)
-    cleanup.callback(senders.stop)
+    running.callback(senders.stop)
     console.print(
-        f"[bold]3.[/] {len(messages):,} messages are sent over {options.seconds:g} s by three Kafka producers"
+        f"[bold]3.[/] {len(messages):,} messages from three Kafka producers, over {options.seconds:g} s"
     )
     with story.phase("stream"), live_line(len(messages)) as show:
         senders.start()
-        watch(senders, queries, story, show)
+        watch(senders, queries, story, show, interrupted)
     with story.phase("comparison"):
         results = read_results(db)
         differences = compare(results, truth, senders.broken)
@@ -87,23 +136,26 @@ def create_topic(servers: str) -> None:
     admin.create_topics([NewTopic(TOPIC, TOPIC_PARTITIONS)])[TOPIC].result(10)
 
 
-def main() -> int:
-    options = parse_arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="tidemill-shop-") as temporary, ExitStack() as cleanup:
-        try:
-            is_right = run(options, options.keep or Path(temporary), cleanup)
-        except KeyboardInterrupt:
-            console.print("[bold]stopped[/]: the node, Spark and the producers are shut down")
-            return INTERRUPTED
-        finally:
-            # What is under way ends in an orderly way, whatever else is pressed.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if is_right:
-        console.print("[bold green]Every row is right.[/]")
-        return 0
-    console.print("[bold red]Some rows are not what they must be; they are shown above.[/]")
-    return 1
+def catch_interrupts() -> threading.Event:
+    """Set by Ctrl-C from now on: an exception in the middle of a call to Spark would leave it in disorder."""
+    interrupted = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
+    return interrupted
+
+
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """What is started meanwhile complains to a file: Spark's Java is never quiet by itself."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    saved = os.dup(sys.stderr.fileno())
+    try:
+        with path.open("wb") as log:
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        yield
+    finally:
+        os.dup2(saved, sys.stderr.fileno())
+        os.close(saved)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,17 @@ was, with nothing lost and nothing twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import tidemill
 
 TOPIC, ORDERS, REVENUE, QUARANTINE = "shop.events", "shop.orders", "shop.revenue", "shop.quarantine"
-TOPIC_PARTITIONS = 4
+TOPIC_PARTITIONS = 2
 
 EVENT = """
     event_id string, kind string, order_id string, time timestamp, region string, amount decimal(10,2),
@@ -31,6 +32,7 @@ EVENT = """
 NEEDED = ("event_id", "order_id", "time", "region", "amount")
 KINDS = ("order", "payment", "update")
 
+TRIGGER = "1 second"
 WATERMARK = "10 minutes"
 """How long Spark waits for late payments. The shop sends nothing later than five minutes after it happened,
 and the three senders are less than a minute of the shop's time apart, so that no payment comes too late."""
@@ -130,26 +132,34 @@ def quarantine(events: DataFrame) -> DataFrame:
 
 def start(spark: SparkSession, servers: str, checkpoints: Path) -> dict[str, StreamingQuery]:
     """Start the three queries; by the name of what they fill."""
-    messages = (
-        spark.readStream.format("tidemill")
-        .option("servers", servers)
-        .option("startingOffsets", "earliest")
-        .load(TOPIC)
-    )
-    events = parse(messages)
-    results = {
-        ORDERS: (orders(events), "update"),
-        REVENUE: (revenue(events), "update"),
-        QUARANTINE: (quarantine(events), "append"),
-    }
-    return {
-        table: rows.writeStream.format("tidemill")
-        .queryName(table)
-        .option("servers", servers)
-        .option("table", table)
-        .option("checkpointLocation", str(checkpoints / table))
-        .outputMode(mode)
-        .trigger(processingTime="1 second")
-        .start()
-        for table, (rows, mode) in results.items()
-    }
+
+    def read(table: str) -> DataFrame:
+        messages = spark.readStream.format("tidemill").option("servers", servers)
+        # Under this name `tidemill group describe` shows how far the query is.
+        return parse(messages.option("groupId", table).option("startingOffsets", "earliest").load(TOPIC))
+
+    def query(rows: DataFrame, table: str, mode: str) -> DataStreamWriter:
+        writer = rows.writeStream.queryName(table).outputMode(mode).trigger(processingTime=TRIGGER)
+        return writer.option("checkpointLocation", str(checkpoints / table))
+
+    def into(table: str, writer: DataStreamWriter) -> StreamingQuery:
+        return writer.format("tidemill").option("servers", servers).option("table", table).start()
+
+    # Of the orders only those that have changed. Spark gives such updates to foreachBatch alone.
+    changed = query(orders(read(ORDERS)), ORDERS, "update").foreachBatch(upserting(servers, ORDERS))
+    # Of the revenue all minutes with every batch: they are few.
+    minutes = query(revenue(read(REVENUE)), REVENUE, "complete")
+    broken = query(quarantine(read(QUARANTINE)), QUARANTINE, "append")
+    return {ORDERS: changed.start(), REVENUE: into(REVENUE, minutes), QUARANTINE: into(QUARANTINE, broken)}
+
+
+def upserting(servers: str, table: str) -> Callable[[DataFrame, int], None]:
+    """What writes one batch of a query. A batch that is run again after a crash is not written again."""
+
+    def write(rows: DataFrame, batch: int) -> None:
+        # Together they name the batch, so that Tidemill knows it again.
+        query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        writer = rows.write.format("tidemill").option("servers", servers).mode("append")
+        writer.option("txnAppId", query_id).option("txnVersion", batch).save(table)
+
+    return write

@@ -132,7 +132,7 @@ def _numbers_grid(story: Story) -> Table:
 
 def bars(shares: Sequence[float]) -> str:
     """Numbers as a line of bars. A full one is the largest, or 1 if that is larger."""
-    scale = max(1, *shares)
+    scale = max((1.0, *shares))
     return "".join(" " if share <= 0 else BARS[min(7, int(share / scale * 8))] for share in shares)
 
 

@@ -5,6 +5,7 @@ A query's progress comes from Spark. Its *lag* is what was sent and is not in it
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from producers import Senders
 from pyspark.sql.streaming import StreamingQuery
 
 PERIOD_SECONDS = 0.25
-STUCK_SECONDS = 120.0
+STUCK_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,11 @@ class Story:
 
 
 def watch(
-    senders: Senders, queries: dict[str, StreamingQuery], story: Story, show: Callable[[Sample], None]
+    senders: Senders,
+    queries: dict[str, StreamingQuery],
+    story: Story,
+    show: Callable[[Sample], None],
+    interrupted: threading.Event,
 ) -> None:
     """Look on until everything is sent and every query is done with it. Raises what ended one of them."""
     began = changed = time.monotonic()
@@ -98,7 +103,8 @@ def watch(
             raise TimeoutError(
                 f"nothing has moved for {STUCK_SECONDS:.0f} s: {sample.lag:,} messages are left"
             )
-        time.sleep(PERIOD_SECONDS)
+        if interrupted.wait(PERIOD_SECONDS):
+            raise KeyboardInterrupt
 
 
 def _note_batches(query: StreamingQuery, batches: dict[int, Batch]) -> None:
