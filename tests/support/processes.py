@@ -128,6 +128,8 @@ class NodeProcess:
             "http": "127.0.0.1:0",
             **settings,
         }
+        #: Where the next start is to kill itself; see ``support.dying``.
+        self.die_at: str | None = None
         self._process: _Process | None = None
         self._error_path = data_dir.with_name(f"{data_dir.name}.stderr")
 
@@ -159,7 +161,14 @@ class NodeProcess:
     def launch(self) -> None:
         """Start without waiting for anything."""
         assert self._process is None, "it runs already"
-        self._process = _Process([str(_RUN_NODE), json.dumps(self._settings)], self._error_path)
+        points = () if self.die_at is None else (self.die_at,)
+        self._process = _Process([str(_RUN_NODE), json.dumps(self._settings), *points], self._error_path)
+
+    def wait_for_death(self) -> None:
+        """Wait until it has killed itself."""
+        process, self._process = self._running(), None
+        self.die_at = None
+        assert process.wait() == -signal.SIGKILL, process.error_text()
 
     def kill(self) -> None:
         """kill -9."""
@@ -246,6 +255,10 @@ class ClientProcess:
         if "error" in answer:
             raise ClientFailed(answer["error"])
         return answer["result"]
+
+    @property
+    def pid(self) -> int:
+        return self._process.popen.pid
 
     @property
     def alive(self) -> bool:

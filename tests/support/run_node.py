@@ -1,4 +1,4 @@
-"""A node as a process of its own: ``python run_node.py '{"data_dir": "…", …}'``.
+"""A node as a process of its own: ``python run_node.py '{"data_dir": "…", …}' [point to die at]``.
 
 The settings are those of ``tidemill settings``. When it is ready, one line of JSON says where it listens. It
 stops in an orderly way on SIGTERM, or when its standard input ends, so that it never outlives the tests.
@@ -44,6 +44,10 @@ def announce(node: Node) -> None:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if sys.argv[2:]:
+        from support.dying import die_at
+
+        die_at(sys.argv[2])
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(json.loads(sys.argv[1])))
