@@ -4,7 +4,7 @@ Names are those of Spark's Kafka source where it has them, and without regard to
 
 | option | meaning |
 | --- | --- |
-| ``servers`` | some nodes, ``host:port,host:port``; also ``kafka.bootstrap.servers`` |
+| ``servers`` | some nodes, ``host:port,host:port``; also ``kafka.bootstrap.servers``, ``$TIDEMILL_SERVER`` |
 | ``table`` | a table ``database.name`` |
 | ``topic`` | topics, ``a,b``, as Kafka's columns; also ``subscribe`` |
 | ``topicPattern`` | topics whose whole names match; also ``subscribePattern`` |
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -208,8 +209,9 @@ def refuse_misspelt(given: Mapping[str, str], names: tuple[str, ...]) -> None:
 
 
 def servers_of(given: Mapping[str, str]) -> str:
-    """The nodes to connect to."""
+    """The nodes to connect to; those of the command line, if the options do not say."""
     servers = _one_of(given, "servers", "bootstrap.servers", "kafka.bootstrap.servers")
+    servers = servers or os.environ.get("TIDEMILL_SERVER")
     if not servers:
         raise InvalidOption('say where the nodes are: .option("servers", "host:9092")')
     return servers

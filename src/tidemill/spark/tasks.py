@@ -15,13 +15,14 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from tidemill.client.cluster import Cluster
 from tidemill.client.fetching import BatchReader, FetchedBatches
 from tidemill.client.tables.scanner import BucketScan, KvBatchScanner
 from tidemill.client.tables.table import AsyncTable
 from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, TableCode, TableError
 from tidemill.spark.decoding import Gathering, change_batches, record_batches, snapshot_batch
 from tidemill.spark.edges import checked_start, committed_ends, log_starts
-from tidemill.spark.positions import LogRange
+from tidemill.spark.positions import LogRange, Place
 from tidemill.spark.reading import Source
 from tidemill.spark.schemas import METADATA_SCHEMA
 
@@ -73,6 +74,7 @@ async def _log(source: Source, schema: pa.Schema, part: LogRange) -> AsyncGenera
         partition_max_bytes=_FETCH_BYTES,
     )
     patience = _Patience(source, part)
+    await _look_again_if_unknown(link.cluster, place)
     try:
         while reader.positions[place] < end:
             for fetched in await _polled(source, reader, part):
@@ -85,6 +87,16 @@ async def _log(source: Source, schema: pa.Schema, part: LogRange) -> AsyncGenera
             yield ready
     finally:
         await reader.close()
+
+
+async def _look_again_if_unknown(cluster: Cluster, place: Place) -> None:
+    """A worker may know its topics from long ago."""
+    try:
+        await cluster.leaders([place])
+    except ApiError as error:
+        if error.code is not ErrorCode.unknown_topic_or_partition:
+            raise
+        cluster.forget()
 
 
 class _Patience:
