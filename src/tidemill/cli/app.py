@@ -17,6 +17,7 @@ from tidemill.cli import (
     doctor,
     groups,
     logs,
+    pipeline,
     produce,
     settings,
     tables,
@@ -96,6 +97,7 @@ databases.register(_group("db", "Create, show, change and drop databases, which 
 tables.register(_group("table", "Create, show, change, write and read tables, their snapshots and leases."))
 groups.register(_group("group", "Show consumer groups, move their offsets, delete them."))
 transactions.register(_group("txn", "Show transactions, and abort those that hang."))
+pipeline.register(_group("pipeline", "Make and run pipelines of Spark over topics and tables."))
 logs.register(_group("log", "Look into the files of a data directory, check and repair them."))
 bench.register(_group("bench", "Measure how fast a node is, and check that nothing is lost."))
 doctor.register(app)

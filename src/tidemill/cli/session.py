@@ -104,6 +104,8 @@ class Session:
     server: str = DEFAULT_SERVER
     format: Format = Format.TABLE
     debug: bool = False
+    #: The same if the caller named it, in whatever way; None: it is only the default.
+    named_server: str | None = None
 
     @property
     def as_json(self) -> bool:
@@ -163,11 +165,12 @@ def command(
 def _session(context: typer.Context, given: dict[str, Any]) -> Session:
     """Options given with the command win over those given before it."""
     before = context.find_root().params
-    server = given["server"] or before.get("server") or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+    named = given["server"] or before.get("server") or os.environ.get(SERVER_VARIABLE) or None
     return Session(
-        server=server,
+        server=named or DEFAULT_SERVER,
         format=Format(given["format"] or before.get("format") or Format.TABLE),
         debug=bool(given["debug"] or before.get("debug")),
+        named_server=named,
     )
 
 
