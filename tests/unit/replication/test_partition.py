@@ -9,9 +9,10 @@ import pytest
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, ErrorCode, StorageError, SyncFailed
+from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed
 from tidemill.log.recovery import open_log
 from tidemill.records.batch import parse_header
+from tidemill.records.control import Marker
 from tidemill.records.record import Record, build_batch
 from tidemill.replication.partition import Partition
 
@@ -267,6 +268,63 @@ def test_a_marker_for_a_transaction_without_batches_ends_the_right_to_write_as_w
     partition.begin_transaction(9, 0)
     partition.write_marker(9, 0, commit=False, coordinator_epoch=0, now_ms=NOW)
     assert not partition.may_write(9, 0)
+
+
+def begin(made: Made, *producers: int) -> None:
+    for producer in producers:
+        made.partition.begin_transaction(producer, 0)
+        made.partition.append(transactional(producer=producer), NOW)
+
+
+def test_markers_that_are_written_together_end_all_of_their_transactions() -> None:
+    made = Made()
+    begin(made, 7, 8, 9)
+    ends = [(7, 1, Marker(True, 0)), (8, 1, Marker(False, 0)), (9, 1, Marker(True, 0))]
+    assert made.partition.write_markers(ends, now_ms=NOW)[:2] == (3, 5)
+    assert made.partition.last_stable_offset == 0, "none of them is seen before it is durable"
+    made.flush()
+    assert made.partition.last_stable_offset == 6
+    assert not any(made.partition.may_write(producer, 0) for producer in (7, 8, 9))
+    aborted = made.partition.log.producers.transactions.aborted_between(0, 6)
+    assert [(each.producer_id, each.first_offset, each.last_offset) for each in aborted] == [(8, 1, 4)]
+    made.partition.close()
+    again = Made(made.storage).partition
+    assert (again.log.end_offset, again.last_stable_offset) == (6, 6)
+    assert again.log.producers.transactions.aborted_between(0, 6) == aborted
+    kept = [parse_header(batch) for batch in again.log.read_batches(3, 6)]
+    assert [(each.base_offset, each.producer_id, each.leader_epoch) for each in kept] == [
+        (3, 7, 3),
+        (4, 8, 3),
+        (5, 9, 3),
+    ]
+
+
+def test_markers_for_which_there_is_no_room_leave_every_transaction_open() -> None:
+    made = Made()
+    begin(made, 8, 9)
+    ends = [(8, 1, Marker(True, 0)), (9, 1, Marker(True, 0))]
+    made.storage.fail_next("write", error=DiskFull("no room"))
+    with pytest.raises(DiskFull):
+        made.partition.write_markers(ends, now_ms=NOW)
+    assert (made.partition.log.end_offset, len(made.partition.log.producers.transactions.open)) == (2, 2)
+    assert made.partition.write_markers(ends, now_ms=NOW)[:2] == (2, 3)
+
+
+def test_one_marker_that_is_refused_keeps_the_others_out() -> None:
+    made = Made()
+    begin(made, 8, 9)
+    made.partition.write_marker(9, 5, commit=True, coordinator_epoch=0, now_ms=NOW)
+    ends = [(8, 1, Marker(True, 0)), (9, 1, Marker(True, 0))]
+    assert refused(made.partition.write_markers, ends, now_ms=NOW) == ErrorCode.invalid_producer_epoch
+    assert (made.partition.log.end_offset, list(made.partition.log.producers.transactions.open)) == (3, [8])
+
+
+def test_markers_go_into_one_segment() -> None:
+    made = Made(segment_bytes=700)
+    begin(made, *range(10, 16))
+    ends = [(producer, 1, Marker(True, 0)) for producer in range(10, 16)]
+    made.partition.write_markers(ends, now_ms=NOW)
+    assert [each.base_offset for each in made.partition.log.segments][-1] == 6
 
 
 def test_a_plain_batch_inside_of_a_transaction_is_refused() -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.transactions.records import CorruptTransactionRecord, decode_record, encode_record
+from tidemill.transactions.attempts import job_key
+from tidemill.transactions.jobs import Publication
+from tidemill.transactions.records import (
+    CorruptTransactionRecord,
+    StoredRecord,
+    chunks,
+    decode_record,
+    encode_record,
+    stored_bytes,
+)
 from tidemill.transactions.transaction import Transaction, TransactionState
 
 int64s = st.integers(-1, 2**63 - 1)
@@ -28,6 +37,7 @@ transactions = st.builds(
     previous_producer_id=int64s,
     next_producer_id=int64s,
     client_version=st.sampled_from([0, 1, 2]),
+    batch=int64s,
 )
 
 
@@ -122,3 +132,37 @@ def test_any_bytes_decode_or_are_corruption(key: bytes, value: bytes | None) -> 
 def test_a_record_without_a_key_is_corruption() -> None:
     with pytest.raises(CorruptTransactionRecord, match="no key"):
         decode_record(None, None)
+
+
+@given(
+    st.text(st.characters(exclude_characters="#", exclude_categories=["Cs"]), min_size=1, max_size=50),
+    st.data(),
+)
+def test_what_a_job_has_published_survives_the_log(job: str, data: st.DataObject) -> None:
+    numbers = st.integers(0, 2**63 - 1)
+    publication = Publication(data.draw(numbers), data.draw(numbers))
+    key, raw = encode_record(job_key(job), publication)
+    assert key[:2] == (1_000).to_bytes(2, "big"), "a kind of its own"
+    assert decode_record(key, raw) == (job_key(job), publication)
+    assert decode_record(*encode_record(job_key(job), None)) == (job_key(job), None)
+    assert raw is not None
+    # What later versions add is passed over.
+    assert decode_record(key, raw[:-1] + b"\x01\x09\x03abc") == (job_key(job), publication)
+
+
+def test_a_publication_of_an_unknown_version_does_not_load() -> None:
+    key, raw = encode_record(job_key("j"), Publication(1, 2))
+    assert raw is not None
+    with pytest.raises(CorruptTransactionRecord, match="version 1 of a publication is unknown"):
+        decode_record(key, b"\x00\x01" + raw[2:])
+
+
+def test_records_are_parted_by_number_and_by_size() -> None:
+    small: list[StoredRecord] = [(f"id-{number}", None) for number in range(2_500)]
+    assert [len(chunk) for chunk in chunks(small)] == [1_000, 1_000, 500]
+    places = frozenset((f"topic-{number:0200}", 0) for number in range(1_000))
+    large = Transaction(1, 0, 1, TransactionState.ONGOING, 1, places)
+    assert [len(chunk) for chunk in chunks([("a", large)] * 7)] == [3, 3, 1]
+    _, raw = encode_record("a", large)
+    assert raw is not None
+    assert len(raw) <= stored_bytes("a", large) <= 2 * len(raw)
