@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-__all__ = ("ClientFailed", "ClientProcess", "NodeProcess", "wait_until")
+__all__ = ("ClientFailed", "ClientProcess", "NodeProcess", "process_environment", "wait_until")
 
 _TESTS = Path(__file__).resolve().parents[1]
 _AS_INSTALLED = Path(__file__).with_name("as_installed")
@@ -62,7 +62,7 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=_environment(),
+                env=process_environment(),
             )
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
@@ -111,7 +111,8 @@ class _Process:
         self.wait()
 
 
-def _environment() -> dict[str, str]:
+def process_environment() -> dict[str, str]:
+    """The environment of processes that tests start: this work tree, and nothing of the caller's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
     paths = [str(_AS_INSTALLED), str(_TESTS.parent / "src"), str(_TESTS), kept.get("PYTHONPATH", "")]
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
