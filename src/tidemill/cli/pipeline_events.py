@@ -49,7 +49,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A flow is done. ``rows`` is what it read; None if Spark does not say."""
+    """A flow is done. ``rows`` is what a stream read; None: it is a view, of which Spark does not say it."""
 
     flow: str
     seconds: float
@@ -92,8 +92,10 @@ Event = Started | Finished | Failed | Refused | Said | RunCompleted
 class _Flow:
     started: float = 0.0
     attempts: int = 0
-    rows: int | None = None
+    rows: int = 0
     completed: float | None = None
+    #: Streams are not planned: only views are.
+    planned: bool = False
     #: Why this attempt failed; Spark may say it twice.
     reason: str | None = None
 
@@ -150,7 +152,7 @@ class Translator:
         except (ValueError, KeyError, TypeError):
             return
         flow = self._flows.setdefault(short_name(str(name)), _Flow())
-        flow.rows = rows + (flow.rows or 0)
+        flow.rows += rows
 
     def ended(self, now: float) -> list[Event]:
         """Nothing more will come."""
@@ -163,6 +165,8 @@ class Translator:
                 flow.started, flow.completed, flow.reason = now, None, None
                 flow.attempts += 1
                 return [Started(name, flow.attempts)]
+            case "PLANNING":
+                flow.planned = True
             case "COMPLETED":
                 flow.completed = now
             case "FAILED":
@@ -187,6 +191,7 @@ class Translator:
         events: list[Event] = []
         for name, flow in self._flows.items():
             if flow.completed is not None and now + grace_seconds - flow.completed >= _HELD_SECONDS:
-                events.append(Finished(name, flow.completed - flow.started, flow.rows))
+                rows = None if flow.planned else flow.rows
+                events.append(Finished(name, flow.completed - flow.started, rows))
                 flow.completed = None
         return events

@@ -72,7 +72,7 @@ class Screen:
                 elif self._as_json:
                     write_json(document)
             case Finished(flow, seconds, rows):
-                done = "done" if rows is None else f"{rows:,} rows"
+                done = "computed" if rows is None else f"{rows:,} rows" if rows else "nothing new"
                 self.say(f"  {flow:<{_WIDTH}} {done} in {seconds:.1f} s", **document)
             case Failed(flow, reason, final):
                 again = "" if final else "; Spark starts it again"

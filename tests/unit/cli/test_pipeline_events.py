@@ -53,10 +53,11 @@ def line(message: str) -> str:
     return f"2026-11-16 16:28:00: {message}"
 
 
-def test_a_flow_starts_and_finishes_under_its_short_name() -> None:
+def test_a_view_starts_and_finishes_under_its_short_name() -> None:
     events = events_of(
         line("Starting run..."),
         line("Flow spark_catalog.default.orders is QUEUED."),
+        line("Flow spark_catalog.default.orders is PLANNING."),
         line("Flow spark_catalog.default.orders is STARTING."),
         line("Flow spark_catalog.default.orders is RUNNING."),
         line("Flow spark_catalog.default.orders has COMPLETED."),
@@ -82,7 +83,7 @@ def test_other_lines_of_the_log_count_nothing(text: str) -> None:
     translator.printed(line("Flow a is STARTING."), 0.0)
     translator.logged(text)
     translator.printed(line("Flow a has COMPLETED."), 1.0)
-    assert translator.ended(1.0) == [Finished("a", 1.0, None)]
+    assert translator.ended(1.0) == [Finished("a", 1.0, 0)]
 
 
 def test_a_flow_that_fails_right_after_completing_has_not_finished() -> None:
