@@ -108,7 +108,7 @@ def _verdict(results: Results, truth: Truth, differences: list[Difference]) -> s
         right_from=4,
     )
     return (
-        f"<section class='verdict bad'><strong>{len(differences):,} rows are not what they must be.</strong>"
+        f"<section class='verdict bad'><strong>Rows that differ from the truth: {len(differences):,}</strong>"
         f"{shown}</section>"
     )
 
