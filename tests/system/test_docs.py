@@ -1,6 +1,6 @@
 """The guides work when pasted, and the examples run.
 
-- Python blocks of the README are programs of their own; those of docs/tables.md follow each other. What
+- Python blocks of the README are programs of their own; those of the other guides follow each other. What
   stands behind ``print(…)  # `` is what it prints.
 - Console blocks are pasted into a shell, one after the other, against one node.
 - A block marked ``no-run`` is only shown.
@@ -20,7 +20,7 @@ import pytest
 import tidemill
 
 ROOT = Path(__file__).parents[2]
-README, TABLES = "README.md", "docs/tables.md"
+README, TABLES, SPARK = "README.md", "docs/tables.md", "docs/spark.md"
 BLOCK = re.compile(r"^```(python|console)( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 TIMEOUT_SECONDS = 120
@@ -83,14 +83,16 @@ def test_tests_of_the_readme_pass(tmp_path: Path) -> None:
     assert f"{len(tests)} passed" in run([sys.executable, "-m", "pytest", "-q"], tmp_path)
 
 
-def test_python_blocks_of_the_tables_guide_run_one_after_the_other(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("guide", [TABLES, SPARK])
+def test_python_blocks_of_a_guide_run_one_after_the_other(guide: str, tmp_path: Path) -> None:
     script = tmp_path / "guide.py"
     source = ""
-    for block in blocks(TABLES, "python"):
+    for block in blocks(guide, "python"):
         # On the lines that they have in the document, so that a traceback names them.
         source += "\n" * (block.line - source.count("\n")) + block.text
     script.write_text(source)
-    check_printed(source, run([sys.executable, str(script)], tmp_path))
+    check_printed(source, run([sys.executable, str(script)], tmp_path, 280))
 
 
 def commands(block: str) -> list[str]:
