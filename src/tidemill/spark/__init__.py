@@ -12,7 +12,8 @@ works as well, but filters are not pushed to the server unless
 | ``positions``, ``advancing`` | pure: what a stream's offset says, and how far the next batch goes |
 | ``batch_reading``, ``streaming`` | planning on the driver |
 | ``tasks``, ``decoding`` | reading in tasks |
-| ``writing`` | exactly-once writers |
+| ``writing``, ``foreach`` | exactly-once writers, and their use in ``foreachBatch`` |
+| ``write_options``, ``write_schemas``, ``write_targets``, ``write_rows`` | what they write, and how |
 | ``connection``, ``sessions`` | the way to the nodes, and to Spark |
 """
 
@@ -21,9 +22,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidemill.spark.foreach import each_batch
     from tidemill.spark.sessions import session
 
-__all__ = ("session",)
+__all__ = ("each_batch", "session")
 
 
 def __getattr__(name: str) -> Any:
@@ -32,4 +34,8 @@ def __getattr__(name: str) -> Any:
         from tidemill.spark.sessions import session
 
         return session
+    if name == "each_batch":
+        from tidemill.spark.foreach import each_batch
+
+        return each_batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -166,6 +166,12 @@ def test_a_log_takes_rows_and_refuses_deletions(node: EmbeddedNode) -> None:
     assert sorted(found) == [1, 2]
 
 
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_rows_are_compressed_in_every_way(node: EmbeddedNode, table: Table, codec: str) -> None:
+    save(node, rows(*range(2_000)), tasks=2, table=table.name, compression=codec)
+    assert ids_of(table) == list(range(2_000))
+
+
 def test_a_value_that_does_not_fit_fails_the_task(node: EmbeddedNode) -> None:
     narrow = node.create_table(f"test.narrow_{next(_numbers)}", "id int", primary_key=["id"])
     with pytest.raises(TableError, match="which int cannot hold exactly"):
