@@ -169,7 +169,7 @@ async def test_a_snapshot_that_is_being_leased_is_not_removed(
     await tight.upsert(table, [row(1)])
     await tight.done("CreateSnapshot", table=table.name)
     bucket, service = bucket_of(tight, table), tables_of(tight).service
-    chosen, may_go_on, real = asyncio.Event(), asyncio.Event(), tables_of(tight).leases._snapshot
+    chosen, may_go_on, real = asyncio.Event(), asyncio.Event(), tables_of(tight).leases._snapshots
 
     async def choose(*arguments: Any, **named: Any) -> Any:
         found = await real(*arguments, **named)
@@ -177,7 +177,7 @@ async def test_a_snapshot_that_is_being_leased_is_not_removed(
         await may_go_on.wait()
         return found
 
-    monkeypatch.setattr(tables_of(tight).leases, "_snapshot", choose)
+    monkeypatch.setattr(tables_of(tight).leases, "_snapshots", choose)
     leasing = asyncio.ensure_future(lease(tight, table, fresh=False))
     await chosen.wait()
     await tight.upsert(table, [row(2)])
