@@ -1,7 +1,8 @@
 """What a shard knows of each job besides its transactions: what it published, its slots, its signs of life.
 
-An index over the transactions of slots, kept by the same ``replay`` that keeps them, so that neither giving
-out a slot nor a publication looks at the slots of other jobs, or at those that are not concerned. Pure.
+A ``Job`` is an index over the transactions of its slots, kept by the same ``replay`` that keeps them, so that
+neither giving out a slot nor a publication looks at the slots of other jobs, or at those that are not
+concerned. It goes with its last slot; what it published is kept apart, for longer and in little room. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ("NOTHING_PUBLISHED", "Job", "Publication")
 
-NOTHING_PUBLISHED = -1
-
 
 @dataclass(frozen=True, slots=True)
 class Publication:
@@ -28,11 +27,13 @@ class Publication:
     published_ms: int
 
 
+NOTHING_PUBLISHED = Publication(-1, -1)
+
+
 class Job:
-    """One job. ``open`` and ``busy`` are numbers of slots."""
+    """The slots of one job. ``open`` and ``busy`` are their numbers."""
 
     def __init__(self) -> None:
-        self.publication: Publication | None = None
         #: The last sign of life of any of its attempts; a restart counts as one.
         self.alive_ms = 0
         self.open: set[int] = set()
@@ -44,17 +45,8 @@ class Job:
         self._next_slot = 0
 
     @property
-    def published_batch(self) -> int:
-        return NOTHING_PUBLISHED if self.publication is None else self.publication.batch
-
-    @property
     def slot_count(self) -> int:
         return len(self.open) + len(self.busy) + len(self._free)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether there is nothing to be known of it."""
-        return self.publication is None and not self.slot_count
 
     def replay_slot(self, slot: int, value: Transaction | None) -> None:
         """The slot has this value from now on; None: it is forgotten."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.transactions import attempts as steps
 from tidemill.transactions.attempts import AttemptId, job_key, parse_slot, slot_id
-from tidemill.transactions.jobs import Job, Publication
+from tidemill.transactions.jobs import NOTHING_PUBLISHED, Job, Publication
 from tidemill.transactions.records import chunks, stored_bytes
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class Publications:
         """
         self._check(job, batch)
         self._check_timeout(timeout_ms)
-        known = self._state.jobs.get(job, Job())
-        if batch <= known.published_batch:
+        if batch <= self._published(job).batch:
             return None
+        known = self._state.jobs.get(job, Job())
         number = known.next_slot()
         name = slot_id(job, number)
         old = self._state.transactions.get(name)
@@ -79,14 +79,14 @@ class Publications:
         self._check(job, batch)
         self._check_count(listed)
         known = self._state.jobs.get(job, Job())
-        if batch <= known.published_batch:
+        published_batch = self._published(job).batch
+        if batch <= published_batch:
             self._abort_left(job, known, batch, now_ms)
             return False
         if any(self._value(job, number).commits for number in known.busy):
             raise ApiError(
                 ErrorCode.concurrent_transactions,
-                f"batch {known.published_batch} of job {job!r} is still being published; try again in a "
-                "moment",
+                f"batch {published_batch} of job {job!r} is still being published; try again in a moment",
             )
         committed = self._check_listed(job, batch, listed)
         records: list[StoredRecord] = [(name, steps.commit(old, now_ms)) for name, old in committed.items()]
@@ -129,15 +129,15 @@ class Publications:
             known.alive_ms = now_ms
 
     def listing(self, now_ms: int) -> Iterator[JobListing]:
-        for name, job in self._state.jobs.items():
-            published = job.publication
-            yield JobListing(
-                name,
-                job.published_batch,
-                -1 if published is None else published.published_ms,
-                len(job.open),
-                max(0, now_ms - job.alive_ms),
-            )
+        for name in self._state.jobs.keys() | self._state.published.keys():
+            published, known = self._published(name), self._state.jobs.get(name)
+            alive_ms = published.published_ms if known is None else known.alive_ms
+            open_attempts = 0 if known is None else len(known.open)
+            idle_ms = max(0, now_ms - alive_ms)
+            yield JobListing(name, published.batch, published.published_ms, open_attempts, idle_ms)
+
+    def _published(self, job: str) -> Publication:
+        return self._state.published.get(job, NOTHING_PUBLISHED)
 
     def unfinished(self, job: str) -> list[str]:
         """The slots of a job whose decisions are still on their way to the partitions."""

@@ -47,7 +47,10 @@ class TransactionsState:
     def __init__(self, settings: TransactionSettings, append: Append) -> None:
         self.settings = settings
         self.transactions: dict[str, Transaction] = {}
+        #: Jobs that have slots.
         self.jobs: dict[str, Job] = {}
+        #: What jobs have published last, also of those that have no slots any more.
+        self.published: dict[str, Publication] = {}
         self._append = append
 
     def replay(self, name: str, value: Transaction | Publication | None) -> None:
@@ -55,8 +58,10 @@ class TransactionsState:
         if isinstance(value, Publication) or is_job_key(name):
             assert value is None or isinstance(value, Publication), name
             job = name[len(attempts.JOB_PREFIX) :]
-            self.jobs.setdefault(job, Job()).publication = value
-            self._forget_if_gone(job)
+            if value is None:
+                self.published.pop(job, None)
+            else:
+                self.published[job] = value
             return
         if value is None:
             self.transactions.pop(name, None)
@@ -64,12 +69,10 @@ class TransactionsState:
             self.transactions[name] = value
         slot = parse_slot(name)
         if slot is not None:
-            self.jobs.setdefault(slot[0], Job()).replay_slot(slot[1], value)
-            self._forget_if_gone(slot[0])
-
-    def _forget_if_gone(self, job: str) -> None:
-        if self.jobs[job].is_gone:
-            del self.jobs[job]
+            job_of_slot = self.jobs.setdefault(slot[0], Job())
+            job_of_slot.replay_slot(slot[1], value)
+            if not job_of_slot.slot_count:
+                del self.jobs[slot[0]]
 
     def loaded(self, now_ms: int) -> None:
         """Everything is replayed: from now on time counts."""
@@ -239,13 +242,11 @@ class TransactionsState:
             if value.is_idle and not attempts.is_open(value) and value.updated_ms <= oldest_ms
         ]
         oldest_ms = now_ms - self.settings.publication_retention_ms
+        working = {name for name, job in self.jobs.items() if job.open or job.busy}
         expired += [
             (attempts.job_key(name), None)
-            for name, job in self.jobs.items()
-            if job.publication is not None
-            and job.publication.published_ms <= oldest_ms
-            and not job.open
-            and not job.busy
+            for name, publication in self.published.items()
+            if publication.published_ms <= oldest_ms and name not in working
         ]
         for chunk in chunks(expired):
             self.write(chunk)

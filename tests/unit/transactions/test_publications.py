@@ -92,7 +92,7 @@ def test_a_publication_is_one_append() -> None:
         listed.transactional_id: TransactionState.PREPARE_COMMIT,
         other.transactional_id: TransactionState.PREPARE_ABORT,
         idle.transactional_id: TransactionState.EMPTY,
-        job_key("j"): shard.state.jobs["j"].publication,
+        job_key("j"): shard.state.published["j"],
     }
     assert shard.value(later).state is TransactionState.ONGOING
 
@@ -198,7 +198,7 @@ def test_a_job_is_forgotten_long_after_its_last_publication_but_not_while_it_wor
     held = shard.attempt(7, job="busy")
     shard.state.expire(shard.now_ms)
     shard.restart()
-    assert list(shard.state.jobs) == ["busy"]
+    assert list(shard.state.published) == list(shard.state.jobs) == ["busy"]
     assert not shard.publish(6, job="busy")
     assert shard.value(held).state is TransactionState.ONGOING
 
@@ -222,7 +222,7 @@ def test_a_job_that_asks_for_nothing_is_not_kept() -> None:
     shard.publications.keep("nobody", 1)
     assert shard.publications.abort("nobody", 3, (), 1) == []
     assert refusal(lambda: shard.publish(0, AttemptId(slot_id("nobody", 0), 1, 0), job="nobody"))
-    assert shard.state.jobs == {}
+    assert (shard.state.jobs, shard.state.published) == ({}, {})
 
 
 def test_slots_are_found_again_in_order_however_they_were_freed() -> None:
