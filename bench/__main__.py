@@ -19,6 +19,7 @@ from bench import (
     latency,
     machine,
     rebalancing,
+    spark,
     starting,
     tables,
     throughput,
@@ -49,6 +50,8 @@ BENCHMARKS: dict[str, Callable[[Bench], Section]] = {
     "table-growth": tables.growth,
     "table-memory": tables.memory,
     "table-recovery": tables.recovery,
+    "spark-read": spark.reading,
+    "spark-write": spark.writing,
 }
 
 

@@ -37,6 +37,8 @@ class Plan:
     table_lookups: int
     table_growth_rows: tuple[int, ...]
     table_memory_rows: tuple[int, ...]
+    spark_rows: tuple[int, ...]
+    spark_tasks: tuple[int, ...]
 
 
 FULL = Plan(
@@ -64,6 +66,8 @@ FULL = Plan(
     table_lookups=100_000,
     table_growth_rows=(20_000, 200_000, 2_000_000),
     table_memory_rows=(400_000, 4_000_000),
+    spark_rows=(300_000, 3_000_000),
+    spark_tasks=(1, 2, 4),
 )
 
 QUICK = Plan(
@@ -91,4 +95,6 @@ QUICK = Plan(
     table_lookups=1_000,
     table_growth_rows=(1_000, 10_000),
     table_memory_rows=(5_000, 20_000),
+    spark_rows=(2_000,),
+    spark_tasks=(2,),
 )

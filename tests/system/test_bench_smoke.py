@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 SIZES = ("100 B", "1 KB", "10 KB")
 ROWS = {
-    "Aims": 8,
+    "Aims": 14,
     "Produce": [
         f"{size}, acks={acks}, {count}" for size in SIZES for acks in ("1", "all") for count in (1, 16)
     ]
@@ -53,10 +53,17 @@ ROWS = {
     "Scans of growing tables": ["1,000", "10,000"],
     "Memory of a scan": ["5,000 rows", "20,000 rows"],
     "Recovery of a table": ["live state", "snapshot", "the log alone"],
+    "Spark: reading": [
+        "table scan",
+        "typed topic",
+        "topic, Kafka's columns",
+        "stream of a typed topic",
+    ],
+    "Spark: writing": ["append", "upsert"],
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_quick_run_of_the_benchmarks_fills_every_row(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench", "--quick", "--directory", str(tmp_path)],
