@@ -254,7 +254,7 @@ class _Run:
         reasons = self._reasons() or [_with_place(cause, self._project.folder)]
         if cause is None and not self._troubles:
             reasons = [f"spark-pipelines ended with code {code}"]
-        self._screen.doing("")
+        self._screen.still()
         for reason in reasons:
             fail(reason)
         self._screen.say(

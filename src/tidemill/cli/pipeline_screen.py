@@ -48,6 +48,11 @@ class Screen:
         if self._status is not None:
             self._status.update(text)
 
+    def still(self) -> None:
+        """Nothing is being done any more; other output will not be drawn over."""
+        if self._status is not None:
+            self._status.stop()
+
     def say(self, text: str, **event: Any) -> None:
         """A line for people, or the event for programs."""
         if self._as_json:
