@@ -1,0 +1,72 @@
+"""A Spark standalone cluster: a master and workers, each a process of its own.
+
+Workers have addresses of their own on the loopback network, for Spark runs the twin of a slow task on another
+host only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyspark
+
+from support.processes import wait_until
+
+__all__ = ("spark_cluster",)
+
+_SPARK_CLASS = Path(pyspark.__file__).with_name("bin") / "spark-class"
+_DEPLOY = "org.apache.spark.deploy"
+_MASTER_READY = r"Starting Spark master at (spark://\S+)"
+_WORKER_READY = r"(Successfully registered with master)"
+_START_SECONDS = 120.0
+
+
+@contextlib.contextmanager
+def spark_cluster(directory: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[str]:
+    """The master's address; workers have one core each. What they log is below ``directory``."""
+    directory.mkdir(parents=True)
+    small = {
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_NO_DAEMONIZE": "1",
+    }
+    env = os.environ | environment | small
+    with contextlib.ExitStack() as running:
+        log = _start(running, env, directory / "master", "master.Master", "--host", "127.0.0.1")
+        master = _said(_MASTER_READY, log)
+        logs = [_start_worker(running, env, directory / f"worker-{n}", n, master) for n in range(workers)]
+        for log in logs:
+            _said(_WORKER_READY, log)
+        yield master
+
+
+def _start_worker(
+    running: contextlib.ExitStack, env: Mapping[str, str], path: Path, number: int, master: str
+) -> Path:
+    options = ["--host", f"127.0.0.{number + 2}", "--cores", "1", "--memory", "600m", "--work-dir", str(path)]
+    return _start(running, env, path, "worker.Worker", *options, master)
+
+
+def _start(running: contextlib.ExitStack, env: Mapping[str, str], path: Path, name: str, *words: str) -> Path:
+    """Start one, until the stack is closed; gives the file that it logs to."""
+    log = path.with_suffix(".log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(_SPARK_CLASS), f"{_DEPLOY}.{name}", "--port", "0", "--webui-port", "0", *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+        )
+    running.callback(process.wait)
+    running.callback(process.terminate)
+    return log
+
+
+def _said(pattern: str, log: Path) -> str:
+    found = wait_until(lambda: re.search(pattern, log.read_text()), f"{log} has {pattern!r}", _START_SECONDS)
+    return str(found[1])

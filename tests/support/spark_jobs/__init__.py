@@ -1,0 +1,1 @@
+"""What runs in the driver and worker processes of tests that kill them."""
