@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,3 +188,24 @@ async def test_a_transaction_larger_than_what_writers_may_be_ahead_neither_waits
         assert (await table.scan(columns=["id"]).to_arrow()).num_rows == count
         grown: Any = node.resident_bytes() - before
     assert grown < 256 * 1024 * 1024, f"{grown >> 20} MiB more"
+
+
+def command_line(node: NodeProcess, *arguments: str) -> str:
+    command = [sys.executable, "-m", "tidemill.cli", "--server", node.bootstrap_servers, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_jobs_are_shown_and_their_attempts_aborted_on_the_command_line(node: NodeProcess) -> None:
+    async with await connect_async(node.bootstrap_servers) as db:
+        table = await db.create_table("test.shown", "id bigint, batch bigint", primary_key="id", buckets=1)
+        (left,) = await write_batch(db, table, 7, job="shown", tasks=1, topic=None)
+        shown = json.loads(await asyncio.to_thread(command_line, node, "--format", "json", "txn", "jobs"))
+        (job,) = (each for each in shown if each["job"] == "shown")
+        assert (job["published_batch"], job["open_attempts"]) == (-1, 2)
+        assert "OPEN ATTEMPTS" in await asyncio.to_thread(command_line, node, "txn", "jobs")
+        said = await asyncio.to_thread(command_line, node, "txn", "abort", left.identity.transactional_id)
+        assert "is aborted in 1 partitions" in said
+        (info,) = (each for each in await list_jobs(db.cluster) if each.job == "shown")
+        assert info.open_attempts == 1
