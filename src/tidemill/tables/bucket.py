@@ -1,8 +1,9 @@
 """One bucket of a primary-key table on its leader: the state, folded from the log as far as it is stable.
 
 - The state is the read_committed fold of the log. It is folded in steps up to a goal, the last stable offset
-  of some moment; when a goal is reached no part of a transaction is in the state without the rest. Views and
-  snapshots are taken only there (``at_stable_end``), so a scan equals the fold at its log offset.
+  of some moment; when a goal is reached no part of a transaction is in the state without the rest, unless
+  another one lies open between its rows. Views and snapshots are taken only there (``at_stable_end``), so a
+  scan equals the fold at its log offset.
 - One task folds; everything that reads or writes the engine runs in threads, in short pieces. A thread cannot
   be stopped: whoever is cancelled while one works waits for its end.
 - State that does not check out is thrown away and built again, from a snapshot and the log. What may pass,
