@@ -113,7 +113,7 @@ def _by_bucket(
     parts = _Parts()
     for value, places in _places_by_partition(texts, len(values)):
         chosen = buckets if places is None else buckets[places]
-        for bucket in np.unique(chosen).tolist():
+        for bucket in np.flatnonzero(np.bincount(chosen)).tolist():
             inside = np.flatnonzero(chosen == bucket)
             rows = inside if places is None else places[inside]
             if len(rows) == len(values):
