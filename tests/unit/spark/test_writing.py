@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -289,6 +290,21 @@ def test_rows_that_fail_on_their_way_leave_nothing(node: EmbeddedNode, table: Ta
     with pytest.raises(RuntimeError, match="upstream"):
         writer.write(failing())
     assert (ids_of(table), open_attempts(node)) == ([], 0)
+
+
+def test_a_write_stays_open_while_its_rows_are_slow_to_come(node: EmbeddedNode, table: Table) -> None:
+    timeout_seconds = 1.0
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield from rows(1).to_batches()
+        deadline = time.monotonic() + 2.5 * timeout_seconds
+        while time.monotonic() < deadline:
+            assert open_attempts(node) == 1
+        yield from rows(2).to_batches()
+
+    writer = writer_for(node, rows(1), table=table.name, transactionTimeout="1 second")
+    writer.commit([writer.write(slow())])
+    assert ids_of(table) == [1, 2]
 
 
 # --- streams
