@@ -37,7 +37,7 @@ from tidemill.kv.keyspace import (
     unpack_offset,
 )
 from tidemill.kv.resources import KvResources
-from tidemill.kv.view import KvExtent, KvRows, KvView
+from tidemill.kv.view import KvExtent, KvRows, KvValues, KvView
 
 __all__ = (
     "BATCH_ROWS_MAX",
@@ -46,6 +46,7 @@ __all__ = (
     "KvResources",
     "KvRows",
     "KvStore",
+    "KvValues",
     "KvView",
     "open_read_only",
 )
@@ -333,6 +334,10 @@ class KvReader(_Database):
     def read(self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int) -> KvRows:
         """Like ``KvView.read``. Threads take turns; for more at a time, take a ``snapshot`` each."""
         return self._view.read(start, end, max_bytes, max_rows)
+
+    def read_values(self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int) -> KvValues:
+        """Like ``KvView.read_values``."""
+        return self._view.read_values(start, end, max_bytes, max_rows)
 
     def measure(
         self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int, *, at_least_one: bool

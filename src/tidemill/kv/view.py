@@ -25,7 +25,7 @@ from tidemill.kv.faults import Translated
 from tidemill.kv.gate import Gate
 from tidemill.kv.keyspace import APPLIED_KEY, STATE_END, STATE_PREFIX, unpack_offset
 
-__all__ = ("KvExtent", "KvRows", "KvView")
+__all__ = ("KvExtent", "KvRows", "KvValues", "KvView")
 
 #: Rows between two looks at limits and clock.
 _CHUNK_ROWS = 256
@@ -34,6 +34,7 @@ _SLICE_SECONDS = 0.05
 #: Work for about this long, then let go of the interpreter for long enough that another thread can take over.
 _BREATH_INTERVAL_SECONDS = 0.001
 _BREATH_SECONDS = 0.000_05
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class KvRows:
 
     keys: list[bytes]
     values: list[bytes]
+    next_start: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class KvValues:
+    """A slice without its keys; ``size_bytes`` has them all the same, about."""
+
+    values: list[bytes]
+    size_bytes: int
     next_start: bytes | None
 
 
@@ -90,6 +100,20 @@ class KvView:
             try:
                 with self._lock, self._reading:
                     return self._read(STATE_PREFIX + start, end, max_bytes, max_rows)
+            finally:
+                self._drop_if_closing()
+
+    def read_values(self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int) -> KvValues:
+        """As ``read``, but without the keys, in about two thirds of the time.
+
+        It may stop a little before the limits. Keys are taken to be as long as the first of their chunk.
+        """
+        assert max_rows > 0
+        with self._gate:
+            try:
+                with self._lock, self._reading:
+                    inner_end = STATE_END if end is None else STATE_PREFIX + end
+                    return self._read_values(STATE_PREFIX + start, inner_end, max_bytes, max_rows)
             finally:
                 self._drop_if_closing()
 
@@ -180,6 +204,36 @@ class KvView:
             # An error keeps this frame alive, and through it the iterator would keep the database open.
             iterator = current = value = advance = None
 
+    def _read_values(self, start: bytes, end: bytes, max_bytes: int, max_rows: int) -> KvValues:
+        iterator = self._opened()
+        try:
+            if self._position != start:
+                iterator.seek(start)
+            self._position = None
+            breath, deadline = _Breath(), time.monotonic() + _SLICE_SECONDS
+            values: list[bytes] = []
+            size, wanted, following = 0, 1, iterator.key()
+            while wanted > 0 and following is not None and following < end:
+                # The first row is taken whatever its size.
+                room = max_bytes - size if values else _NO_LIMIT
+                chunk, chunk_bytes = _read_chunk(iterator, following, end, room, wanted)
+                values += chunk
+                size += chunk_bytes
+                following = iterator.key()
+                if len(chunk) < wanted or breath.take() > deadline:
+                    break
+                likely = max(max_bytes - size, 0) * len(values) // max(size, 1)
+                wanted = min(_CHUNK_ROWS, likely, max_rows - len(values))
+            if following is None:
+                iterator.status()
+            elif following < end:
+                self._position = following
+                return KvValues(values, size, following[1:])
+            return KvValues(values, size, None)
+        finally:
+            # As in ``_read``.
+            iterator = None
+
     def _measure(
         self, start: bytes, end: bytes, max_bytes: int, max_rows: int, at_least_one: bool
     ) -> KvExtent:
@@ -221,6 +275,42 @@ class KvView:
         finally:
             # As in ``_read``.
             iterator = current = value = advance = None
+
+
+def _read_chunk(
+    iterator: Any, first: bytes, end: bytes, max_bytes: int, wanted: int
+) -> tuple[list[bytes], int]:
+    """The values of rows from ``first`` on, on which the iterator stands, and their bytes with keys.
+
+    Fewer than ``wanted`` if the end comes before, or the limit; the iterator is then on the row behind.
+    """
+    try:
+        current, value, advance = iterator.key, iterator.value, iterator.next
+        values: list[bytes] = []
+        add = values.append
+        for each in islice(iter(value, None), wanted):
+            add(each)
+            advance()
+        size = sum(map(len, values)) + len(values) * (len(first) - 1)
+        behind = current()
+        is_inside = behind < end if behind is not None else end == STATE_END
+        if is_inside and size <= max_bytes:
+            return values, size
+        # Once more, with a look at every key.
+        iterator.seek(first)
+        values, size = [], 0
+        for key in islice(iter(current, None), wanted):
+            each = value()
+            grown = size + len(key) - 1 + len(each)
+            if key >= end or grown > max_bytes:
+                break
+            values.append(each)
+            size = grown
+            advance()
+        return values, size
+    finally:
+        # As in ``_read``.
+        iterator = current = value = advance = None
 
 
 class _Breath:

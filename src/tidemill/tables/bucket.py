@@ -28,7 +28,7 @@ from tidemill.kv.engine import KvStore
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.resources import KvResources
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
-from tidemill.kv.view import KvExtent, KvView
+from tidemill.kv.view import KvExtent, KvValues, KvView
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
@@ -63,7 +63,7 @@ class _Stop(NamedTuple):
 class View(Protocol):
     """State that does not change any more: a RocksDB snapshot, or a durable snapshot opened for reading."""
 
-    def read(self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int) -> Any:
+    def read_values(self, start: bytes, end: bytes | None, max_bytes: int, max_rows: int) -> KvValues:
         """Rows in the order of their state keys."""
 
     def measure(

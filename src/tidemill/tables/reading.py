@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -124,13 +123,13 @@ def read_batch(
     scanned, start, batches, rows = 0, plan.start, list[pa.RecordBatch](), 0
     while True:
         rows_wanted = rows_max if shape.predicate is not None else min(rows_max, rows_left)
-        piece = view.read(start, end, min(bytes_left, _PIECE_BYTES), rows_wanted)
+        piece = view.read_values(start, end, min(bytes_left, _PIECE_BYTES), rows_wanted)
         if piece.values:
             batch = _shaped(decode_values(table, piece.values, needed), shape).slice(0, rows_left)
-            scanned += sum(map(len, piece.values))
+            scanned += piece.size_bytes
             if batch.num_rows:
                 # Where a filter takes rows away, what counts is what goes to the client.
-                size = max(scanned_bytes(piece), batch.num_rows * spread_bytes)
+                size = max(piece.size_bytes, batch.num_rows * spread_bytes)
                 size = size if shape.predicate is None else batch.nbytes
                 if rows and size > bytes_left:
                     # A row that is larger than what is left: the next batch begins with it.
@@ -144,11 +143,6 @@ def read_batch(
         start = piece.next_start
         if bytes_left <= 0 or (not plan.is_repeat and scanned >= _SCANNED_BYTES_MAX):
             return BatchRead(batches, rows, start)
-
-
-def scanned_bytes(piece: Any) -> int:
-    """Bytes of keys and rows of a piece."""
-    return sum(map(len, piece.keys)) + sum(map(len, piece.values))
 
 
 def _spread_bytes(table: TableDefinition, columns: Sequence[str] | None) -> int:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tidemill.errors import StorageError
 from tidemill.kv import view as view_module
-from tidemill.kv.engine import KvRows, KvStore, KvView
+from tidemill.kv.engine import KvRows, KvStore, KvValues, KvView
 from tidemill.kv.resources import KvResources
 
 KEYS = st.binary(max_size=6)
@@ -66,6 +66,54 @@ def test_slices_of_any_size_give_every_row_once(
                 # Nothing more would have fit.
                 following = expected[[key for key, _ in expected].index(piece.keys[-1]) + 1]
                 assert len(piece.keys) == max_rows or size + sum(map(len, following)) > max_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    state=st.dictionaries(KEYS, VALUES, max_size=60),
+    start=KEYS,
+    end=st.none() | KEYS,
+    max_bytes=st.integers(0, 400),
+    max_rows=st.integers(1, 40),
+    flush=st.booleans(),
+)
+def test_slices_without_keys_give_every_value_once(
+    state: dict[bytes, bytes], start: bytes, end: bytes | None, max_bytes: int, max_rows: int, flush: bool
+) -> None:
+    expected = [state[key] for key in sorted(state) if key >= start and (end is None or key < end)]
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        KvStore.open(directory, KvResources(**SMALL), b"id") as store,
+    ):
+        store.write(list(state.keys()), list(state.values()), [], 1)
+        if flush:
+            store.flush()
+        found: list[bytes] = []
+        following: bytes | None = start
+        with store.snapshot() as view:
+            while following is not None:
+                piece = view.read_values(following, end, max_bytes, max_rows)
+                assert len(piece.values) <= max_rows
+                assert sum(map(len, piece.values)) <= max_bytes or len(piece.values) == 1
+                assert piece.values or piece.next_start is None
+                found += piece.values
+                following = piece.next_start
+    assert found == expected
+
+
+def test_a_slice_without_keys_ends_exactly_where_its_range_does(
+    tmp_path: Path, resources: KvResources
+) -> None:
+    with KvStore.open(tmp_path, resources, b"id") as store:
+        keys = [b"%06d" % i for i in range(2_000)]
+        store.write(keys, keys, [], 1)
+        with store.snapshot() as view:
+            for count in (1, 255, 256, 257, 258, 600, 1_999, 2_000):
+                end = keys[count] if count < len(keys) else None
+                assert view.read_values(b"", end, 1 << 20, 10_000) == KvValues(keys[:count], 12 * count, None)
+                assert view.read_values(b"", None, 1 << 20, count).values == keys[:count]
+                rest = view.read_values(keys[count - 1], None, 1 << 20, 10_000)
+                assert rest.values == keys[count - 1 :]
 
 
 @pytest.mark.parametrize("value_bytes", [0, 10, 5_000, 300_000])

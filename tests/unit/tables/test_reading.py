@@ -26,7 +26,6 @@ from tidemill.tables.reading import (
     look_up,
     pack_batches,
     read_batch,
-    scanned_bytes,
 )
 from tidemill.tables.routing import BucketMap
 from tidemill.tables.scanners import BucketKey, ReadPlan, ScanSession
@@ -137,7 +136,7 @@ def test_a_scan_gives_what_a_list_gives_in_batches_of_any_size(store: KvStore, d
 @pytest.mark.parametrize("max_bytes", [1, 60, 128, 150, 300, 1_000])
 def test_a_batch_is_within_its_limit_unless_it_is_a_single_row(store: KvStore, max_bytes: int) -> None:
     with store.snapshot() as view:
-        sizes = {row["id"]: scanned_bytes(view.read(key(row["id"]), None, 1, 1)) for row in ROWS}
+        sizes = {row["id"]: view.read_values(key(row["id"]), None, 1, 1).size_bytes for row in ROWS}
     batches = drain(store, ALL, max_bytes)
     assert flat(batches) == ROWS
     for number, batch in enumerate(batches):
