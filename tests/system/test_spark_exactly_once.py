@@ -64,8 +64,13 @@ class Copies:
 
 def wait_held(points: Points, point: str, batch: int) -> int:
     """The process that is held there."""
+
+    def state() -> int | None:
+        assert points.reached("failed") == []
+        return points.held(point, batch)
+
     held: int = wait_until(
-        lambda: points.held(point, batch),
+        state,
         f"{points.directory.name}: a process is held at {point} of batch {batch}",
         _COLD_SECONDS,
     )

@@ -29,16 +29,21 @@ running: dict[str, Any] = {}
 class Writing(threading.Thread):
     """A batch write that the driver's main thread does not wait for."""
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, points: Points) -> None:
         super().__init__(daemon=True)
         self._writer = writer
+        self._points = points
+        self._session = spark()
         self.failure: str | None = None
 
     def run(self) -> None:
+        # Sources are registered with a session, and a thread of Java's has none by itself.
+        self._session._jvm.SparkSession.setActiveSession(self._session._jsparkSession)
         try:
             self._writer.save()
         except Exception as error:
             self.failure = str(error)
+            self._points.note("failed", -1, error=self.failure)
 
 
 def spark() -> SparkSession:
@@ -114,7 +119,7 @@ def copy_to_both(
 def write(name: str, target: str, points: str, first: int, end: int, options: dict[str, Any]) -> None:
     """Begin a batch write of these numbers, in two tasks."""
     rows = shaped(spark().range(first, end, 1, 2).withColumnRenamed("id", "number"), target)
-    running[name] = Writing(watched(rows.write, target, points, options).mode("append"))
+    running[name] = Writing(watched(rows.write, target, points, options).mode("append"), Points(Path(points)))
     running[name].start()
 
 
