@@ -32,7 +32,7 @@ EVENT = """
 NEEDED = ("event_id", "order_id", "time", "region", "amount")
 KINDS = ("order", "payment", "update")
 
-TRIGGER = "1 second"
+TRIGGER = "2 seconds"
 WATERMARK = "10 minutes"
 """How long Spark waits for late payments. The shop sends nothing later than five minutes after it happened,
 and the three senders are less than a minute of the shop's time apart, so that no payment comes too late."""
