@@ -17,7 +17,9 @@ from tidemill.client.admin import LATEST, create_topic, list_offsets
 from tidemill.client.attempts import Attempt, abort_attempts, keep_job, list_jobs, publish
 from tidemill.client.cluster import Cluster
 from tidemill.client.connecting import AsyncTidemill, connect_async
+from tidemill.client.consumer import PartitionReader
 from tidemill.client.embedded import EmbeddedNode
+from tidemill.client.tables.lanes import Outgoing
 from tidemill.client.tables.table import AsyncTable
 from tidemill.client.tables.writer import prepare_changes, prepare_deletes, prepare_upserts
 from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, TableError
@@ -249,6 +251,26 @@ async def test_a_row_that_does_not_fit_is_refused_by_number(node: EmbeddedNode) 
         with pytest.raises(TableError, match="row 1"):
             await attempt.write_rows(table, pa.table({"id": pa.array([1, None], pa.int64())}))
         await attempt.abort()
+
+
+async def test_records_do_not_overtake_those_that_wait_for_a_new_partition(node: EmbeddedNode) -> None:
+    async with a_table(node) as (db, _):
+        topic = f"order-{next(_numbers)}"
+        await create_topic(db.cluster, topic, partitions=2)
+        attempt = await opened(db, new_job())
+        first, second, third, other = (Outgoing(None, pa.array([text])) for text in (b"1", b"2", b"3", b"x"))
+        await attempt.send_records(topic, {0: first})
+        await asyncio.gather(
+            attempt.send_records(topic, {0: second, 1: other}), attempt.send_records(topic, {0: third})
+        )
+        assert await publish(db.cluster, attempt.job, 0, [attempt.identity])
+        reader = PartitionReader(db.cluster, {(topic, 0): 0})
+        found: list[bytes | None] = []
+        async with asyncio.timeout(20):
+            while len(found) < 3:
+                found += [message.record.value for message in await reader.poll()]
+        await reader.close()
+        assert found == [b"1", b"2", b"3"]
 
 
 async def test_records_of_a_topic_are_published_too(node: EmbeddedNode) -> None:
