@@ -18,7 +18,7 @@ import itertools
 import logging
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
@@ -44,6 +44,7 @@ _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 #: Chunks that are prepared and not yet written. More would only take memory.
 _UNDER_WAY: Final = 3
 _SIGNS_OF_LIFE: Final = 3
+_ABORT_SECONDS: Final = 10
 
 
 @dataclass
@@ -178,18 +179,24 @@ def _abort(options: WriteOptions, job: str, batch: int, *, closing: bool = False
     link = connected(options.servers, options.timeout_ms)
     try:
         if closing:
-            link.run(publish(link.cluster, job, batch, ()))
+            link.run(_soon(publish(link.cluster, job, batch, ())))
         else:
-            link.run(abort_attempts(link.cluster, job, batch))
-    except TidemillError as error:
+            link.run(_soon(abort_attempts(link.cluster, job, batch)))
+    except (TidemillError, TimeoutError) as error:
         # Spark has an error to tell already; this one only says that undoing takes longer.
         _log.warning(
             "batch %d of job %s is undone when its transactions time out, after %d s: %s",
             batch,
             job,
             options.transaction_timeout_ms // 1000,
-            error,
+            str(error) or "the node does not answer",
         )
+
+
+async def _soon(work: Awaitable[object]) -> None:
+    """Whoever aborts has an error to tell, and does not wait long for a node that is away."""
+    async with asyncio.timeout(_ABORT_SECONDS):
+        await work
 
 
 # --- in tasks
@@ -222,8 +229,8 @@ def _write(
             chunks = gathered(itertools.chain((first,), batches))
             _send_all(link, attempt, link.run(target.opened(link)), chunks, message)
         except BaseException:
-            with contextlib.suppress(TidemillError):
-                link.run(attempt.abort())
+            with contextlib.suppress(TidemillError, TimeoutError):
+                link.run(_soon(attempt.abort()))
             raise
         message.attempt = attempt.identity
         return message

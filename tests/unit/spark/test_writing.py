@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import pickle
 import time
@@ -271,6 +272,19 @@ def test_an_aborted_write_leaves_nothing_and_is_closed_for_late_tasks(
     late = writer.write(iter(rows(2).to_batches()))
     assert late.attempt is None
     assert (ids_of(table), open_attempts(node)) == ([], 0)
+
+
+def test_aborting_does_not_wait_for_a_node_that_is_away(
+    node: EmbeddedNode, table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unanswered(*_: object) -> bool:
+        return await asyncio.Event().wait()
+
+    writer = writer_for(node, rows(1), table=table.name)
+    monkeypatch.setattr(writing, "_ABORT_SECONDS", 0.01)
+    monkeypatch.setattr(writing, "publish", unanswered)
+    writer.abort([])
+    assert "is undone when its transactions time out, after 600 s" in caplog.text
 
 
 def test_an_aborted_version_can_be_written_again(node: EmbeddedNode, table: Table) -> None:
