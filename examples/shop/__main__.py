@@ -30,7 +30,7 @@ from producers import Senders
 from pyspark.errors import PySparkException
 from report import compare, read_results
 from terminal import console, live_line, show_results, show_verdict
-from watching import Story, watch
+from watching import Story, Watcher
 
 import tidemill
 import tidemill.spark
@@ -117,9 +117,14 @@ def tell(options: argparse.Namespace, work: Path, spark_log: Path, running: Exit
     console.print(
         f"[bold]3.[/] {len(messages):,} messages from three Kafka producers, over {options.seconds:g} s"
     )
-    with story.phase("stream"), live_line(len(messages)) as show:
+    watcher = Watcher(senders, queries, story, interrupted)
+    with live_line(len(messages)) as show:
         senders.start()
-        watch(senders, queries, story, show, interrupted)
+        with story.phase("first batches"):
+            watcher.watch(lambda sample: sample.is_warm, show)
+        senders.go_on()
+        with story.phase("stream"):
+            watcher.watch(lambda sample: sample.is_over, show)
     with story.phase("comparison"):
         results = read_results(db)
         differences = compare(results, truth, senders.broken)

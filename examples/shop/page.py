@@ -114,11 +114,12 @@ def _verdict(results: Results, truth: Truth, differences: list[Difference]) -> s
 
 
 def _numbers(results: Results, story: Story) -> str:
-    last, sending = story.last, story.sending_seconds
+    last = story.last
+    messages_rate, megabytes_rate = story.sending_rates()
     revenue = sum(row["revenue"] for row in results.revenue)
     tiles = (
         (f"{last.sent:,}", "messages sent"),
-        (f"{last.sent / sending:,.0f}", f"messages a second ({last.bytes_sent / sending / 1e6:.1f} MB/s)"),
+        (f"{messages_rate:,.0f}", f"messages a second ({megabytes_rate:.1f} MB/s)"),
         (f"{story.spark_rate():,.0f}", "messages a second through Spark"),
         (f"{story.lag_max:,}", f"messages behind at most, {last.lag:,} at the end"),
         (f"{revenue:,.0f}", f"revenue in {len(results.orders):,} orders"),

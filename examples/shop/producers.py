@@ -1,8 +1,9 @@
 """The senders: three ordinary Kafka producers, one for each system of the shop.
 
 - Each is idempotent and waits for ``acks=all``: what is counted as sent is on the node's disk.
-- They send at an even pace, minute by minute of the shop's time, and wait for each other at the end of every
-  minute. So no sender is more than a minute ahead of another, which the pipeline's watermark relies on.
+- They send the first minute of the shop's time, and go on when they are told to: meanwhile Spark gets warm.
+- Then they send at an even pace, minute by minute, and wait for each other at the end of every minute. So no
+  sender is more than a minute ahead of another, which the pipeline's watermark relies on.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Senders:
         self._topic = topic
         self._seconds = seconds
         self._counting = threading.Lock()
+        self._going_on = threading.Event()
         self._minute_over = threading.Barrier(len(SENDERS))
         rounds = list(_rounds(messages))
         self._threads = [
@@ -51,6 +53,10 @@ class Senders:
         for thread in self._threads:
             thread.start()
 
+    def go_on(self) -> None:
+        """Send what comes after the first minute."""
+        self._going_on.set()
+
     @property
     def running(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
@@ -58,6 +64,7 @@ class Senders:
     def stop(self) -> None:
         """End at once: nothing more is sent."""
         self._minute_over.abort()
+        self._going_on.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -83,6 +90,9 @@ class Senders:
                         f"the {sender} could not send all messages within {FLUSH_SECONDS:.0f} s"
                     )
                 self._minute_over.wait()
+                if not self._going_on.is_set():
+                    self._going_on.wait()
+                    begin = time.monotonic()
         except (threading.BrokenBarrierError, Stopped):
             producer.purge()
         except Exception as failure:  # noqa: BLE001 - shown by the thread that waits for this one

@@ -31,17 +31,22 @@ def live_line(total: int) -> Iterator[Callable[[Sample], None]]:
         with Live(console=console, transient=True, refresh_per_second=8) as live:
             yield lambda sample: live.update(_progress(sample, total))
         return
-    printed = [0.0]
+    printed: list[Sample] = []
 
     def show(sample: Sample) -> None:
-        if sample.seconds - printed[0] >= LINE_SECONDS:
-            printed[0] = sample.seconds
+        last = printed[-1] if printed else None
+        if last is not None and sample.seconds - last.seconds < LINE_SECONDS:
+            return
+        if last is None or (sample.sent, sample.done) != (last.sent, last.done):
+            printed.append(sample)
             console.print(_progress(sample, total))
 
     yield show
 
 
 def _progress(sample: Sample, total: int) -> Text:
+    if not sample.is_warm:
+        return Text(f"  {sample.seconds:6.1f} s the first minute's messages go through, and Spark gets warm")
     done = min(sample.done.values())
     filled, sent = BAR_CHARACTERS * done // total, BAR_CHARACTERS * sample.sent // total
     line = Text(f"  {sample.seconds:6.1f} s ")
@@ -110,9 +115,10 @@ def _numbers_grid(story: Story) -> Table:
     grid = Table(title="How it went", title_justify="left", title_style="bold", show_header=False)
     for justify in ("left", "right", "left"):
         grid.add_column(justify=justify)
-    last, sending = story.last, story.sending_seconds
-    grid.add_row("sent", f"{last.sent / sending:,.0f}", "messages a second")
-    grid.add_row("", f"{last.bytes_sent / sending / 1e6:.2f}", "MB a second, as JSON before compression")
+    last = story.last
+    messages_rate, megabytes_rate = story.sending_rates()
+    grid.add_row("sent", f"{messages_rate:,.0f}", "messages a second")
+    grid.add_row("", f"{megabytes_rate:.2f}", "MB a second, as JSON before compression")
     grid.add_row(
         "through Spark", f"{story.spark_rate():,.0f}", f"messages a second, {len(last.done)} queries together"
     )

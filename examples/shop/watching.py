@@ -23,9 +23,20 @@ class Sample:
     """One look at everything. ``done`` is how many messages each query has behind it."""
 
     seconds: float
+    is_sending: bool
     sent: int
     bytes_sent: int
     done: dict[str, int]
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether every query has done a batch."""
+        return all(self.done.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything is sent and done."""
+        return not self.is_sending and self.lag == 0
 
     @property
     def lag(self) -> int:
@@ -51,7 +62,6 @@ class Story:
     samples: list[Sample] = field(default_factory=list)
     batches: dict[str, dict[int, Batch]] = field(default_factory=dict)
     """By query, and then by the number of the batch."""
-    sending_seconds: float = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -67,44 +77,67 @@ class Story:
     def lag_max(self) -> int:
         return max(sample.lag for sample in self.samples)
 
+    def sending_rates(self) -> tuple[float, float]:
+        """Messages and megabytes a second that were sent, after the first minute of the shop's time."""
+        warm = next(sample for sample in self.samples if sample.is_warm)
+        end = next(sample for sample in self.samples if not sample.is_sending)
+        seconds = max(end.seconds - warm.seconds, PERIOD_SECONDS)
+        return (end.sent - warm.sent) / seconds, (end.bytes_sent - warm.bytes_sent) / seconds / 1e6
+
     def spark_rate(self) -> float:
-        """Messages a second through all queries together, from the first sent to the last done."""
-        return sum(self.last.done.values()) / self.last.seconds
+        """Messages a second through all queries together, while they were warm."""
+        warm = next(sample for sample in self.samples if sample.is_warm)
+        seconds = max(self.last.seconds - warm.seconds, PERIOD_SECONDS)
+        return (sum(self.last.done.values()) - sum(warm.done.values())) / seconds
 
 
-def watch(
-    senders: Senders,
-    queries: dict[str, StreamingQuery],
-    story: Story,
-    show: Callable[[Sample], None],
-    interrupted: threading.Event,
-) -> None:
-    """Look on until everything is sent and every query is done with it. Raises what ended one of them."""
-    began = changed = time.monotonic()
-    story.batches = {name: {} for name in queries}
-    while True:
-        is_sending = senders.running
-        for name, query in queries.items():
-            _note_batches(query, story.batches[name])
-        done = {name: sum(batch.messages for batch in each.values()) for name, each in story.batches.items()}
+class Watcher:
+    """Looks at senders and queries, and notes what it sees in ``story``."""
+
+    def __init__(
+        self,
+        senders: Senders,
+        queries: dict[str, StreamingQuery],
+        story: Story,
+        interrupted: threading.Event,
+    ) -> None:
+        self._senders = senders
+        self._queries = queries
+        self._story = story
+        self._interrupted = interrupted
+        self._began = self._changed = time.monotonic()
+        story.batches = {name: {} for name in queries}
+
+    def watch(self, until: Callable[[Sample], bool], show: Callable[[Sample], None]) -> None:
+        """Look on until a sample is as it should be. Raises what ended a sender or a query."""
+        while True:
+            sample = self._look()
+            show(sample)
+            if until(sample):
+                return
+            if time.monotonic() - self._changed > STUCK_SECONDS:
+                raise TimeoutError(
+                    f"nothing moved for {STUCK_SECONDS:.0f} s; {sample.lag:,} messages are left"
+                )
+            if self._interrupted.wait(PERIOD_SECONDS):
+                raise KeyboardInterrupt
+
+    def _look(self) -> Sample:
+        # Asked first: what is sent is final if nobody is sending.
+        is_sending = self._senders.running
+        if self._senders.failure is not None:
+            raise self._senders.failure
+        batches = self._story.batches
+        for name, query in self._queries.items():
+            _note_batches(query, batches[name])
+        done = {name: sum(batch.messages for batch in each.values()) for name, each in batches.items()}
         now = time.monotonic()
-        sample = Sample(now - began, senders.sent, senders.bytes_sent, done)
-        if not story.samples or done != story.last.done or sample.sent != story.last.sent:
-            changed = now
-        story.samples.append(sample)
-        show(sample)
-        if senders.failure is not None:
-            raise senders.failure
-        if is_sending:
-            story.sending_seconds = sample.seconds
-        elif sample.lag == 0:
-            return
-        if now - changed > STUCK_SECONDS:
-            raise TimeoutError(
-                f"nothing has moved for {STUCK_SECONDS:.0f} s: {sample.lag:,} messages are left"
-            )
-        if interrupted.wait(PERIOD_SECONDS):
-            raise KeyboardInterrupt
+        sample = Sample(now - self._began, is_sending, self._senders.sent, self._senders.bytes_sent, done)
+        samples = self._story.samples
+        if not samples or (sample.sent, done) != (samples[-1].sent, samples[-1].done):
+            self._changed = now
+        samples.append(sample)
+        return sample
 
 
 def _note_batches(query: StreamingQuery, batches: dict[int, Batch]) -> None:

@@ -38,9 +38,9 @@ def results(day: tuple[Truth, dict[Place, Message]]) -> Results:
 @pytest.fixture
 def story() -> Story:
     queries = (ORDERS, REVENUE, QUARANTINE)
-    story = Story(seed=3, phases={"node": 1.0, "stream": 2.0}, sending_seconds=1.5)
+    story = Story(seed=3, phases={"node": 1.0, "stream": 2.0})
     story.samples = [
-        Sample(seconds, sent, 170 * sent, dict.fromkeys(queries, done))
+        Sample(seconds, done < sent, sent, 170 * sent, dict.fromkeys(queries, done))
         for seconds, sent, done in ((0.5, 400, 0), (1.0, 900, 400), (2.0, 1_000, 1_000))
     ]
     story.batches = {name: {0: Batch(400, 0.4), 1: Batch(600, 0.6)} for name in queries}
