@@ -31,8 +31,7 @@ from tidemill.spark.positions import LogRange
 from tidemill.spark.reading import Source
 from tidemill.spark.schemas import requested_schema
 from tidemill.spark.tasks import BucketTask, LogTask, read_task
-from tidemill.tables.predicate import all_of, encode
-from tidemill.tables.predicate_sql import parse_sql
+from tidemill.tables.predicate import Predicate, all_of, encode
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -48,8 +47,7 @@ class TidemillReader(DataSourceReader):
         self._source = source
         self._schema = requested_schema(schema, source.schema, source.name)
         _refuse_options_of_streams(source)
-        where = source.options.where
-        self._predicate = None if where is None else parse_sql(where)
+        self._predicate = None if source.options.where is None else _parsed(source.options.where)
 
     @property
     def pushFilters(self) -> _PushFilters:
@@ -123,6 +121,13 @@ class TidemillReader(DataSourceReader):
             if end > start:
                 ranges.append(LogRange(*place, start, end))
         return [LogTask(part) for part in split_ranges(ranges, options.min_partitions)]
+
+
+def _parsed(where: str) -> Predicate:
+    # Late: the parser takes a tenth of a second to load, in every one of Spark's processes.
+    from tidemill.tables.predicate_sql import parse_sql
+
+    return parse_sql(where)
 
 
 async def _split(table: AsyncTable, scans: list[BucketScan], min_parts: int) -> list[BucketScan]:

@@ -7,6 +7,8 @@ kept for the next. A forked child never uses its parent's.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import os
 import threading
 import time
@@ -18,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 from tidemill.client.cluster import Cluster
 from tidemill.client.connecting import AsyncTidemill
 from tidemill.client.loop_thread import LoopThread
-from tidemill.errors import NodeUnavailable
+from tidemill.errors import NodeUnavailable, TidemillError
 
 __all__ = ("DEFAULT_TIMEOUT_MS", "Connected", "connected")
 
@@ -59,6 +61,12 @@ class Connected:
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """The result of a coroutine, for a caller that blocks."""
         return self._loop.run(work)
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        with contextlib.suppress(TidemillError, OSError):
+            self.run(self.cluster.close())
+        self._loop.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         """Run a coroutine beside everything else; cancel the future to end it."""
@@ -147,4 +155,12 @@ def connected(servers: str, timeout_ms: int = DEFAULT_TIMEOUT_MS, *, patient: bo
         found = _connections.get(key)
         if found is None:
             found = _connections[key] = Connected(servers, timeout_ms, patient=patient)
+            # Or the interpreter ends under a running loop, which complains about it.
+            atexit.register(_close, key)
         return found
+
+
+def _close(key: tuple[int, str, int]) -> None:
+    # A parent's connection is the parent's to close.
+    if key[0] == os.getpid():
+        _connections.pop(key).close()
