@@ -97,7 +97,7 @@ def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
     story = NumberStory(node, "kills")
     copies = Copies(story, tmp_path, ["killed", "test.killed"])
     story.fill(len(_MOMENTS) + 1)
-    cut_off: dict[str, tuple[int, int]] = {}
+    cut_off: dict[str, int] = {}
     for life in range(len(_MOMENTS)):
         # The two queries die at different moments, and over all lives at every one.
         moments = dict(zip(copies.targets, (_MOMENTS[life], _MOMENTS[life - 3]), strict=True))
@@ -109,23 +109,23 @@ def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
             for target, moment in moments.items():
                 story.check(target, life + (moment in _PUBLISHED))
                 assert copies.logged(target) == life
-                if moment == "during-write":
-                    # A worker that is cut off from its driver does not know that it is dead.
-                    cut_off[target] = (life, held[target])
-            driver.kill(spared=[pid for batch, pid in cut_off.values() if batch == life])
+            for target, pid in cut_off.items():
+                assert_refused(copies.points[target], life - 1, pid)
+                story.check(target, life + (moments[target] in _PUBLISHED))
+            # A worker that is cut off from its driver does not know that it is dead.
+            cut_off = {target: held[target] for target in held if moments[target] == "during-write"}
+            driver.kill(spared=cut_off.values())
     survivor: SparkDriver = request.getfixturevalue("driver")
     copies.begin(survivor, _TASKS[-1])
     copies.finish(survivor)
-    for target, (batch, pid) in cut_off.items():
-        story.check(target, len(_MOMENTS) + 1)
-        assert_refused(copies.points[target], batch, pid)
+    for target in copies.targets:
         story.check(target, len(_MOMENTS) + 1)
         assert_replayed(copies.points[target])
     assert story.open_transactions() == []
 
 
 def assert_refused(points: Points, batch: int, pid: int) -> None:
-    """A worker that goes on where it was held, long after its batch was published by others."""
+    """A worker that goes on where it was held, after others have written and published its batch."""
     points.release("during-write", batch)
     (failed,) = wait_until(
         lambda: [each for each in points.reached("write-failed", batch) if each["pid"] == pid],
@@ -136,17 +136,14 @@ def assert_refused(points: Points, batch: int, pid: int) -> None:
 
 def assert_replayed(points: Points) -> None:
     """Batches were split anew when they ran again, and not written again if they had been published."""
-    for moment in _PUBLISHED:
-        (batch,) = (each["batch"] for each in points.reached("held") if each["at"] == moment)
-        sizes = [each["rows"] for each in points.reached("after-write", batch)]
-        first, again = sizes[: _TASKS[batch]], sizes[_TASKS[batch] :]
-        assert sum(first) == BATCH
-        assert again == [0] * _TASKS[batch + 1]
-    (batch,) = (each["batch"] for each in points.reached("held") if each["at"] == "before-commit")
-    sizes = [each["rows"] for each in points.reached("after-write", batch)]
-    first, again = sizes[: _TASKS[batch]], sizes[_TASKS[batch] :]
-    assert sum(first) == sum(again) == BATCH
-    assert len(again) == _TASKS[batch + 1] != len(first)
+    held = {each["at"]: each["batch"] for each in points.reached("held")}
+    assert held.keys() == set(_MOMENTS)
+    for moment, rows in (("before-commit", BATCH), ("during-commit", 0), ("after-commit", 0)):
+        batch = held[moment]
+        written = [each["rows"] for each in points.reached("after-write", batch)]
+        first, again = written[: _TASKS[batch]], written[_TASKS[batch] :]
+        assert len(again) == _TASKS[batch + 1] != len(first)
+        assert (sum(first), sum(again)) == (BATCH, rows)
 
 
 @pytest.mark.timeout(300)
@@ -283,7 +280,7 @@ def test_a_driver_that_is_slower_than_its_transactions_fails_and_publishes_nothi
 
 @pytest.mark.timeout(400)
 def test_of_a_slow_task_and_its_twin_one_is_published(node: NodeProcess, tmp_path: Path) -> None:
-    story = NumberStory(node, "twins")
+    story = NumberStory(node, "speculation")
     copies = Copies(story, tmp_path, ["twins", "test.twins"])
     story.fill(2)
     speculation = {
@@ -292,6 +289,9 @@ def test_of_a_slow_task_and_its_twin_one_is_published(node: NodeProcess, tmp_pat
         "spark.speculation.quantile": "0.5",
         "spark.speculation.multiplier": "1.1",
         "spark.speculation.minTaskRuntime": "100ms",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
     }
