@@ -100,12 +100,9 @@ def _verdict(results: Results, truth: Truth, differences: list[Difference]) -> s
             "trace where they must not.</p></section>"
         )
     shown = _table(
-        ("table", "row", "must be", "is"),
-        (
-            (each.table, each.key, _code(each.expected), _code(each.found))
-            for each in differences[:SHOWN_DIFFERENCES]
-        ),
-        right_from=4,
+        ("row", "must be", "is"),
+        ([_code(text) for text in each.lines()] for each in differences[:SHOWN_DIFFERENCES]),
+        right_from=3,
     )
     return (
         f"<section class='verdict bad'><strong>Rows that differ from the truth: {len(differences):,}</strong>"

@@ -28,6 +28,10 @@ class Difference:
     expected: Row | None
     found: Row | None
 
+    def lines(self) -> tuple[str, str, str]:
+        """Its place, what must be there and what is there, for people."""
+        return f"{self.table} {', '.join(map(str, self.key))}", _words(self.expected), _words(self.found)
+
 
 @dataclass(frozen=True)
 class Results:
@@ -47,6 +51,10 @@ class Results:
     def reasons(self) -> Counter[str]:
         """How many messages are in quarantine, by reason."""
         return Counter(row["reason"] for row in self.quarantine)
+
+
+def _words(row: Row | None) -> str:
+    return "no row" if row is None else ", ".join(f"{name}: {value}" for name, value in row.items())
 
 
 def read_results(db: tidemill.Tidemill) -> Results:

@@ -160,9 +160,10 @@ def show_verdict(results: Results, truth: Truth, differences: Iterable[Differenc
         mark, style = ("✗", "red") if table in wrong else ("✓", "green")
         console.print(Text(f"   {mark} {table:<16} {len(rows):>7,} {what}", style))
     for difference in differences[:SHOWN_DIFFERENCES]:
-        console.print(f"     {difference.table} {difference.key}", style="red", soft_wrap=True)
-        console.print(f"       must be {difference.expected}", soft_wrap=True)
-        console.print(f"       is      {difference.found}", soft_wrap=True)
+        place, expected, found = difference.lines()
+        console.print(Text(f"     {place}", "red"), soft_wrap=True)
+        console.print(Text(f"       must be  {expected}"), soft_wrap=True)
+        console.print(Text(f"       is       {found}"), soft_wrap=True)
     if len(differences) > SHOWN_DIFFERENCES:
         console.print(f"     and {len(differences) - SHOWN_DIFFERENCES:,} more rows that differ", style="red")
     return not differences
