@@ -37,10 +37,11 @@ def writing(bench: Bench) -> Section:
     """Appends and upserts beside the client's."""
     section = Section(
         "Spark: writing",
-        (*_COLUMNS, "client rows/s", "ratio"),
+        (*_COLUMNS, "client rows/s", "ratio", "Spark alone rows/s"),
         note="The same rows, from the source that has them in memory, exactly once into an empty table of at "
         "least four buckets. The client: one process that has the rows in memory and calls append or upsert "
-        "with up to 300,000 of them. Both until all rows are durable; those of Spark are published as well.",
+        "with up to 300,000 of them. Both until all rows are durable, and upserts until they can be read. "
+        "Spark alone: the same rows into a Python sink that keeps none of them.",
     )
     measured = _run(bench, "write")
     _add_rows(section, measured)
@@ -75,7 +76,8 @@ def _add_rows(section: Section, measured: list[dict[str, Any]]) -> None:
     for each in measured:
         ours, peer = _rates(each, "ours"), _rates(each, "peer")
         megabytes = Spread(each["bytes"] / 1e6 / seconds for seconds in each["ours"])
-        section.add(each["what"], f"{each['rows']:,}", each["tasks"], ours, megabytes, peer, ours.over(peer))
+        cells = [each["what"], f"{each['rows']:,}", each["tasks"], ours, megabytes, peer, ours.over(peer)]
+        section.add(*cells, *([_rates(each, "alone")] if "alone" in each else []))
 
 
 def _add_aims(section: Section, measured: list[dict[str, Any]], verb: str, peer: str, wanted: float) -> None:

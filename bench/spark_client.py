@@ -208,13 +208,23 @@ def _write_both(world: _World, what: str, count: int, tasks: int) -> None:
     schema = "id bigint, price double, amount int, note string, at timestamp"
     buckets = max(4, tasks)
 
+    def frame(rows_now: int) -> DataFrame:
+        return world.memory(world.spark.read, schema, world.sample, rows_now, tasks, distinct="true")
+
+    def alone(turn: int) -> None:
+        frame(count if turn else _WARM_UP_ROWS).write.format(FORMAT).mode("append").save()
+
     def from_spark(turn: int) -> float:
         rows_now = count if turn else _WARM_UP_ROWS
         table = _fresh(world, what, buckets)
-        frame = world.memory(world.spark.read, schema, world.sample, rows_now, tasks, distinct="true")
-        writer = frame.write.format("tidemill").option("servers", world.servers).option("table", table)
-        seconds = _timed(lambda: writer.mode("append").save())
-        _settle(world, table, what, rows_now)
+        writer = (
+            frame(rows_now).write.format("tidemill").option("servers", world.servers).option("table", table)
+        )
+        started = time.perf_counter()
+        writer.mode("append").save()
+        _until_readable(world.servers, table, what)
+        seconds = time.perf_counter() - started
+        _check_count(world, table, what, rows_now)
         return seconds
 
     def from_client(turn: int) -> float:
@@ -230,11 +240,11 @@ def _write_both(world: _World, what: str, count: int, tasks: int) -> None:
             count=rows_now,
             what=what,
         )
-        _settle(world, table, what, rows_now)
+        _check_count(world, table, what, rows_now)
         return float(done["seconds"])
 
     size = _size(world.sample, count)
-    world.compare(what, count, tasks, size, ours=from_spark, peer=from_client)
+    world.compare(what, count, tasks, size, ours=from_spark, peer=from_client, alone=alone)
 
 
 def _fresh(world: _World, what: str, buckets: int) -> str:
@@ -246,16 +256,20 @@ def _fresh(world: _World, what: str, buckets: int) -> str:
     return name
 
 
-def _settle(world: _World, table: str, what: str, count: int) -> None:
-    """Wait until the node has nothing more to do with what was written; all of it must be there."""
+def _until_readable(servers: str, table: str, what: str) -> None:
+    """Wait until upserts are in the state: what is folded later is work all the same."""
+    if what == "upsert":
+        with tidemill.connect(servers) as db:
+            db.table(table).scan(limit=1).to_arrow()
+
+
+def _check_count(world: _World, table: str, what: str, count: int) -> None:
+    """All rows must be there, whoever wrote them."""
     with tidemill.connect(world.servers) as db:
-        opened = db.table(table)
-        if what == "upsert":
-            opened.scan(limit=1).to_arrow()
-        else:
-            written = sum(each.log_end_offset - each.log_start_offset for each in opened.stats())
-            # Markers of transactions have offsets as well.
-            assert written >= count, f"{written} of {count} rows"
+        stats = db.table(table).stats()
+        # Markers of transactions have offsets as well.
+        written = sum(each.log_end_offset - each.log_start_offset for each in stats)
+        assert written >= count, f"{what}: {written} of {count} rows"
 
 
 def send(servers: str, table: str, sample: str, count: int, what: str) -> dict[str, Any]:
@@ -267,6 +281,7 @@ def send(servers: str, table: str, sample: str, count: int, what: str) -> dict[s
         started = time.perf_counter()
         for call in calls:
             act(call)
+        _until_readable(servers, table, what)
         return {"seconds": time.perf_counter() - started}
 
 

@@ -2,7 +2,8 @@
 
 It is found by its module's name, so Spark's workers must be able to import ``bench``. The rows come from a
 file with one batch, which a worker reads once; every task gives it again and again. With the option
-``distinct`` the column ``id`` is new in every row.
+``distinct`` the column ``id`` is new in every row. As a sink it takes every row and keeps none: what is left
+is the time of Spark itself.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceWriter,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
 
@@ -96,6 +100,13 @@ class _StreamReader(_Reading, DataSourceStreamReader):
         return self.shares() if start != end else []
 
 
+class _Writer(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
 class MemorySource(DataSource):
     """``spark.read.format("bench_memory").schema(…)``, with ``sample``, ``rows`` and ``tasks``."""
 
@@ -108,3 +119,6 @@ class MemorySource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         return _StreamReader(dict(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return _Writer()
