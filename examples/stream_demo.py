@@ -8,7 +8,7 @@ What it does, in about fifteen seconds:
 3. kills the node with SIGKILL while both are at work, and starts it again on the same directory;
 4. compares what was acknowledged with what was read: every order once, in order.
 
-Run it with ``make run``, or ``python examples/stream_demo.py --orders 5000``.
+Run it with ``python examples/stream_demo.py``; ``--orders 5000`` makes it shorter.
 """
 
 from __future__ import annotations
