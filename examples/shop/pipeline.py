@@ -13,7 +13,6 @@ was, with nothing lost and nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,6 +20,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import tidemill
+from tidemill.spark import each_batch
 
 TOPIC, ORDERS, REVENUE, QUARANTINE = "shop.events", "shop.orders", "shop.revenue", "shop.quarantine"
 TOPIC_PARTITIONS = 2
@@ -146,20 +146,8 @@ def start(spark: SparkSession, servers: str, checkpoints: Path) -> dict[str, Str
         return writer.format("tidemill").option("servers", servers).option("table", table).start()
 
     # Of the orders only those that have changed. Spark gives such updates to foreachBatch alone.
-    changed = query(orders(read(ORDERS)), ORDERS, "update").foreachBatch(upserting(servers, ORDERS))
+    changed = query(orders(read(ORDERS)), ORDERS, "update").foreachBatch(each_batch(ORDERS, servers=servers))
     # Of the revenue all minutes with every batch: they are few.
     minutes = query(revenue(read(REVENUE)), REVENUE, "complete")
     broken = query(quarantine(read(QUARANTINE)), QUARANTINE, "append")
     return {ORDERS: changed.start(), REVENUE: into(REVENUE, minutes), QUARANTINE: into(QUARANTINE, broken)}
-
-
-def upserting(servers: str, table: str) -> Callable[[DataFrame, int], None]:
-    """What writes one batch of a query. A batch that is run again after a crash is not written again."""
-
-    def write(rows: DataFrame, batch: int) -> None:
-        # Together they name the batch, so that Tidemill knows it again.
-        query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        writer = rows.write.format("tidemill").option("servers", servers).mode("append")
-        writer.option("txnAppId", query_id).option("txnVersion", batch).save(table)
-
-    return write
