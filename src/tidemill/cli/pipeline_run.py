@@ -28,6 +28,7 @@ from tidemill.cli.pipeline_project import SERVERS_KEY, Project
 from tidemill.cli.pipeline_screen import Screen
 from tidemill.cli.session import Session, fail
 from tidemill.errors import ConfigError
+from tidemill.spark.java import check_java
 
 __all__ = ("PREPARE", "Order", "run_pipeline")
 
@@ -49,7 +50,7 @@ class Order:
 
 def run_pipeline(session: Session, project: Project, order: Order) -> int:
     """Run a pipeline, and return the exit code."""
-    spark.check_java(os.environ)
+    check_java(os.environ)
     project.state.mkdir(exist_ok=True)
     _check_not_moved(project)
     signal.signal(signal.SIGTERM, _terminated)

@@ -8,11 +8,8 @@ run on a machine, and cannot be given a master.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -23,7 +20,6 @@ from tidemill.errors import ConfigError
 
 __all__ = (
     "SERVER_READY",
-    "check_java",
     "check_python",
     "client_command",
     "default_configuration",
@@ -33,10 +29,8 @@ __all__ = (
     "write_logging",
 )
 
-_JAVA_MIN: Final = 17
 _INSTALL: Final = "pip install 'tidemill[spark]'"
 _MODULES: Final = ("pyspark", "pyspark.pipelines", "grpc", "grpc_status", "pandas", "yaml")
-_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _SERVER_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 #: In the server's log: where it listens.
 SERVER_READY: Final = re.compile(r"Spark Connect server started at: .*:(\d+)\s*$")
@@ -75,39 +69,11 @@ def check_python() -> None:
         )
 
 
-def check_java(environ: Mapping[str, str]) -> None:
-    """Raise ``ConfigError`` with what to do if there is no Java that Spark can use."""
-    java = _java(environ)
-    if java is None:
-        raise ConfigError(
-            f"Spark needs Java {_JAVA_MIN} or newer, and there is none: install it (such as "
-            f"openjdk-{_JAVA_MIN}-jre-headless), or set JAVA_HOME to its folder"
-        )
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
-    found = _VERSION.search(said.stderr + said.stdout)
-    if said.returncode or found is None:
-        raise ConfigError(
-            f"{java} does not run: '{java} -version' ended with {said.returncode}; mend JAVA_HOME"
-        )
-    if int(found[1]) < _JAVA_MIN:
-        raise ConfigError(
-            f"Spark needs Java {_JAVA_MIN} or newer, and {java} is version {found[1]}: install a newer one, "
-            "or set JAVA_HOME to its folder"
-        )
-
-
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _java(environ: Mapping[str, str]) -> str | None:
-    if home := environ.get("JAVA_HOME"):
-        java = Path(home) / "bin" / "java"
-        return str(java) if os.access(java, os.X_OK) else None
-    return shutil.which("java", path=environ.get("PATH"))
 
 
 def is_local(master: str) -> bool:

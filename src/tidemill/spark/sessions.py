@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemill.errors import ConfigError
+from tidemill.spark.java import check_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ("JAVA_MIN", "check_java", "session", "settings_for")
+__all__ = ("session", "settings_for")
 
-JAVA_MIN: Final = 17
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+#: Set by ``spark-submit``, which also says what the master is.
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 _CONF: Final = {
     # Without it Spark keeps all filters to itself.
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -53,25 +55,29 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ConfigError("PySpark is missing: pip install 'tidemill[spark]'") from error
-    check_java()
+    check_java(os.environ)
     # Spark's own default is whatever python3 is, which need not have Tidemill.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    for name, value in settings_for(master, conf).items():
+    for name, value in settings_for(master, conf, log_level).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
     return spark
 
 
-def settings_for(master: str | None, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+def settings_for(
+    master: str | None, conf: Mapping[str, str] | None = None, log_level: str = "ERROR"
+) -> dict[str, str]:
     """What ``session`` sets."""
     given = dict(conf or {})
-    submitted = bool(os.environ.get("SPARK_ENV_LOADED")) and "SPARK_MASTER" not in os.environ and not master
     chosen = master or given.get("spark.master") or os.environ.get("SPARK_MASTER")
-    settings = dict(_CONF)
-    if not submitted:
-        chosen = chosen or "local[*]"
+    settings = _CONF | {_JAVA_OPTIONS: _quiet(log_level)}
+    if _JAVA_OPTIONS in given:
+        given[_JAVA_OPTIONS] = f"{settings[_JAVA_OPTIONS]} {given[_JAVA_OPTIONS]}"
+    if chosen is None and _SUBMITTED not in os.environ:
+        chosen = "local[*]"
+    if chosen is not None:
         settings["spark.master"] = chosen
     if chosen is not None and chosen.startswith("local"):
         settings |= _LOCAL_CONF
@@ -81,21 +87,7 @@ def settings_for(master: str | None, conf: Mapping[str, str] | None = None) -> d
     return settings | given
 
 
-def check_java() -> None:
-    """Raises ``ConfigError`` if there is no Java that Spark can run on."""
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    if java is None or not os.path.exists(java):
-        raise ConfigError(
-            f"Spark needs Java {JAVA_MIN} or newer, and there is none"
-            f"{f' in JAVA_HOME={home}' if home else ''}: apt-get install openjdk-17-jre-headless, or set "
-            "JAVA_HOME"
-        )
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    found = re.search(r'version "(\d+)', answer)
-    if found is not None and int(found[1]) < JAVA_MIN:
-        raise ConfigError(
-            f"Spark needs Java {JAVA_MIN} or newer, and {java} is Java {found[1]}: install a newer one and "
-            "set "
-            "JAVA_HOME"
-        )
+def _quiet(log_level: str) -> str:
+    """Java's options for a log that says nothing below a level, from the first line on."""
+    logging = Path(__file__).with_name("log4j2.properties").as_uri()
+    return f"-Dlog4j2.configurationFile={logging} -Dtidemill.spark.log={log_level.lower()}"

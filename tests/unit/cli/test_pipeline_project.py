@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tidemill.cli.app import app
 from tidemill.cli.pipeline_project import create_project, find_project
-from tidemill.cli.pipeline_spark import check_java, default_configuration, server_command, spark_environment
+from tidemill.cli.pipeline_spark import default_configuration, server_command, spark_environment
 from tidemill.errors import ConfigError
 
 
@@ -110,34 +110,3 @@ def test_a_remote_spark_of_the_caller_is_not_used() -> None:
     assert "SPARK_REMOTE" not in environment
     assert environment["HOME"] == "/h"
     assert environment["TIDEMILL_SERVER"] == "a:1"
-
-
-def fake_java(folder: Path, script: str) -> dict[str, str]:
-    java = folder / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\n{script}\n")
-    java.chmod(0o755)
-    return {"JAVA_HOME": str(folder)}
-
-
-@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2"])
-def test_java_that_is_too_old_is_named(tmp_path: Path, version: str) -> None:
-    environ = fake_java(tmp_path, f"echo 'openjdk version \"{version}\"' >&2")
-    with pytest.raises(ConfigError, match=r"needs Java 17 or newer, and .*/bin/java is version"):
-        check_java(environ)
-
-
-def test_java_of_the_right_age_is_taken(tmp_path: Path) -> None:
-    check_java(fake_java(tmp_path, "echo 'openjdk version \"21\" 2023-09-19' >&2"))
-
-
-def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="install it"):
-        check_java({"PATH": str(tmp_path)})
-    with pytest.raises(ConfigError, match="install it"):
-        check_java({"JAVA_HOME": str(tmp_path)})
-
-
-def test_java_that_does_not_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not run"):
-        check_java(fake_java(tmp_path, "exit 1"))

@@ -1,0 +1,77 @@
+"""Sessions of Spark: what they are set to, and the Java that they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.errors import ConfigError
+from tidemill.spark.java import check_java
+from tidemill.spark.sessions import settings_for
+
+
+@pytest.fixture(autouse=True)
+def _no_spark_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPARK_MASTER", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_session_is_local_unless_it_is_said() -> None:
+    assert settings_for(None)["spark.master"] == "local[*]"
+    assert settings_for("local[3]")["spark.sql.shuffle.partitions"] == "3"
+    elsewhere = settings_for("spark://host:7077")
+    assert elsewhere["spark.master"] == "spark://host:7077"
+    assert "spark.driver.host" not in elsewhere
+
+
+def test_what_spark_submit_says_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert "spark.master" not in settings_for(None)
+    assert settings_for("local[2]")["spark.master"] == "local[2]"
+
+
+def test_the_environment_names_the_master_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_MASTER", "spark://host:7077")
+    assert settings_for(None)["spark.master"] == "spark://host:7077"
+
+
+def test_settings_of_the_caller_win() -> None:
+    settings = settings_for("local[2]", {"spark.sql.shuffle.partitions": "9"})
+    assert settings["spark.sql.shuffle.partitions"] == "9"
+
+
+def test_options_of_java_are_added_to_those_for_the_log() -> None:
+    settings = settings_for("local[2]", {"spark.driver.extraJavaOptions": "-Xss8m"}, "INFO")
+    assert settings["spark.driver.extraJavaOptions"].endswith("-Dtidemill.spark.log=info -Xss8m")
+
+
+def fake_java(folder: Path, script: str) -> dict[str, str]:
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\n{script}\n")
+    java.chmod(0o755)
+    return {"JAVA_HOME": str(folder)}
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2"])
+def test_java_that_is_too_old_is_named(tmp_path: Path, version: str) -> None:
+    environ = fake_java(tmp_path, f"echo 'openjdk version \"{version}\"' >&2")
+    with pytest.raises(ConfigError, match=r"needs Java 17 or newer, and .*/bin/java is version"):
+        check_java(environ)
+
+
+def test_java_of_the_right_age_is_taken(tmp_path: Path) -> None:
+    check_java(fake_java(tmp_path, "echo 'openjdk version \"21\" 2023-09-19' >&2"))
+
+
+def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="install it"):
+        check_java({"PATH": str(tmp_path)})
+    with pytest.raises(ConfigError, match="install it"):
+        check_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_java_that_does_not_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not run"):
+        check_java(fake_java(tmp_path, "exit 1"))
