@@ -7,6 +7,9 @@ be seen is checked while a process is held at the moment that counts, and at the
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,9 @@ from support.table_nodes import SOON
 _COLD_SECONDS = 180.0
 _MOMENTS = ("before-write", "during-write", "after-write", "before-commit", "during-commit", "after-commit")
 _PUBLISHED = ("during-commit", "after-commit")
+#: Where a process lives on that is cut off from a driver that has died, and where it comes to in the end: the
+#: rest of its rows is refused, and its publication is an old one.
+_CUT_OFF = {"during-write": "write-failed", "before-commit": "after-commit"}
 _READING = {"startingOffsets": "earliest", "maxRowsPerTrigger": BATCH}
 #: How many tasks a batch has in each life of the driver.
 _TASKS = (2, 5, 3, 4, 2, 5, 3)
@@ -90,14 +96,14 @@ def driver(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
     node: NodeProcess, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     story = NumberStory(node, "kills")
     copies = Copies(story, tmp_path, ["killed", "test.killed"])
     story.fill(len(_MOMENTS) + 1)
-    cut_off: dict[str, int] = {}
+    cut_off: dict[str, tuple[str, int]] = {}
     for life in range(len(_MOMENTS)):
         # The two queries die at different moments, and over all lives at every one.
         moments = dict(zip(copies.targets, (_MOMENTS[life], _MOMENTS[life - 3]), strict=True))
@@ -109,12 +115,17 @@ def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
             for target, moment in moments.items():
                 story.check(target, life + (moment in _PUBLISHED))
                 assert copies.logged(target) == life
-            for target, pid in cut_off.items():
-                assert_refused(copies.points[target], life - 1, pid)
+            for target, (moment, pid) in cut_off.items():
+                assert_harmless(copies.points[target], moment, life - 1, pid)
                 story.check(target, life + (moments[target] in _PUBLISHED))
-            # A worker that is cut off from its driver does not know that it is dead.
-            cut_off = {target: held[target] for target in held if moments[target] == "during-write"}
-            driver.kill(spared=cut_off.values())
+            cut_off = {
+                target: (moment, held[target]) for target, moment in moments.items() if moment in _CUT_OFF
+            }
+            driver.kill(spared=[pid for _, pid in cut_off.values()])
+        if life % 2:
+            # What was published and what is open is remembered by more than the node's memory.
+            node.kill()
+            node.start()
     survivor: SparkDriver = request.getfixturevalue("driver")
     copies.begin(survivor, _TASKS[-1])
     copies.finish(survivor)
@@ -124,14 +135,15 @@ def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
     assert story.open_transactions() == []
 
 
-def assert_refused(points: Points, batch: int, pid: int) -> None:
-    """A worker that goes on where it was held, after others have written and published its batch."""
-    points.release("during-write", batch)
-    (failed,) = wait_until(
-        lambda: [each for each in points.reached("write-failed", batch) if each["pid"] == pid],
-        "the worker that was cut off has ended",
+def assert_harmless(points: Points, moment: str, batch: int, pid: int) -> None:
+    """A process that goes on where it was held, after others have written and published its batch."""
+    points.release(moment, batch)
+    (end,) = wait_until(
+        lambda: [each for each in points.reached(_CUT_OFF[moment], batch) if each["pid"] == pid],
+        "the process that was cut off has done what it could",
     )
-    assert "is over" in failed["error"]
+    if moment == "during-write":
+        assert "is over" in end["error"]
 
 
 def assert_replayed(points: Points) -> None:
@@ -251,8 +263,12 @@ def test_rows_of_a_batch_write_whose_driver_died_are_never_seen_and_hold_nobody_
     story.expect("dead", later, "")
     # Nobody tells the nodes that the job is dead: it gives no sign of life, and that is enough.
     wait_until(lambda: not story.open_transactions(), "the transactions of dead jobs are aborted", 60.0)
-    for target in points:
-        assert story.open_attempts(target) == 0
+    words = ["txn", "jobs", "--format", "json", "--server", node.bootstrap_servers]
+    jobs = subprocess.check_output([sys.executable, "-m", "tidemill", *words], env=process_environment())
+    assert {job["job"].rpartition(":")[2]: job["open_attempts"] for job in json.loads(jobs)}.items() >= {
+        ("dead", 0),
+        ("test.dead", 0),
+    }
     story.check_topic("dead", later)
     story.check("test.dead", 0)
 
@@ -264,7 +280,7 @@ def test_a_driver_that_is_slower_than_its_transactions_fails_and_publishes_nothi
     story = NumberStory(node, "slow-jobs")
     target, points = story.add_target("slow"), Points(tmp_path / "points")
     writing = {"target": target, "points": str(points.directory), "first": 0, "end": BATCH}
-    options = {"transactionTimeout": "1 second", "txnAppId": "slow", "txnVersion": 0}
+    options = {"transactionTimeout": "3 seconds", "txnAppId": "slow", "txnVersion": 0}
     points.arm("before-commit", 0)
     driver.call("write", name="slow", **writing, options=options)
     wait_held(points, "before-commit", 0)

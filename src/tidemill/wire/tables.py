@@ -274,7 +274,9 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
         {
             "ranges": [
-                _PLACE | _OUTCOME | {"log_start_offset": "int64", "end_offset": "int64", "size_bytes": "int64"}
+                _PLACE
+                | _OUTCOME
+                | {"log_start_offset": "int64", "end_offset": "int64", "size_bytes": "int64"}
             ]
         },
     ),
