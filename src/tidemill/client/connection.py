@@ -13,24 +13,23 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+from tidemill.client.frames_in import FrameReceiver
 from tidemill.config.values import Address
 from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, ProtocolError, TidemillError
 from tidemill.wire.apis import APIS, Api
 from tidemill.wire.encode import encode_request
-from tidemill.wire.frames import FRAME_LENGTH_BYTES, MAX_FRAME_BYTES, frame_length
+from tidemill.wire.frames import FRAME_LENGTH_BYTES
 from tidemill.wire.requests import decode_response
 
 __all__ = ("DEFAULT_TIMEOUT_MS", "Connection", "Versions")
 
 DEFAULT_TIMEOUT_MS: Final = 30_000
 _CONNECT_TIMEOUT_MS: Final = 10_000
-_READ_AHEAD_BYTES: Final = 1024 * 1024
 _CORRELATION_MODULUS: Final = 2**31
 
 Versions = tuple[int, int]
@@ -50,35 +49,32 @@ class _Pending(NamedTuple):
 class Connection:
     """An open connection; made by ``Connection.open``."""
 
-    def __init__(
-        self, address: Address, client_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, address: Address, client_id: str) -> None:
         self.address = address
         self._client_id = client_id
-        self._reader = reader
-        self._writer = writer
+        self._receiver = FrameReceiver(self._deliver, self._ended)
+        self._transport: asyncio.WriteTransport | None = None
         self._pending: dict[int, _Pending] = {}
         self._next_correlation_id = 0
         self._failure: TidemillError | None = None
         #: What the node serves: API key to its oldest and newest version.
         self.served: dict[int, Versions] = {}
-        self._reading = asyncio.get_running_loop().create_task(self._read())
 
     @classmethod
     async def open(
         cls, address: Address, *, client_id: str = "tidemill", timeout_ms: int = _CONNECT_TIMEOUT_MS
     ) -> Connection:
         """Connect and learn what the node serves. Raises ``NodeUnavailable`` or ``ProtocolError``."""
+        connection = cls(address, client_id)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, limit=_READ_AHEAD_BYTES
+                connection._transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: connection._receiver, address.host, address.port
                 )
         except TimeoutError:
             raise _unreachable(address, f"no connection within {timeout_ms} ms") from None
         except OSError as error:
             raise _unreachable(address, _reason(error)) from error
-        connection = cls(address, client_id, reader, writer)
         try:
             await connection._negotiate(timeout_ms)
         except BaseException:
@@ -127,19 +123,15 @@ class Connection:
     ) -> None:
         """Send a request that the node does not answer (Produce with acks=0)."""
         self._write(_APIS_BY_NAME[name], self.version_of(name, versions), body)
-        try:
-            await self._writer.drain()
-        except OSError as error:
-            raise self._fail(_unreachable(self.address, _reason(error))) from error
+        await self._receiver.drain()
+        if self._failure is not None:
+            raise self._failure
 
     async def close(self) -> None:
         """Close; requests under way fail. Closing twice is fine."""
         self._fail(NodeUnavailable(f"the connection to {self.address} was closed by this client"))
-        self._reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reading
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        if self._transport is not None:
+            await self._receiver.closed()
 
     async def _negotiate(self, timeout_ms: int) -> None:
         # Version 0 is the one that every server answers.
@@ -162,38 +154,33 @@ class Connection:
             raise self._failure
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) % _CORRELATION_MODULUS
-        self._writer.write(encode_request(api.key, version, correlation_id, self._client_id, body))
+        assert self._transport is not None
+        self._transport.write(encode_request(api.key, version, correlation_id, self._client_id, body))
         return correlation_id
 
     async def _answer_in_time(self, answer: asyncio.Future[Any], name: str, timeout_ms: int) -> Any:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._writer.drain()
+                await self._receiver.drain()
                 return await answer
         except TimeoutError:
             error = _unreachable(self.address, f"{name} was not answered within {timeout_ms} ms")
             raise self._fail(error) from None
-        except OSError as error:
-            raise self._fail(_unreachable(self.address, _reason(error))) from error
 
-    async def _read(self) -> None:
-        try:
-            while True:
-                prefix = await self._reader.readexactly(FRAME_LENGTH_BYTES)
-                self._deliver(await self._reader.readexactly(frame_length(prefix, 0, MAX_FRAME_BYTES)))
-        except asyncio.IncompleteReadError:
-            self._fail(_unreachable(self.address, "it closed the connection"))
-        except OSError as error:
-            self._fail(_unreachable(self.address, _reason(error)))
-        except ProtocolError as error:
+    def _ended(self, error: Exception | None) -> None:
+        if isinstance(error, ProtocolError):
             self._fail(
                 ProtocolError(
                     f"{self.address} does not answer as a Kafka server would ({error.message}); "
                     "check that the address is the node's Kafka address"
                 )
             )
+        elif isinstance(error, OSError):
+            self._fail(_unreachable(self.address, _reason(error)))
+        else:
+            self._fail(_unreachable(self.address, "it closed the connection"))
 
-    def _deliver(self, frame: bytes) -> None:
+    def _deliver(self, frame: memoryview) -> None:
         if len(frame) < FRAME_LENGTH_BYTES:
             raise ProtocolError(f"an answer of {len(frame)} bytes")
         (correlation_id,) = _read_correlation_id(frame, 0)
@@ -213,7 +200,8 @@ class Connection:
         """Note the failure, the first one counts; returns ``error`` for the caller to raise."""
         if self._failure is None:
             self._failure = error
-            self._writer.close()
+            if self._transport is not None:
+                self._transport.close()
         pending, self._pending = self._pending, {}
         for entry in pending.values():
             if not entry.answer.done():
