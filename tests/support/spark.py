@@ -6,6 +6,8 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,42 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ("local_session", "progress_of", "read", "run_available", "source_progress", "stream")
+__all__ = (
+    "EVERY_TYPE",
+    "EVERY_VALUE",
+    "local_session",
+    "progress_of",
+    "read",
+    "run_available",
+    "source_progress",
+    "stream",
+)
+
+
+#: A column of every type, and a value of each.
+EVERY_TYPE = (
+    "id bigint, b boolean, i1 tinyint, i2 smallint, i4 int, f float, d double, s string, bi binary, dt date, "
+    "de decimal(10,2), ts timestamp, tn timestamp_ntz, l array<string>, m map<string,bigint>, "
+    "st struct<x:int,y:array<double>>"
+)
+EVERY_VALUE: dict[str, Any] = {
+    "id": 1,
+    "b": True,
+    "i1": -1,
+    "i2": 300,
+    "i4": -70_000,
+    "f": 0.5,
+    "d": 1e300,
+    "s": "ä",
+    "bi": b"\x00\xff",
+    "dt": datetime(2026, 2, 28, tzinfo=UTC).date(),
+    "de": Decimal("12345678.90"),
+    "ts": datetime(2026, 2, 28, 12, 30, 0, 123456, tzinfo=UTC),
+    "tn": datetime(2026, 2, 28, 12, 30),  # noqa: DTZ001
+    "l": ["a", None],
+    "m": {"k": 5},
+    "st": {"x": 1, "y": [0.25]},
+}
 
 
 @contextlib.contextmanager

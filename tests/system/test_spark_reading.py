@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from decimal import Decimal
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tidemill
 from support.processes import NodeProcess
-from support.spark import read
+from support.spark import EVERY_TYPE, EVERY_VALUE, read
 from support.table_nodes import SOON, new_name
 from tidemill.client.sync import Tidemill
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-ALL_TYPES = (
-    "id bigint, b boolean, i1 tinyint, i2 smallint, i4 int, f float, d double, s string, bi binary, dt date, "
-    "de decimal(10,2), ts timestamp, tn timestamp_ntz, l array<string>, m map<string,bigint>, "
-    "st struct<x:int,y:array<double>>"
-)
 
 
 @pytest.fixture(scope="module")
@@ -62,29 +55,11 @@ def message_of(error: pytest.ExceptionInfo[Exception]) -> str:
 
 def test_a_table_is_read_whole_with_its_types(client: Tidemill, load: Any) -> None:
     name = new_name("types")
-    table = client.create_table(name, ALL_TYPES, primary_key="id")
-    row = {
-        "id": 1,
-        "b": True,
-        "i1": -1,
-        "i2": 300,
-        "i4": -70_000,
-        "f": 0.5,
-        "d": 1e300,
-        "s": "ä",
-        "bi": b"\x00\xff",
-        "dt": datetime(2026, 2, 28, tzinfo=UTC).date(),
-        "de": Decimal("12345678.90"),
-        "ts": datetime(2026, 2, 28, 12, 30, 0, 123456, tzinfo=UTC),
-        "tn": datetime(2026, 2, 28, 12, 30),  # noqa: DTZ001
-        "l": ["a", None],
-        "m": {"k": 5},
-        "st": {"x": 1, "y": [0.25]},
-    }
-    nothing = dict.fromkeys(row) | {"id": 2}
-    table.upsert([row, nothing])
+    table = client.create_table(name, EVERY_TYPE, primary_key="id")
+    nothing = dict.fromkeys(EVERY_VALUE) | {"id": 2}
+    table.upsert([EVERY_VALUE, nothing])
     found = {each["id"]: each.asDict(recursive=True) for each in load(name).collect()}
-    expected = row | {"bi": bytearray(b"\x00\xff"), "ts": row["ts"].replace(tzinfo=None)}  # type: ignore[attr-defined]
+    expected = EVERY_VALUE | {"bi": bytearray(b"\x00\xff"), "ts": EVERY_VALUE["ts"].replace(tzinfo=None)}
     assert found == {1: expected, 2: nothing}
     schema = load(name).schema
     assert not schema["id"].nullable

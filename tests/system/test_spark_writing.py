@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from pyspark.errors import PySparkException
 
 import tidemill
 from support.processes import NodeProcess
-from support.spark import run_available, stream
+from support.spark import EVERY_TYPE, EVERY_VALUE, run_available, stream
 from support.table_nodes import SOON, new_name
 from tidemill.client.admin import create_topic
 from tidemill.client.sync import Tidemill
@@ -24,11 +23,6 @@ from tidemill.spark import each_batch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ALL_TYPES = (
-    "id bigint, b boolean, i1 tinyint, i2 smallint, i4 int, f float, d double, s string, bi binary, dt date, "
-    "de decimal(10,2), ts timestamp, tn timestamp_ntz, l array<string>, m map<string,bigint>, "
-    "st struct<x:int,y:array<double>>"
-)
 COLUMNS = "id bigint, name string, price double"
 
 
@@ -140,29 +134,11 @@ def message_of(error: pytest.ExceptionInfo[PySparkException]) -> str:
 
 def test_rows_are_written_with_all_their_types(spark: SparkSession, client: Tidemill, save: Any) -> None:
     name = new_name("types")
-    table = client.create_table(name, ALL_TYPES, primary_key="id")
-    row = {
-        "id": 1,
-        "b": True,
-        "i1": -1,
-        "i2": 300,
-        "i4": -70_000,
-        "f": 0.5,
-        "d": 1e300,
-        "s": "ä",
-        "bi": b"\x00\xff",
-        "dt": datetime(2026, 2, 28, tzinfo=UTC).date(),
-        "de": Decimal("12345678.90"),
-        "ts": datetime(2026, 2, 28, 12, 30, 0, 123456, tzinfo=UTC),
-        "tn": datetime(2026, 2, 28, 12, 30),  # noqa: DTZ001
-        "l": ["a", None],
-        "m": {"k": 5},
-        "st": {"x": 1, "y": [0.25]},
-    }
-    nothing = dict.fromkeys(row) | {"id": 2}
-    save(spark.createDataFrame([row, nothing], ALL_TYPES), name)
+    table = client.create_table(name, EVERY_TYPE, primary_key="id")
+    nothing = dict.fromkeys(EVERY_VALUE) | {"id": 2}
+    save(spark.createDataFrame([EVERY_VALUE, nothing], EVERY_TYPE), name)
     found = {each["id"]: each for each in table.scan().to_arrow().to_pylist()}
-    assert found == {1: row | {"m": [("k", 5)]}, 2: nothing}
+    assert found == {1: EVERY_VALUE | {"m": [("k", 5)]}, 2: nothing}
 
 
 def test_upserts_replace_and_the_operation_column_deletes(
