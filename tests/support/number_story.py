@@ -157,14 +157,15 @@ class NumberStory:
 
     # --- transactions
 
-    def open_transactions(self) -> list[str]:
-        """The transactional ids that have something open, of all jobs."""
+    def open_transactions(self, *targets: str) -> list[str]:
+        """The transactional ids of jobs that write there and have something open."""
 
         async def ask() -> list[str]:
             async with Cluster(self.servers) as cluster:
                 listed = await list_transactions(cluster)
             over = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
-            return [each.transactional_id for each in listed if each.state not in over]
+            ids = [each.transactional_id for each in listed if each.state not in over]
+            return [each for each in ids if each.rpartition("#")[0].rpartition(":")[2] in targets]
 
         return asyncio.run(ask())
 

@@ -44,14 +44,18 @@ class Copies:
 
     def begin(self, driver: SparkDriver, tasks: int = 2) -> None:
         for target in self.targets:
+            points, before = self.points[target], len(self.points[target].notes())
             driver.call(
                 "copy",
                 source=self._story.source,
                 target=target,
                 checkpoint=str(self.checkpoint(target)),
-                points=str(self.points[target].directory),
+                points=str(points.directory),
                 reading=_READING | {"minPartitions": tasks},
             )
+            # Spark 4.3 may fail with "Illegal size of collection" if the first two queries of a process that
+            # use a Python source begin at one moment: they share what it notes of the source.
+            wait_until(lambda: len(points.notes()) > before, f"{target} is being written", _COLD_SECONDS)  # noqa: B023
 
     def checkpoint(self, target: str) -> Path:
         return self._directory / f"checkpoint of {target}"
@@ -132,7 +136,7 @@ def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
     for target in copies.targets:
         story.check(target, len(_MOMENTS) + 1)
         assert_replayed(copies.points[target])
-    assert story.open_transactions() == []
+    assert story.open_transactions(*copies.targets) == []
 
 
 def assert_harmless(points: Points, moment: str, batch: int, pid: int) -> None:
@@ -181,7 +185,7 @@ def test_what_a_failed_task_has_written_does_not_count(
     # The failed attempts did write: a client that reads uncommitted records finds them.
     everything = [number for *_, number in story.records("failed", "read_uncommitted")]
     assert len(everything) > 3 * BATCH + BATCH // 2
-    assert story.open_transactions() == []
+    assert story.open_transactions(*copies.targets) == []
 
 
 @pytest.mark.timeout(400)
@@ -206,7 +210,7 @@ def test_a_query_outlives_a_node_that_is_killed_at_every_moment_of_a_batch(
     for target in copies.targets:
         story.check(target, len(_MOMENTS) + 1)
         assert copies.points[target].reached("abort") == []
-    assert story.open_transactions() == []
+    assert story.open_transactions(*copies.targets) == []
 
 
 @pytest.mark.timeout(300)
@@ -262,9 +266,9 @@ def test_rows_of_a_batch_write_whose_driver_died_are_never_seen_and_hold_nobody_
     story.append("dead", later)
     story.expect("dead", later, "")
     # Nobody tells the nodes that the job is dead: it gives no sign of life, and that is enough.
-    wait_until(lambda: not story.open_transactions(), "the transactions of dead jobs are aborted", 60.0)
+    wait_until(lambda: not story.open_transactions(*points), "the dead jobs' transactions are aborted", 60.0)
     words = ["txn", "jobs", "--format", "json", "--server", node.bootstrap_servers]
-    jobs = subprocess.check_output([sys.executable, "-m", "tidemill", *words], env=process_environment())
+    jobs = subprocess.check_output([sys.executable, "-m", "tidemill.cli", *words], env=process_environment())
     assert {job["job"].rpartition(":")[2]: job["open_attempts"] for job in json.loads(jobs)}.items() >= {
         ("dead", 0),
         ("test.dead", 0),
@@ -324,4 +328,4 @@ def test_of_a_slow_task_and_its_twin_one_is_published(node: NodeProcess, tmp_pat
             assert copies.points[target].held("after-write", batch), "one attempt was slow"
             written = copies.points[target].reached("after-write", batch)
             assert sum(each["rows"] for each in written) > BATCH, "and its twin has written all rows, too"
-    assert story.open_transactions() == []
+    assert story.open_transactions(*copies.targets) == []
