@@ -53,8 +53,8 @@ class Copies:
                 points=str(points.directory),
                 reading=_READING | {"minPartitions": tasks},
             )
-            # Spark 4.3 may fail with "Illegal size of collection" if the first two queries of a process that
-            # use a Python source begin at one moment: they share what it notes of the source.
+            # One after the other: two queries that began at one moment in a cold session both failed once, in
+            # Spark 4.3's serialization of tasks ("Illegal size 5 of collection, expected 6").
             wait_until(lambda: len(points.notes()) > before, f"{target} is being written", _COLD_SECONDS)  # noqa: B023
 
     def checkpoint(self, target: str) -> Path:
