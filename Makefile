@@ -53,7 +53,7 @@ run: $(VENV)/.installed $(VENV)/.debian ## Run the shop: a node, Kafka producers
 
 test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
 	@command -v kcat >/dev/null || echo "missing: kcat; the tests that drive it are skipped"
-	@$(PY) -m pytest -n auto --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed ## Lint, format check, types, layers
 	@$(VENV)/bin/ruff check .

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("local", deadline=None, max_examples=60)
 settings.register_profile(
@@ -24,12 +26,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-@pytest.hookimpl(tryfirst=True)
+#: Files whose tests share the one Spark session of the suite.
+_ON_SPARK = ("test_spark_reading.py", "test_spark_streams.py", "test_spark_writing.py")
+
+
+class _ByFile(LoadScopeScheduling):
+    """Tests of one file run in one process, and those that share the Spark session all in the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", maxsplit=1)[0]
+        return "spark" if file.endswith(_ON_SPARK) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    return _ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file run in one process, and those that need the Spark session all in the same one."""
     for item in items:
-        shares_session = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if shares_session else item.nodeid.split("::")[0]))
-        if shares_session:
+        if "spark" in getattr(item, "fixturenames", ()):
+            assert item.path.name in _ON_SPARK, (
+                f"{item.path.name} uses the Spark session: name it in _ON_SPARK"
+            )
             # The first of them starts Spark.
             item.add_marker(pytest.mark.timeout(300))
