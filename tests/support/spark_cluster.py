@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyspark
@@ -27,8 +27,13 @@ _START_SECONDS = 120.0
 
 
 @contextlib.contextmanager
-def spark_cluster(directory: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[str]:
-    """The master's address; workers have one core each. What they log is below ``directory``."""
+def spark_cluster(
+    directory: Path, environment: Mapping[str, str], workers: int = 2, under: Sequence[str] = ()
+) -> Iterator[str]:
+    """The master's address; workers have one core each. What they log is below ``directory``.
+
+    ``under`` is a command that runs the workers, such as one that hides files from them.
+    """
     directory.mkdir(parents=True)
     small = {
         "SPARK_DAEMON_MEMORY": "256m",
@@ -37,34 +42,34 @@ def spark_cluster(directory: Path, environment: Mapping[str, str], workers: int 
     }
     env = os.environ | environment | small
     with contextlib.ExitStack() as running:
-        log = _start(running, env, directory / "master", "master.Master", "--host", "127.0.0.1")
+        log = directory / "master.log"
+        _start(running, env, log, _daemon("master.Master", "--host", "127.0.0.1"))
         master = _said(_MASTER_READY, log)
-        logs = [_start_worker(running, env, directory / f"worker-{n}", n, master) for n in range(workers)]
+        logs = [directory / f"worker-{number}.log" for number in range(workers)]
+        for number, log in enumerate(logs):
+            options = ["--host", f"127.0.0.{number + 2}", "--cores", "1", "--memory", "600m"]
+            own = ["--work-dir", str(log.with_suffix("")), master]
+            _start(running, env, log, [*under, *_daemon("worker.Worker", *options, *own)])
         for log in logs:
             _said(_WORKER_READY, log)
         yield master
 
 
-def _start_worker(
-    running: contextlib.ExitStack, env: Mapping[str, str], path: Path, number: int, master: str
-) -> Path:
-    options = ["--host", f"127.0.0.{number + 2}", "--cores", "1", "--memory", "600m", "--work-dir", str(path)]
-    return _start(running, env, path, "worker.Worker", *options, master)
+def _daemon(name: str, *words: str) -> list[str]:
+    return [str(_SPARK_CLASS), f"{_DEPLOY}.{name}", "--port", "0", "--webui-port", "0", *words]
 
 
-def _start(running: contextlib.ExitStack, env: Mapping[str, str], path: Path, name: str, *words: str) -> Path:
-    """Start one, until the stack is closed; gives the file that it logs to."""
-    log = path.with_suffix(".log")
+def _start(running: contextlib.ExitStack, env: Mapping[str, str], log: Path, command: Sequence[str]) -> None:
+    """Start one, until the stack is closed."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(_SPARK_CLASS), f"{_DEPLOY}.{name}", "--port", "0", "--webui-port", "0", *words],
+            command,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=env,
         )
     running.callback(process.wait)
     running.callback(process.terminate)
-    return log
 
 
 def _said(pattern: str, log: Path) -> str:

@@ -434,7 +434,7 @@ def public_names(kind: type) -> set[str]:
 
 
 #: What the parts of the async client ask each other for.
-INNER_NAMES = {"committed_ends", "starts", "places", "pin", "release_pin", "held_by", "renew"}
+INNER_NAMES = {"committed_ends", "starts", "places", "pin", "release_pin", "held_by", "renew", "topic_of"}
 
 
 @pytest.mark.parametrize(
