@@ -13,7 +13,7 @@ from typing import Any
 
 from support.processes import ClientProcess, wait_until
 
-__all__ = ("SparkDriver", "descendants")
+__all__ = ("SparkDriver", "descendants", "is_running")
 
 _SCRIPT = Path(__file__).with_name("spark_jobs") / "driver.py"
 _COLD_START_SECONDS = 180.0
@@ -53,7 +53,7 @@ class SparkDriver:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         self._process.kill()
-        wait_until(lambda: not any(map(_is_running, doomed)), "all processes of the driver have ended")
+        wait_until(lambda: not any(map(is_running, doomed)), "all processes of the driver have ended")
 
     def __enter__(self) -> SparkDriver:
         return self
@@ -81,7 +81,8 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and not only as a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
