@@ -1,8 +1,7 @@
 """Tidemill's topics and tables as DataFrames and streams: ``format("tidemill")``.
 
 ``session`` gives a Spark session that has what the connector needs. With a session of your own everything
-works as well, but filters are not pushed to the server unless
-``spark.sql.python.filterPushdown.enabled`` is true.
+works as well; only the option ``pushFilters`` needs ``spark.sql.python.filterPushdown.enabled``.
 
 | module | idea |
 | --- | --- |
@@ -11,7 +10,7 @@ works as well, but filters are not pushed to the server unless
 | ``schemas``, ``filters`` | Arrow's types and Spark's; Spark's filters as predicates |
 | ``positions``, ``advancing`` | pure: what a stream's offset says, and how far the next batch goes |
 | ``batch_reading``, ``streaming`` | planning on the driver |
-| ``tasks``, ``decoding`` | reading in tasks |
+| ``tasks``, ``decoding``, ``splits`` | reading in tasks, and how tasks are cut |
 | ``writing``, ``foreach`` | exactly-once writers, and their use in ``foreachBatch`` |
 | ``write_options``, ``write_schemas``, ``write_targets``, ``write_rows`` | what they write, and how |
 | ``connection``, ``sessions`` | the way to the nodes, and to Spark |

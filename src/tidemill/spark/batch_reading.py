@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidemill.client.splitting import split_bucket
 from tidemill.client.tables.narrowing import key_bounds
 from tidemill.client.tables.scanner import BucketScan
-from tidemill.client.tables.table import AsyncTable
 from tidemill.spark.advancing import split_ranges
 from tidemill.spark.edges import checked_start, committed_ends, log_starts, resolve
 from tidemill.spark.errors import InvalidOption
@@ -30,6 +27,7 @@ from tidemill.spark.options import Edge
 from tidemill.spark.positions import LogRange
 from tidemill.spark.reading import Source
 from tidemill.spark.schemas import requested_schema
+from tidemill.spark.splits import split_scans
 from tidemill.spark.tasks import BucketTask, LogTask, read_task
 from tidemill.tables.predicate import Predicate, all_of, encode
 
@@ -100,8 +98,7 @@ class TidemillReader(DataSourceReader):
             for bucket in sorted(numbers)
             if (partition.topic, bucket) in pin.log_offsets
         ]
-        if len(scans) < source.options.min_partitions:
-            scans = await _split(table, scans, source.options.min_partitions)
+        scans = await split_scans(table, scans, source.options.min_partitions)
         return [BucketTask(scan) for scan in scans]
 
     # --- logs
@@ -128,19 +125,6 @@ def _parsed(where: str) -> Predicate:
     from tidemill.tables.predicate_sql import parse_sql
 
     return parse_sql(where)
-
-
-async def _split(table: AsyncTable, scans: list[BucketScan], min_parts: int) -> list[BucketScan]:
-    """Ranges of keys instead of whole buckets, about as many as are wanted."""
-    if not scans:
-        return scans
-    rows = sum(each.row_count for each in await table.stats())
-    max_rows = max(1, -(-rows // min_parts))
-    parts = []
-    for scan in scans:
-        pieces = await split_bucket(table.cluster, scan, max_rows=max_rows)
-        parts += [replace(scan, start_key=each.start_key, end_key=each.end_key) for each in pieces]
-    return parts
 
 
 class _PushFilters:

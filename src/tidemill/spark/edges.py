@@ -74,9 +74,7 @@ def _refuse_others(by_partition: Mapping[str, Mapping[int, int]], places: Collec
                 raise InvalidOption(f"the offsets that were given name {topic}-{number}, which is not read")
 
 
-def checked_start(
-    place: Place, start: int, log_start: int, log_end: int, *, fail: bool, advice: str = ""
-) -> int:
+def checked_start(place: Place, start: int, log_start: int, log_end: int, *, fail: bool) -> int:
     """``start``, if the log still has it. Else ``DataLost``, or where to go on without what is gone."""
     if log_start <= start <= log_end:
         return start
@@ -89,6 +87,6 @@ def checked_start(
             )
         raise DataLost(
             f"{lost}. To go on with what is there, set failOnDataLoss to false; retention.ms and "
-            f"retention.bytes of the topic say how long records are kept{advice}"
+            f"retention.bytes of the topic say how long records are kept"
         )
     return log_start

@@ -14,9 +14,10 @@ from tidemill.spark.errors import InvalidOption
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ("each_batch",)
+__all__ = ("QUERY_PROPERTY", "each_batch")
 
-_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+#: Where Spark says which query a task or a thread works for.
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
 
 
 def each_batch(target: str | None = None, **options: object) -> Callable[[DataFrame, int], None]:
@@ -50,6 +51,6 @@ def _text(value: object) -> str:
 
 def _query_of(frame: DataFrame) -> str | None:
     try:
-        return frame.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY)
+        return frame.sparkSession.sparkContext.getLocalProperty(QUERY_PROPERTY)
     except PySparkException:
         return None

@@ -44,6 +44,7 @@ from tidemill.spark.connection import DEFAULT_TIMEOUT_MS
 from tidemill.spark.errors import InvalidOption
 
 __all__ = (
+    "SERVER_NAMES",
     "Edge",
     "ReadOptions",
     "duration_ms",
@@ -53,10 +54,10 @@ __all__ = (
     "whole",
 )
 
+#: Options that mean the same: where the nodes are.
+SERVER_NAMES: Final = ("servers", "bootstrap.servers", "kafka.bootstrap.servers")
 _NAMES: Final = (
-    "servers",
-    "bootstrap.servers",
-    "kafka.bootstrap.servers",
+    *SERVER_NAMES,
     "table",
     "topic",
     "subscribe",
@@ -210,7 +211,7 @@ def refuse_misspelt(given: Mapping[str, str], names: tuple[str, ...]) -> None:
 
 def servers_of(given: Mapping[str, str]) -> str:
     """The nodes to connect to; those of the command line, if the options do not say."""
-    servers = _one_of(given, "servers", "bootstrap.servers", "kafka.bootstrap.servers")
+    servers = _one_of(given, *SERVER_NAMES)
     servers = servers or os.environ.get("TIDEMILL_SERVER")
     if not servers:
         raise InvalidOption('say where the nodes are: .option("servers", "host:9092")')

@@ -24,7 +24,7 @@ _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Set by ``spark-submit``, which also says what the master is.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 _CONF: Final = {
-    # Without it Spark keeps all filters to itself.
+    # For the option pushFilters.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +39,7 @@ from tidemill.spark.positions import BucketRange, LogRange, Place, SnapshotPosit
 from tidemill.spark.progress import Progress
 from tidemill.spark.reading import Source
 from tidemill.spark.schemas import requested_schema
+from tidemill.spark.splits import split_scans
 from tidemill.spark.tasks import BucketTask, LogTask, read_task
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ("TidemillStreamReader",)
 
-_logger = logging.getLogger(__name__)
 _RUN_BYTES: Final = 6
 _RENEWALS: Final = 4
 
@@ -217,8 +216,7 @@ class _Driver:
             names = ", ".join(f"{topic}-{number}" for topic, number in gone[:10])
             raise DataLost(
                 f"{names}: deleted while the query read it. To go on with what is there, set failOnDataLoss "
-                "to "
-                "false"
+                "to false"
             )
         return await committed_ends(self._link.cluster, places)
 
@@ -299,13 +297,7 @@ class _Driver:
         scans = [
             _scan_of(table, (each.topic, each.bucket), lease, each.start_key, each.end_key) for each in rows
         ]
-        if len(scans) < minimum:
-            parts = []
-            total = sum(each.row_count for each in await table.stats())
-            for scan in scans:
-                pieces = await split_bucket(table.cluster, scan, max_rows=max(1, -(-total // minimum)))
-                parts += [replace(scan, start_key=each.start_key, end_key=each.end_key) for each in pieces]
-            scans = parts
+        scans = await split_scans(table, scans, minimum)
         return [BucketTask(scan) for scan in scans]
 
     async def _still_there(self, logs: list[LogRange]) -> list[LogRange]:

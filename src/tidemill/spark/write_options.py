@@ -28,13 +28,12 @@ from tidemill.client.attempts import DEFAULT_TIMEOUT_MS as TRANSACTION_TIMEOUT_M
 from tidemill.records.compression import CODEC_NUMBERS, NONE
 from tidemill.spark.connection import DEFAULT_TIMEOUT_MS
 from tidemill.spark.errors import InvalidOption
-from tidemill.spark.options import duration_ms, flag, refuse_misspelt, servers_of, whole
+from tidemill.spark.options import SERVER_NAMES, duration_ms, flag, refuse_misspelt, servers_of, whole
 
 __all__ = ("WriteOptions",)
 
 _NAMES: Final = (
-    "servers",
-    "kafka.bootstrap.servers",
+    *SERVER_NAMES,
     "table",
     "topic",
     "operationColumn",

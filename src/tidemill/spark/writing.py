@@ -32,6 +32,7 @@ from tidemill.client.attempts import Attempt, AttemptId, abort_attempts, keep_jo
 from tidemill.errors import TidemillError
 from tidemill.spark.connection import Connected, connected
 from tidemill.spark.errors import InvalidOption
+from tidemill.spark.foreach import QUERY_PROPERTY
 from tidemill.spark.write_options import WriteOptions
 from tidemill.spark.write_rows import RowsOut, Sending, gathered
 from tidemill.spark.write_targets import Target, open_target
@@ -39,7 +40,6 @@ from tidemill.spark.write_targets import Target, open_target
 __all__ = ("TidemillStreamWriter", "TidemillWriter", "Written", "make_stream_writer", "make_writer")
 
 _log = logging.getLogger(__name__)
-_QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 #: Chunks that are prepared and not yet written. More would only take memory.
 _UNDER_WAY: Final = 3
@@ -128,7 +128,7 @@ class TidemillStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
-        query = None if context is None else context.getLocalProperty(_QUERY_PROPERTY)
+        query = None if context is None else context.getLocalProperty(QUERY_PROPERTY)
         batch = None if context is None else context.getLocalProperty(_BATCH_PROPERTY)
         if query is None or batch is None:
             raise InvalidOption(

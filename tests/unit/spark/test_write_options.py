@@ -33,6 +33,7 @@ def test_defaults_are_those_of_the_page() -> None:
 
 def test_kafkas_name_of_the_servers_is_understood() -> None:
     assert WriteOptions.parse({"kafka.bootstrap.servers": "a:1"}).servers == "a:1"
+    assert WriteOptions.parse({"bootstrap.servers": "a:1"}).servers == "a:1"
 
 
 @pytest.mark.parametrize(
