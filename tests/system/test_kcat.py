@@ -143,7 +143,7 @@ class GroupReader:
     def __init__(self, node: NodeProcess, group: str, topic: str, *settings: str) -> None:
         config = [
             "auto.offset.reset=earliest",
-            "session.timeout.ms=2000",
+            "session.timeout.ms=6000",
             "heartbeat.interval.ms=200",
             *settings,
         ]

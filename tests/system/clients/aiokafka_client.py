@@ -334,7 +334,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
         self.state = MemberState()
         settings = {
             "auto_offset_reset": "earliest",
-            "session_timeout_ms": 2_000,
+            "session_timeout_ms": 6_000,
             "heartbeat_interval_ms": 200,
         }
         self._consumer = AIOKafkaConsumer(bootstrap_servers=BOOTSTRAP, group_id=group, **(settings | config))

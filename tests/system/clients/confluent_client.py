@@ -362,7 +362,7 @@ class Member(threading.Thread):
         self._leave = threading.Event()
         self._consumer = Consumer(
             BASE
-            | {"group.id": group, "auto.offset.reset": "earliest", "session.timeout.ms": 2_000}
+            | {"group.id": group, "auto.offset.reset": "earliest", "session.timeout.ms": 6_000}
             | {"heartbeat.interval.ms": 200}
             | config
         )

@@ -343,11 +343,14 @@ class Member(threading.Thread, ConsumerRebalanceListener):  # type: ignore[misc]
         self._leave = threading.Event()
         settings = {
             "auto_offset_reset": "earliest",
-            "session_timeout_ms": 2_000,
+            "session_timeout_ms": 6_000,
             "heartbeat_interval_ms": 200,
         }
         self._consumer = KafkaConsumer(bootstrap_servers=BOOTSTRAP, group_id=group, **(settings | config))
         self._consumer.subscribe([topic], listener=self)
+        # A leader that learns of the partitions only after it joined joins again; kafka-python 3.0.12 loses the
+        # answer to that when a poll's time is up in between, and then stays without partitions.
+        self._consumer.partitions_for_topic(topic)
         self.start()
 
     def on_partitions_revoked(self, revoked: Any) -> None:
