@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import tidemill
@@ -51,6 +52,17 @@ def orders(client: Tidemill, rows: int = 2_000, buckets: int = 3) -> str:
 def message_of(error: pytest.ExceptionInfo[Exception]) -> str:
     """The last lines of Spark's words: those that people read."""
     return str(error.value)[-700:]
+
+
+def test_workers_import_the_installed_pyspark_and_not_the_archive(spark: SparkSession) -> None:
+    def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark
+
+        for _ in batches:
+            yield pa.record_batch({"at": [pyspark.__file__]})
+
+    ((found,),) = spark.range(0, 1, 1, 1).mapInArrow(where, "at string").collect()
+    assert ".zip" not in found
 
 
 def test_a_table_is_read_whole_with_its_types(client: Tidemill, load: Any) -> None:

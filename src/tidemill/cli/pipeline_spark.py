@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tidemill.errors import ConfigError
+from tidemill.spark.worker_python import python_of_workers
 
 __all__ = (
     "SERVER_READY",
@@ -144,11 +145,12 @@ def spark_environment(environ: Mapping[str, str], servers: str, token: str, *, l
         "PYSPARK_SUBMIT_ARGS",
     )
     kept = {name: value for name, value in environ.items() if name not in unwanted}
-    chosen = {
-        # On other machines Python may be elsewhere: there the caller's word counts.
-        "PYSPARK_PYTHON": sys.executable if local else kept.get("PYSPARK_PYTHON", sys.executable),
+    if local:
+        # On other machines Python may be elsewhere: only there the caller's word counts.
+        kept.pop("PYSPARK_PYTHON", None)
+    kept["SPARK_HOME"] = str(_spark_home())
+    chosen = python_of_workers(kept, local=local) | {
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_HOME": str(_spark_home()),
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
         "TIDEMILL_SERVER": servers,
     }

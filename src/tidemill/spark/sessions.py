@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemill.errors import ConfigError
 from tidemill.spark.java import check_java
+from tidemill.spark.worker_python import python_of_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,10 +56,11 @@ def session(
     except ImportError as error:
         raise ConfigError("PySpark is missing: pip install 'tidemill[spark]'") from error
     check_java(os.environ)
-    # Spark's own default is whatever python3 is, which need not have Tidemill.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = settings_for(master, conf, log_level)
+    local = settings.get("spark.master", "").startswith("local")
+    os.environ.update(python_of_workers(os.environ, local=local))
     builder = SparkSession.builder.appName(app_name)
-    for name, value in settings_for(master, conf, log_level).items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tidemill.errors import ConfigError
 from tidemill.spark.java import check_java
 from tidemill.spark.sessions import settings_for
+from tidemill.spark.worker_python import python_of_workers
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +47,33 @@ def test_settings_of_the_caller_win() -> None:
 def test_options_of_java_are_added_to_those_for_the_log() -> None:
     settings = settings_for("local[2]", {"spark.driver.extraJavaOptions": "-Xss8m"}, "INFO")
     assert settings["spark.driver.extraJavaOptions"].endswith("-Dtidemill.spark.log=info -Xss8m")
+
+
+def test_workers_of_a_local_session_import_the_installed_pyspark(tmp_path: Path) -> None:
+    chosen = python_of_workers({}, local=True)
+    assert chosen["TIDEMILL_WORKER_PYTHON"] == sys.executable
+    archives = f"/spark/python/lib/pyspark.zip:/a b:/spark/python/lib/py4j-0.10.9.9-src.zip:{tmp_path}"
+    show = "import os, sys; print(os.environ['PYTHONPATH'], sys.executable, sys.argv[1:])"
+    shown = subprocess.run(
+        [chosen["PYSPARK_PYTHON"], "-c", show, "of spark", "*"],
+        env=chosen | {"PYTHONPATH": archives},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == f"/a b:{tmp_path} {sys.executable} ['of spark', '*']\n"
+
+
+@pytest.mark.parametrize("environ", [{"SPARK_HOME": "/opt/spark"}, {}])
+def test_another_spark_and_other_machines_get_the_plain_interpreter(environ: dict[str, str]) -> None:
+    local = bool(environ)
+    assert python_of_workers(environ, local=local) == {"PYSPARK_PYTHON": sys.executable}
+    before = python_of_workers({}, local=True)
+    assert python_of_workers(before | environ, local=local) == {"PYSPARK_PYTHON": sys.executable}
+
+
+def test_the_python_that_the_caller_names_is_left_alone() -> None:
+    assert python_of_workers({"PYSPARK_PYTHON": "/usr/bin/python3"}, local=True) == {}
 
 
 def fake_java(folder: Path, script: str) -> dict[str, str]:
