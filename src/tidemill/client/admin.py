@@ -11,7 +11,6 @@ from typing import Any, Final
 from uuid import UUID
 
 from tidemill.client.cluster import Cluster, TopicPartition, check
-from tidemill.config.topic import AlterOp
 from tidemill.config.values import Address
 from tidemill.errors import ErrorCode, NodeUnavailable
 
@@ -199,6 +198,9 @@ async def alter_topic_configs(
     cluster: Cluster, topic: str, *, to_set: Mapping[str, str], to_reset: Iterable[str] = ()
 ) -> None:
     """Set some configs of a topic and give others back to their defaults; all of it or nothing."""
+    # Late: the table of all configs takes a while to load, and those who only read do not need it.
+    from tidemill.config.topic import AlterOp
+
     changes: list[dict[str, Any]] = [
         {"name": name, "config_operation": AlterOp.SET, "value": value} for name, value in to_set.items()
     ]

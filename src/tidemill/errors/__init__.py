@@ -20,8 +20,7 @@ The tree::
 
 from __future__ import annotations
 
-from kio.schema.errors import ErrorCode
-
+from tidemill.errors.kafka_codes import ErrorCode
 from tidemill.errors.table_codes import TableCode
 
 __all__ = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-from kio.schema.errors import ErrorCode
+from tidemill.errors.kafka_codes import ErrorCode
 
 __all__ = ("TableCode", "table_code")
 

@@ -18,10 +18,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from crc32c import crc32c
 
 from tidemill.records import batch as batches
+from tidemill.records import columns_compute as pc
 from tidemill.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
 from tidemill.records.columns_scalar import Int64s
 from tidemill.records.compression import NONE, compress

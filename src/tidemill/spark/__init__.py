@@ -10,7 +10,7 @@ works as well; only the option ``pushFilters`` needs ``spark.sql.python.filterPu
 | ``schemas``, ``filters`` | Arrow's types and Spark's; Spark's filters as predicates |
 | ``positions``, ``advancing`` | pure: what a stream's offset says, and how far the next batch goes |
 | ``batch_reading``, ``streaming`` | planning on the driver |
-| ``tasks``, ``decoding``, ``splits`` | reading in tasks, and how tasks are cut |
+| ``tasks``, ``batches``, ``decoding``, ``splits`` | reading in tasks, and how tasks are cut |
 | ``writing``, ``foreach`` | exactly-once writers, and their use in ``foreachBatch`` |
 | ``write_options``, ``write_schemas``, ``write_targets``, ``write_rows`` | what they write, and how |
 | ``connection``, ``sessions`` | the way to the nodes, and to Spark |

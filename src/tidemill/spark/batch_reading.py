@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidemill.client.tables.narrowing import key_bounds
 from tidemill.client.tables.scanner import BucketScan
 from tidemill.spark.advancing import split_ranges
 from tidemill.spark.edges import checked_start, committed_ends, log_starts, resolve
@@ -29,11 +28,12 @@ from tidemill.spark.reading import Source
 from tidemill.spark.schemas import requested_schema
 from tidemill.spark.splits import split_scans
 from tidemill.spark.tasks import BucketTask, LogTask, read_task
-from tidemill.tables.predicate import Predicate, all_of, encode
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
+
+    from tidemill.tables.predicate import Predicate
 
 __all__ = ("TidemillReader",)
 
@@ -55,6 +55,7 @@ class TidemillReader(DataSourceReader):
         """Let the server check what it can, if that was asked for; Spark checks all of it again."""
         if self._source.shape == "rows" and self._source.options.push_filters:
             from tidemill.spark.filters import to_predicate
+            from tidemill.tables.predicate import all_of
 
             table = self._source.connected().run(self._source.opened())
             pushed = to_predicate(filters, table.schema)
@@ -76,9 +77,14 @@ class TidemillReader(DataSourceReader):
     async def _bucket_tasks(self) -> list[InputPartition]:
         source = self._source
         table = await source.opened()
-        definition, start, end = table.definition, None, None
+        definition, predicate, start, end = table.definition, None, None, None
         if self._predicate is not None:
+            # Late: most queries have no filter.
+            from tidemill.client.tables.narrowing import key_bounds
+            from tidemill.tables.predicate import encode
+
             start, end = key_bounds(definition, self._predicate)
+            predicate = encode(self._predicate)
         pin = await table.pin(idle_ms=source.options.pin_idle_ms)
         numbers = set(definition.bucket_map.buckets_for_range(start or b"", end))
         scans = [
@@ -89,7 +95,7 @@ class TidemillReader(DataSourceReader):
                 bucket=bucket,
                 pin_id=pin.pin_id,
                 columns=tuple(table.schema.names),
-                predicate=None if self._predicate is None else encode(self._predicate),
+                predicate=predicate,
                 start_key=start,
                 end_key=end,
             )

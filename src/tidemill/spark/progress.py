@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from tidemill.client.group_admin import commit_offsets
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.spark.connection import Connected
 from tidemill.spark.positions import Place
@@ -31,6 +30,9 @@ class Progress:
         moved = {place: offset for place, offset in at.items() if self._published.get(place) != offset}
         if not moved or self._is_foreign:
             return
+        # Late: most queries show no progress.
+        from tidemill.client.group_admin import commit_offsets
+
         try:
             self._link.run(commit_offsets(self._link.cluster, group, moved))
         except TidemillError as error:

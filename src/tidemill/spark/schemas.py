@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from tidemill.spark.errors import InvalidOption, SchemaMismatch
-from tidemill.tables.types import describe_type
+from tidemill.tables.ddl import describe_type
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tidemill.client.splitting import split_bucket
 from tidemill.client.tables.scanner import BucketScan
-from tidemill.client.tables.table import AsyncTable
+
+if TYPE_CHECKING:
+    from tidemill.client.tables.table import AsyncTable
 
 __all__ = ("split_scans",)
 

@@ -29,7 +29,6 @@ from pyspark.sql.streaming.datasource import (
 from tidemill.client.splitting import measure, split_bucket
 from tidemill.client.tables.requests import ask_controller
 from tidemill.client.tables.scanner import BucketScan
-from tidemill.client.tables.table import AsyncTable
 from tidemill.errors import TidemillError
 from tidemill.spark.advancing import furthest, shares, split_ranges
 from tidemill.spark.edges import checked_start, committed_ends, log_starts, resolve
@@ -44,6 +43,8 @@ from tidemill.spark.tasks import BucketTask, LogTask, read_task
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from tidemill.client.tables.table import AsyncTable
 
 __all__ = ("TidemillStreamReader",)
 

@@ -10,21 +10,23 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.fetching import BatchReader, FetchedBatches
 from tidemill.client.tables.scanner import BucketScan, KvBatchScanner
-from tidemill.client.tables.table import AsyncTable
 from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, TableCode, TableError
-from tidemill.spark.decoding import Gathering, change_batches, record_batches, snapshot_batch
+from tidemill.spark.batches import Gathering, snapshot_batch
 from tidemill.spark.edges import checked_start, committed_ends, log_starts
 from tidemill.spark.positions import LogRange, Place
 from tidemill.spark.reading import Source
 from tidemill.spark.schemas import METADATA_SCHEMA
+
+if TYPE_CHECKING:
+    from tidemill.client.fetching import BatchReader, FetchedBatches
+    from tidemill.client.tables.table import AsyncTable
 
 __all__ = ("BucketTask", "LogTask", "read_task")
 
@@ -62,6 +64,9 @@ def read_task(source: Source, schema: pa.Schema, task: InputPartition) -> Iterat
 
 
 async def _log(source: Source, schema: pa.Schema, part: LogRange) -> AsyncGenerator[pa.RecordBatch]:
+    # Late, like decoding: planning and tasks of buckets read no log.
+    from tidemill.client.fetching import BatchReader
+
     link = source.connected()
     table = None if source.table is None else await source.opened()
     place, end, gathering = (part.topic, part.partition), part.end, Gathering()
@@ -140,6 +145,8 @@ async def _polled(source: Source, reader: BatchReader, part: LogRange) -> list[F
 async def _decoded(
     table: AsyncTable | None, fetched: FetchedBatches, end: int, schema: pa.Schema
 ) -> list[pa.RecordBatch]:
+    from tidemill.spark.decoding import change_batches, record_batches
+
     if table is None:
         return await asyncio.to_thread(lambda: list(record_batches(fetched, end, schema)))
     try:

@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.client.admin import describe_topic_configs
 from tidemill.client.attempts import Attempt
@@ -23,6 +22,7 @@ from tidemill.client.tables.table import AsyncTable
 from tidemill.client.tables.writer import prepare_changes, prepare_upserts
 from tidemill.client.topic_rows import records_by_partition
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.spark.connection import Connected
 from tidemill.spark.errors import SchemaMismatch
 from tidemill.spark.write_schemas import TableColumns, TopicColumns

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.records.columns import RecordColumns
 from tidemill.tables.definition import Partition, TableDefinition
 from tidemill.tables.partition_values import partition_texts

@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.tables.ddl import describe_type
 from tidemill.tables.nested import list_parts, make_array, null_mask, nulls_of, spread
 from tidemill.tables.refusals import Refusal, first_failing, indexed_by, refuse_where, refused_row

@@ -2,6 +2,8 @@
 
 Made from the metadata, on the server and on the client alike, and never changed: a changed table gets a new
 one.
+
+Codecs are loaded when they are first used: whoever only asks where the rows are never needs them.
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
-from tidemill.tables.formats import RowFormat, make_format
-from tidemill.tables.keys import KeyCodec
 from tidemill.tables.routing import BucketMap
-from tidemill.tables.rows import RowCodec, VersionedRows
+
+if TYPE_CHECKING:
+    from tidemill.tables.formats import RowFormat
+    from tidemill.tables.keys import KeyCodec
+    from tidemill.tables.rows import RowCodec, VersionedRows
 
 __all__ = ("INDEX_COLUMN", "Partition", "TableDefinition", "pack_bucket_map", "pack_schema", "unpack_schema")
 
@@ -90,21 +95,29 @@ class TableDefinition:
     @cached_property
     def keys(self) -> KeyCodec:
         """Only for tables with a primary key."""
+        from tidemill.tables.keys import KeyCodec
+
         return KeyCodec(self.schema, self.primary_key, self.key_format)
 
     @cached_property
     def rows(self) -> VersionedRows:
         """Reads rows of the ``row`` format, which is also that of the state."""
+        from tidemill.tables.rows import VersionedRows
+
         return VersionedRows(dict(enumerate(self.schemas)), self.schema_id)
 
     @cached_property
     def codec(self) -> RowCodec:
         """Writes rows of the ``row`` format."""
+        from tidemill.tables.rows import RowCodec
+
         return RowCodec(self.schema, self.schema_id)
 
     @cached_property
     def format(self) -> RowFormat:
         """Reads and writes the values of the log."""
+        from tidemill.tables.formats import make_format
+
         return make_format(self.row_format, dict(enumerate(self.schemas)), self.schema_id, self.primary_key)
 
     @cached_property

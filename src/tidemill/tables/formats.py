@@ -38,8 +38,6 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from tidemill.errors import TableCode, TableError
-from tidemill.tables.json_reading import JsonReader
-from tidemill.tables.json_writing import json_objects
 from tidemill.tables.refusals import Refusal, refused_row
 from tidemill.tables.row_decoding import Source, utf8_array
 from tidemill.tables.rows import Octets, RowCodec, VersionedRows, checked_slices
@@ -114,6 +112,9 @@ class _JsonValues:
     carries_keys = True
 
     def __init__(self, schema: pa.Schema) -> None:
+        # Late: most tables have another format.
+        from tidemill.tables.json_reading import JsonReader
+
         self.schema = schema
         self._reader = JsonReader(schema)
 
@@ -121,6 +122,8 @@ class _JsonValues:
         return self._reader.read(data, *checked_slices(data, starts, ends))
 
     def from_batch(self, batch: pa.RecordBatch) -> pa.BinaryArray:
+        from tidemill.tables.json_writing import json_objects
+
         try:
             return json_objects(list(self.schema), batch.columns).view(pa.binary())
         except Refusal as refusal:

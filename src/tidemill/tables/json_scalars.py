@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from tidemill.records import columns_compute as pc
 from tidemill.tables.refusals import Refusal, first_failing, refuse_where
 from tidemill.tables.row_layout import Column
 

@@ -11,9 +11,9 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from tidemill.records import columns_compute as pc
 from tidemill.tables.nested import list_parts, make_array, null_mask
 from tidemill.tables.refusals import Refusal, indexed_by, refuse_where
 

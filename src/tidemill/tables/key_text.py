@@ -26,8 +26,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from tidemill.records import columns_compute as pc
 from tidemill.tables.ragged import bytes_of, search_first, values_of
 
 __all__ = ("Kind", "find_out_of_range", "from_text", "json_text", "kind_of", "to_text")

@@ -24,9 +24,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.tables.key_guess import guess_values
 from tidemill.tables.key_input import (
     as_array,

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 
 __all__ = ("check_partition_column", "check_partition_value", "partition_texts")
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from tidemill.records import columns_compute as pc
 from tidemill.tables.predicate_tree import (
     LITERALS_MAX,
     Always,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from tidemill.records import columns_compute as pc
 from tidemill.tables.predicate_domains import Domain, Rank, Raw, Spot, domain_of
 from tidemill.tables.predicate_tree import (
     Always,

@@ -19,9 +19,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.records.partitioner import murmur2
 from tidemill.tables.ragged import Octets, spans
 

@@ -15,9 +15,9 @@ from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from tidemill.records import columns_compute as pc
 from tidemill.tables.nested import Room, make_array, nulls_of, running, spread
 from tidemill.tables.refusals import Refusal, first_failing, indexed_by, refuse_where
 from tidemill.tables.row_layout import COUNT_BYTES, END_BYTES, Column, Layout

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.tables.nested import list_parts, null_mask, running
 from tidemill.tables.refusals import indexed_by, refuse_where
 from tidemill.tables.row_layout import COUNT_BYTES, END_BYTES, Column, Layout

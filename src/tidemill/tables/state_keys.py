@@ -21,9 +21,9 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.tables.key_text import Kind, find_out_of_range, kind_of
 from tidemill.tables.ragged import Octets, Positions, bytes_of, fixed_width, gather, octets, values_of
 

@@ -9,3 +9,6 @@
 ``encode``    bodies from mappings to bytes, by the writers in ``values``; ``keys`` finds misspelt keys
 ``hot``       the Produce and Fetch responses, packed by hand
 """
+
+# Before any module of kio: see tidemill.errors.kafka_codes.
+import tidemill.errors  # noqa: F401

@@ -28,7 +28,6 @@ from typing import Any, Final
 
 from tidemill.wire.apis import request_class, request_header_version, response_class, response_header_version
 from tidemill.wire.guard import write_uvarint
-from tidemill.wire.keys import typos
 from tidemill.wire.schema import FIXED_FORMATS, MISSING, EntityClass, FieldSpec, fields_of
 from tidemill.wire.values import Writer, array_writer, number_default, primitive_writer, to_number
 
@@ -54,10 +53,18 @@ def set_strict(strict: bool) -> None:
 
 def encode_entity(entity: EntityClass, body: Body, out: bytearray) -> None:
     """Append the bytes of ``body`` as a value of kio's class ``entity``."""
-    if _Checks.search_for_typos and (unknown := typos(entity, body)):
-        raise TypeError(f"no version of {entity.__name__} has {', '.join(unknown)}")
+    if _Checks.search_for_typos:
+        _refuse_typos(entity, body)
     for step in _steps(entity):
         step(body, out)
+
+
+def _refuse_typos(entity: EntityClass, body: Body) -> None:
+    # Late: only tests look for typos.
+    from tidemill.wire.keys import typos
+
+    if unknown := typos(entity, body):
+        raise TypeError(f"no version of {entity.__name__} has {', '.join(unknown)}")
 
 
 def encode_response(api_key: int, api_version: int, correlation_id: int, body: Body) -> bytes:

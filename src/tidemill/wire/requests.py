@@ -22,8 +22,6 @@ from functools import cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from kio.serial import entity_reader
-
 from tidemill.errors import ProtocolError
 from tidemill.wire.apis import (
     API_VERSIONS_KEY,
@@ -221,6 +219,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @cache
 def _reader(entity: EntityClass) -> Any:
+    from kio.serial import entity_reader
+
     return entity_reader(entity)
 
 

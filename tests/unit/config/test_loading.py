@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.config import SETTINGS, Address, Settings, find_config_file, load_settings
+from tidemill.config.loading import find_config_file, load_settings
+from tidemill.config.settings import SETTINGS, Settings
+from tidemill.config.values import Address
 from tidemill.errors import ConfigError
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.config import SETTINGS, Address, Settings
+from tidemill.config.settings import SETTINGS, Settings
+from tidemill.config.values import Address
 from tidemill.errors import ConfigError
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.config import TOPIC_KEYS, AlterOp, ConfigKind, TopicConfig, apply_changes, check_overrides
+from tidemill.config.topic import AlterOp, TopicConfig, apply_changes, check_overrides
+from tidemill.config.topic_keys import TOPIC_KEYS, ConfigKind
 from tidemill.errors import ApiError, ErrorCode
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.tables.definition import TableDefinition
-from tidemill.tables.predicate import Predicate
+
+if TYPE_CHECKING:
+    from tidemill.tables.predicate import Predicate
 
 __all__ = ("bound", "is_single_key", "narrowed", "prefix_values", "to_predicate")
 
@@ -52,6 +53,8 @@ def to_predicate(where: Any) -> Predicate:
         from tidemill.tables.predicate_arrow import from_arrow
 
         return from_arrow(where)
+    from tidemill.tables.predicate import Predicate
+
     if not isinstance(where, Predicate):
         raise TableError(
             TableCode.invalid_predicate,

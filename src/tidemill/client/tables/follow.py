@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.client.fetching import BatchReader, FetchedBatches
+from tidemill.client.tables.values import DELETE, INSERT, SNAPSHOT, UPSERT
 from tidemill.errors import ApiError, ErrorCode, TableError
+from tidemill.records import columns_compute as pc
 from tidemill.records.columns import RecordColumns, read_columns
 from tidemill.tables.definition import TableDefinition
 
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ("DELETE", "INSERT", "SNAPSHOT", "UPSERT", "AsyncFollow", "Change", "ChangeBatch", "decoded")
 
-SNAPSHOT = "snapshot"
-UPSERT = "upsert"
-DELETE = "delete"
-INSERT = "insert"
 _NEW_PARTITIONS_SECONDS = 2.0
 
 

@@ -1,35 +1,36 @@
-"""One table: write it, look rows up, scan it whole, follow its changes."""
+"""One table: write it, look rows up, scan it whole, follow its changes.
+
+What only some of its users need is loaded when they first ask for it: writing, following, filters.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidemill.client.admin import LATEST, list_offsets
 from tidemill.client.cluster import Cluster
 from tidemill.client.properties import pairs
 from tidemill.client.tables.arguments import bound, is_single_key, narrowed, prefix_values, to_predicate
-from tidemill.client.tables.follow import AsyncFollow
-from tidemill.client.tables.lanes import Lanes
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.lookup import LookUp
-from tidemill.client.tables.notebook import describe_html
 from tidemill.client.tables.requests import ask_controller, checked, definition_from
-from tidemill.client.tables.rows_in import as_tables
 from tidemill.client.tables.scan import AsyncScan, ScanOptions
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
 from tidemill.client.tables.values import BucketStats, Lease, PinnedTable, Snapshot, Written, lease_from
-from tidemill.client.tables.writer import PreparedRows, TableWriter, prepare_deletes, prepare_upserts
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
+from tidemill.records import columns_compute as pc
+from tidemill.tables.ddl import describe_type
 from tidemill.tables.definition import TableDefinition, pack_schema
 from tidemill.tables.partition_values import partition_texts
-from tidemill.tables.predicate import encode
-from tidemill.tables.types import describe_type, parse_columns
+
+if TYPE_CHECKING:
+    from tidemill.client.tables.follow import AsyncFollow
+    from tidemill.client.tables.writer import PreparedRows, TableWriter
 
 __all__ = ("AsyncTable",)
 
@@ -49,10 +50,16 @@ class AsyncTable:
     def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
         self.cluster = cluster
         self.definition = definition
-        self._writer = TableWriter(Lanes(cluster))
         self._look_up = LookUp(cluster)
         #: The offset behind this object's last write to each bucket: what reads wait for.
         self._written: dict[tuple[str, int], int] = {}
+
+    @cached_property
+    def _writer(self) -> TableWriter:
+        from tidemill.client.tables.lanes import Lanes
+        from tidemill.client.tables.writer import TableWriter
+
+        return TableWriter(Lanes(self.cluster))
 
     # --- what it is
 
@@ -82,6 +89,8 @@ class AsyncTable:
         return f"<table {self.name}: {columns}{key}, {self.buckets} buckets>"
 
     def _repr_html_(self) -> str:
+        from tidemill.client.tables.notebook import describe_html
+
         return describe_html(self.definition)
 
     async def refresh(self) -> AsyncTable:
@@ -122,6 +131,9 @@ class AsyncTable:
         ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this
         returns. ``progress`` is called with the number of rows written so far.
         """
+        from tidemill.client.tables.rows_in import as_tables
+        from tidemill.client.tables.writer import prepare_upserts
+
         done, offsets = 0, dict[tuple[str, int], int]()
         iterator = as_tables(rows, self.schema)
         while (piece := await asyncio.to_thread(next, iterator, None)) is not None:
@@ -145,6 +157,8 @@ class AsyncTable:
         """Delete the row of a key, or of several: dicts, tuples, single values, or an Arrow table of the key
         columns. A key that has no row is fine.
         """
+        from tidemill.client.tables.writer import prepare_deletes
+
         self._need_key()
         columns = self.definition.keys.columns_from([keys] if is_single_key(keys) else keys)
         prepared = prepare_deletes(self.definition, columns)
@@ -227,15 +241,19 @@ class AsyncTable:
                 f"{fetch_max_bytes}",
             )
         start, end = self._bounds(key_range)
-        predicate = None if where is None else to_predicate(where)
-        if predicate is not None:
+        encoded = None
+        if where is not None:
+            from tidemill.tables.predicate import encode
+
+            predicate = to_predicate(where)
             start, end = narrowed(self.definition, predicate, start, end)
+            encoded = encode(predicate)
         lease_id = lease if lease is None or isinstance(lease, str) else lease.lease_id
         return AsyncScan(
             self,
             ScanOptions(
                 columns=self._scanned_columns(columns),
-                predicate=None if predicate is None else encode(predicate),
+                predicate=encoded,
                 start_key=start,
                 end_key=end,
                 limit=limit,
@@ -278,6 +296,8 @@ class AsyncTable:
         from there on. With ``until_now`` it ends at the changes that are there when the snapshot is through.
         ``lease`` takes the rows of a leased snapshot.
         """
+        from tidemill.client.tables.follow import AsyncFollow
+
         if not self.definition.has_primary_key or from_offsets is not None:
             snapshot = False
         scan = self.scan(lease=lease) if snapshot else None
@@ -413,6 +433,8 @@ class AsyncTable:
     ) -> AsyncTable:
         """Add nullable columns, and set or take back properties. The object is up to date afterwards."""
         if isinstance(add_columns, str):
+            from tidemill.tables.types import parse_columns
+
             add_columns = parse_columns(add_columns)
         await self._ask(
             "AlterTable",

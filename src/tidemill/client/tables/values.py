@@ -1,4 +1,4 @@
-"""What tables tell about themselves: writes, pins, numbers, snapshots and leases as plain values."""
+"""What tables tell about themselves: changes, writes, pins, numbers, snapshots and leases as plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from typing import Any
 
 from tidemill.tables.definition import TableDefinition
 
-__all__ = ("BucketStats", "Lease", "PinnedTable", "Snapshot", "Written", "lease_from")
+__all__ = (
+    "DELETE",
+    "INSERT",
+    "SNAPSHOT",
+    "UPSERT",
+    "BucketStats",
+    "Lease",
+    "PinnedTable",
+    "Snapshot",
+    "Written",
+    "lease_from",
+)
+
+#: What happened to a row.
+SNAPSHOT = "snapshot"
+UPSERT = "upsert"
+DELETE = "delete"
+INSERT = "insert"
 
 
 @dataclass(frozen=True, slots=True)
