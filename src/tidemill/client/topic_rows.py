@@ -18,6 +18,7 @@ from pyarrow import types as arrow
 from tidemill.client.tables.lanes import Outgoing
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.records.columns import encode_headers
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.records.columns_scalar import Int64s
 from tidemill.tables.routing import murmur2_many
 
@@ -89,7 +90,7 @@ def _check_partitions(chosen: npt.NDArray[np.int64], topic: str, count: int) -> 
 
 
 def _taken(records: Outgoing, places: npt.NDArray[np.intp]) -> Outgoing:
-    rows = pa.array(places)
+    rows = from_numpy(places)
     return Outgoing(
         None if records.keys is None else records.keys.take(rows),
         records.values.take(rows),

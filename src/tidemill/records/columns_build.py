@@ -23,6 +23,7 @@ from crc32c import crc32c
 from tidemill.records import batch as batches
 from tidemill.records import columns_compute as pc
 from tidemill.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.records.columns_scalar import Int64s
 from tidemill.records.compression import NONE, compress
 
@@ -315,7 +316,7 @@ def _interleave(
     if keys is not None:
         order[:, 1] = order[:, -1] + count
         columns.append(keys)
-    pieces = pa.concat_arrays(columns).take(pa.array(order.reshape(-1)))
+    pieces = pa.concat_arrays(columns).take(from_numpy(order.reshape(-1)))
     _, ends, joined = pieces.buffers()
     return memoryview(joined)[: np.frombuffer(ends, np.int32)[len(pieces)]]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.client.tables.values import SNAPSHOT
+from tidemill.records.columns_numpy import from_numpy, repeated
 
 __all__ = ("TIMESTAMP", "Gathering", "snapshot_batch")
 
@@ -49,9 +50,9 @@ def snapshot_batch(rows: pa.RecordBatch, bucket: int, schema: pa.Schema) -> pa.R
     """Rows of a scan, with the columns of changes if they are wanted."""
     count = rows.num_rows
     made: dict[str, Callable[[], Any]] = {
-        "_tidemill_op": lambda: pa.repeat(SNAPSHOT, count),
-        "_tidemill_bucket": lambda: pa.repeat(pa.scalar(bucket, pa.int32()), count),
-        "_tidemill_offset": lambda: pa.array(np.full(count, -1, np.int64)),
+        "_tidemill_op": lambda: repeated(SNAPSHOT, count),
+        "_tidemill_bucket": lambda: from_numpy(np.full(count, bucket, np.int32)),
+        "_tidemill_offset": lambda: from_numpy(np.full(count, -1, np.int64)),
         "_tidemill_timestamp": lambda: pa.nulls(count, TIMESTAMP),
     }
     columns = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from tidemill.client.fetching import FetchedBatches
 from tidemill.client.tables.follow import ChangeBatch, decoded
 from tidemill.records.columns import RecordColumns, read_columns
+from tidemill.records.columns_numpy import from_numpy, repeated
 from tidemill.spark.batches import TIMESTAMP
 from tidemill.spark.schemas import HEADERS_FIELD
 from tidemill.tables.definition import TableDefinition
@@ -36,11 +38,11 @@ def _record_batch(columns: RecordColumns, topic: str, partition: int, schema: pa
     made: dict[str, Callable[[], Any]] = {
         "key": columns.keys,
         "value": columns.values,
-        "topic": lambda: pa.repeat(topic, count),
-        "partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), count),
-        "offset": lambda: pa.array(columns.offsets),
-        "timestamp": lambda: _timestamps(pa.array(columns.timestamps)),
-        "timestampType": lambda: pa.repeat(pa.scalar(_timestamp_type(columns), pa.int32()), count),
+        "topic": lambda: repeated(topic, count),
+        "partition": lambda: from_numpy(np.full(count, partition, np.int32)),
+        "offset": lambda: from_numpy(columns.offsets),
+        "timestamp": lambda: _timestamps(from_numpy(columns.timestamps)),
+        "timestampType": lambda: from_numpy(np.full(count, _timestamp_type(columns), np.int32)),
         "headers": lambda: _headers(columns),
     }
     return pa.RecordBatch.from_arrays([made[name]() for name in schema.names], schema=schema)
@@ -77,7 +79,7 @@ def _change_batch(change: ChangeBatch, schema: pa.Schema) -> pa.RecordBatch:
     count = len(change)
     made: dict[str, Callable[[], Any]] = {
         "_tidemill_op": lambda: change.ops,
-        "_tidemill_bucket": lambda: pa.repeat(pa.scalar(change.bucket, pa.int32()), count),
+        "_tidemill_bucket": lambda: from_numpy(np.full(count, change.bucket, np.int32)),
         "_tidemill_offset": lambda: change.offsets,
         "_tidemill_timestamp": lambda: _timestamps(change.timestamps_ms),
     }

@@ -23,6 +23,7 @@ from tidemill.client.tables.writer import prepare_changes, prepare_upserts
 from tidemill.client.topic_rows import records_by_partition
 from tidemill.errors import TableCode, TableError
 from tidemill.records import columns_compute as pc
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.spark.connection import Connected
 from tidemill.spark.errors import SchemaMismatch
 from tidemill.spark.write_schemas import TableColumns, TopicColumns
@@ -85,7 +86,7 @@ class TableOut:
             keys = conform(own.select(definition.primary_key), self._key_schema)
             upserts = self._table.schema.empty_table()
             if not deletes.all():
-                upserts = conform(own.filter(pa.array(~deletes)), self._table.schema)
+                upserts = conform(own.filter(from_numpy(~deletes)), self._table.schema)
             prepared = prepare_changes(definition, keys, upserts, deletes)
         for each in prepared:
             yield attempt.send_rows(self._table, each)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from tidemill.errors import TableCode, TableError
 from tidemill.records import columns_compute as pc
 from tidemill.records.columns import RecordColumns
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.definition import Partition, TableDefinition
 from tidemill.tables.partition_values import partition_texts
 
@@ -108,11 +109,11 @@ def _prepare(
         key_columns = table.key_columns(batch)
         _check_same_keys(table, keys, live, key_columns)
         if len(dead):
-            deleted = _translated(dead, lambda: table.keys.parse(keys.take(pa.array(dead))))
+            deleted = _translated(dead, lambda: table.keys.parse(keys.take(from_numpy(dead))))
             key_columns = _merged(key_columns, deleted, live, dead)
     else:
         key_columns = table.keys.parse(keys)
-        batch = _with_keys(table, batch, [column.take(pa.array(live)) for column in key_columns])
+        batch = _with_keys(table, batch, [column.take(from_numpy(live)) for column in key_columns])
     if table.row_format == "row" and table.format.carries_keys:
         rows = columns.values()
     else:
@@ -141,7 +142,7 @@ def _translated(indexes: Any, work: Any) -> Any:
 def _check_same_keys(
     table: TableDefinition, keys: pa.BinaryArray, live: Any, key_columns: list[pa.Array]
 ) -> None:
-    given = keys if len(live) == len(keys) else keys.take(pa.array(live))
+    given = keys if len(live) == len(keys) else keys.take(from_numpy(live))
     canonical = table.keys.canonical(key_columns)
     if given.equals(canonical):
         return
@@ -156,10 +157,8 @@ def _check_same_keys(
 
 def _merged(ours: list[pa.Array], theirs: list[pa.Array], live: Any, dead: Any) -> list[pa.Array]:
     """The key columns of all records, from those of rows and those of deletions."""
-    order = np.argsort(np.concatenate([live, dead]), kind="stable")
-    return [
-        pa.concat_arrays([one, other]).take(pa.array(order)) for one, other in zip(ours, theirs, strict=True)
-    ]
+    order = from_numpy(np.argsort(np.concatenate([live, dead]), kind="stable"))
+    return [pa.concat_arrays([one, other]).take(order) for one, other in zip(ours, theirs, strict=True)]
 
 
 def _with_keys(table: TableDefinition, batch: pa.RecordBatch, key_columns: list[pa.Array]) -> pa.RecordBatch:
@@ -175,7 +174,7 @@ def _spread(rows: pa.BinaryArray, live: Any, count: int) -> pa.BinaryArray:
         return rows
     indexes = np.full(count, -1, np.int64)
     indexes[live] = np.arange(len(live))
-    return rows.take(pa.array(indexes, mask=indexes < 0))
+    return rows.take(from_numpy(indexes, indexes < 0))
 
 
 def _check_log_records(table: TableDefinition, columns: RecordColumns, place: Partition) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from tidemill.records import columns_compute as pc
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.nested import list_parts, make_array, null_mask
 from tidemill.tables.refusals import Refusal, indexed_by, refuse_where
 
@@ -105,8 +106,8 @@ def _decimals(array: pa.Array) -> pa.StringArray:
     short = pc.match_substring(texts, "E").fill_null(False).to_numpy(zero_copy_only=False)
     if not short.any():
         return texts
-    spelt = [f"{value:f}" for value in array.filter(pa.array(short)).to_pylist()]
-    return pc.replace_with_mask(texts, pa.array(short), pa.array(spelt, pa.string()))
+    spelt = [f"{value:f}" for value in array.filter(from_numpy(short)).to_pylist()]
+    return pc.replace_with_mask(texts, from_numpy(short), pa.array(spelt, pa.string()))
 
 
 def _moments(array: pa.Array, path: str) -> pa.StringArray:
@@ -132,7 +133,7 @@ def _nested(array: pa.Array, path: str) -> pa.StringArray:
     if nulls is not None:
         with indexed_by(np.flatnonzero(~nulls).__getitem__):
             present = _nested(array.drop_null(), path)
-        return present.take(pa.array(np.cumsum(~nulls) - 1, mask=nulls))
+        return present.take(from_numpy(np.cumsum(~nulls) - 1, nulls))
     if arrow.is_struct(array.type):
         return json_objects(list(array.type), array.flatten(), path + ".")
     offsets, elements = list_parts(array)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records.columns_numpy import from_numpy
 
 __all__ = (
     "MAX_SPREAD_BYTES",
@@ -91,7 +92,7 @@ def nulls_of(count: int, data_type: pa.DataType) -> pa.Array:
     """As ``pa.nulls``, without nulls in nested fields that are not nullable."""
     if not arrow.is_nested(data_type):
         return pa.nulls(count, data_type)
-    return pa.array([None], data_type).take(pa.array(np.zeros(count, np.int64)))
+    return pa.array([None], data_type).take(from_numpy(np.zeros(count, np.int64)))
 
 
 def list_parts(array: pa.Array) -> tuple[np.ndarray, pa.Array]:
@@ -121,9 +122,9 @@ def spread(fields: Sequence[pa.Field], arrays: Sequence[pa.Array], nulls: np.nda
     results = []
     for field, array in zip(fields, arrays, strict=True):
         if field.nullable:
-            results.append(array.take(pa.array(places, mask=nulls)))
+            results.append(array.take(from_numpy(places, nulls)))
             continue
         empty = pa.array([None], pa.struct([field])).field(0)
-        places_or_empty = pa.array(np.where(nulls, len(array), places))
+        places_or_empty = from_numpy(np.where(nulls, len(array), places))
         results.append(pa.concat_arrays([array, empty]).take(places_or_empty))
     return results

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidemill.records.columns_numpy import from_numpy
+
 __all__ = (
     "Octets",
     "Positions",
@@ -91,7 +93,7 @@ def gather(data: Octets, starts: Positions, ends: Positions) -> pa.Array:
         # Slices in order, as iterators give them, are every second value of an array over the same buffer.
         edges = np.empty(2 * len(starts), np.int32)
         edges[::2], edges[1::2] = starts, ends
-        return binary_array(data, edges).take(pa.array(np.arange(0, len(edges) - 1, 2)))
+        return binary_array(data, edges).take(from_numpy(np.arange(0, len(edges) - 1, 2)))
     places = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
     return binary_array(data[places], offsets.astype(np.int32))
 

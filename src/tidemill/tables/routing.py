@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tidemill.errors import TableCode, TableError
 from tidemill.records import columns_compute as pc
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.records.partitioner import murmur2
 from tidemill.tables.ragged import Octets, spans
 
@@ -148,7 +149,7 @@ class BucketMap:
         for _ in range(len(self.boundaries).bit_length()):
             # Where the search has ended, the middle is the end itself, which may be past the last boundary.
             middle = (low + high) // 2
-            at = boundaries.take(pa.array(np.minimum(middle, len(self.boundaries) - 1)))
+            at = boundaries.take(from_numpy(np.minimum(middle, len(self.boundaries) - 1)))
             reached = pc.greater_equal(state_keys, at).to_numpy(zero_copy_only=False)
             is_open = low < high
             low = np.where(reached & is_open, middle + 1, low)

@@ -57,6 +57,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.errors import TableCode, TableError
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.nested import Room, nulls_of
 from tidemill.tables.refusals import Refusal, first_refusal, refused_row
 from tidemill.tables.row_decoding import Source, decode_tuples
@@ -235,7 +236,7 @@ class VersionedRows:
             order.append(rows)
         if refusals:
             raise min(refusals, key=lambda refusal: refusal.index)
-        places = pa.array(np.argsort(np.concatenate(order)))
+        places = from_numpy(np.argsort(np.concatenate(order)))
         return [pa.concat_arrays(parts).take(places) for parts in zip(*groups, strict=True)]
 
     def _unknown(self, schema_id: int) -> str:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from tidemill.errors import TableCode, TableError
 from tidemill.records import columns_compute as pc
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.key_text import Kind, find_out_of_range, kind_of
 from tidemill.tables.ragged import Octets, Positions, bytes_of, fixed_width, gather, octets, values_of
 
@@ -123,7 +124,7 @@ def _decode_fixed(rows: Octets, data_type: pa.DataType, kind: Kind) -> pa.Array:
     count, width = rows.shape
     if kind is Kind.boolean:
         _require(rows[:, 0] <= 1, "holds a boolean that is neither 0 nor 1")
-        return pa.array(rows[:, 0].astype(np.bool_))
+        return from_numpy(rows[:, 0].astype(np.bool_))
     word = min(width, _WORD_BYTES_MAX)
     big = rows.reshape(-1).view(f">u{word}").reshape(count, width // word)[:, ::-1]
     values = np.array(big, dtype=f"<u{word}", order="C")

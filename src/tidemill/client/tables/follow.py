@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidemill.client.fetching import BatchReader, FetchedBatches
@@ -20,6 +21,7 @@ from tidemill.client.tables.values import DELETE, INSERT, SNAPSHOT, UPSERT
 from tidemill.errors import ApiError, ErrorCode, TableError
 from tidemill.records import columns_compute as pc
 from tidemill.records.columns import RecordColumns, read_columns
+from tidemill.records.columns_numpy import from_numpy, repeated
 from tidemill.tables.definition import TableDefinition
 
 if TYPE_CHECKING:
@@ -193,8 +195,8 @@ def decoded(
 
 def _snapshot_batch(table: TableDefinition, batch: pa.RecordBatch) -> ChangeBatch:
     count = batch.num_rows
-    none = pa.array(np.full(count, -1, np.int64))
-    return ChangeBatch(_lenient(table, batch), pa.array([SNAPSHOT] * count), none, none, table.name, -1, -1)
+    none = from_numpy(np.full(count, -1, np.int64))
+    return ChangeBatch(_lenient(table, batch), repeated(SNAPSHOT, count), none, none, table.name, -1, -1)
 
 
 def _lenient(table: TableDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -216,19 +218,25 @@ def _change_batch(
     live_at, dead_at = chosen[~dead], chosen[dead]
     rows = table.format.to_batch(columns.body, columns.value_starts[live_at], columns.value_ends[live_at])
     if not table.format.carries_keys:
-        rows = _with_keys(table, rows, table.keys.parse(columns.keys().take(pa.array(live_at))))
+        rows = _with_keys(table, rows, table.keys.parse(columns.keys().take(from_numpy(live_at))))
     if len(dead_at):
         rows = _with_deletions(table, rows, columns, live_at, dead_at)
-    alive = pa.scalar(UPSERT if table.has_primary_key else INSERT)
     return ChangeBatch(
         _lenient(table, rows),
-        pc.if_else(pa.array(dead), DELETE, alive) if len(dead_at) else pa.repeat(alive, len(chosen)),
-        pa.array(columns.offsets[chosen]),
-        pa.array(columns.timestamps[chosen]),
+        _operations(table, dead),
+        from_numpy(columns.offsets[chosen]),
+        from_numpy(columns.timestamps[chosen]),
         place[0],
         place[1],
         int(columns.offsets[-1]) + 1,
     )
+
+
+def _operations(table: TableDefinition, dead: npt.NDArray[np.bool_]) -> pa.StringArray:
+    alive = repeated(UPSERT if table.has_primary_key else INSERT, len(dead))
+    if not dead.any():
+        return alive
+    return pc.if_else(from_numpy(dead), repeated(DELETE, len(dead)), alive)
 
 
 def _with_keys(table: TableDefinition, rows: pa.RecordBatch, keys: list[pa.Array]) -> pa.RecordBatch:
@@ -241,8 +249,9 @@ def _with_deletions(
     table: TableDefinition, rows: pa.RecordBatch, columns: RecordColumns, live_at: Any, dead_at: Any
 ) -> pa.RecordBatch:
     """Rows and deletions in the order of their offsets; of a deletion only the key is known."""
-    keys = dict(zip(table.primary_key, table.keys.parse(columns.keys().take(pa.array(dead_at))), strict=True))
-    order = pa.array(np.argsort(np.concatenate([live_at, dead_at]), kind="stable"))
+    keys_of_dead = table.keys.parse(columns.keys().take(from_numpy(dead_at)))
+    keys = dict(zip(table.primary_key, keys_of_dead, strict=True))
+    order = from_numpy(np.argsort(np.concatenate([live_at, dead_at]), kind="stable"))
     merged = []
     for field in table.schema:
         gone = keys.get(field.name)

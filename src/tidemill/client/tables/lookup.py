@@ -16,6 +16,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.tables.requests import checked, is_worth_another_try
 from tidemill.client.tables.scanner import read_batches
 from tidemill.errors import TableCode, TableError, TidemillError
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.definition import INDEX_COLUMN, Partition, TableDefinition
 from tidemill.tables.partition_values import partition_texts
 
@@ -59,7 +60,7 @@ class LookUp:
             return schema.empty_table()
         together = pa.Table.from_batches(found)
         order = np.argsort(together.column(INDEX_COLUMN).to_numpy(), kind="stable")
-        return together.drop_columns([INDEX_COLUMN]).take(pa.array(order))
+        return together.drop_columns([INDEX_COLUMN]).take(from_numpy(order))
 
     async def _ask(
         self,
@@ -101,7 +102,7 @@ class LookUp:
             "partition_id": partition.id,
             "bucket": bucket,
             "leader_epoch": -1,
-            "keys": state_keys.take(pa.array(places)).to_pylist(),
+            "keys": state_keys.take(from_numpy(places)).to_pylist(),
             # By name also when it is all of them: the table may have got more since.
             "columns": list(columns) or table.schema.names,
             "min_offset": min_offset,
@@ -119,7 +120,7 @@ class LookUp:
             return None
         batch = read_batches(response.records)
         index = batch.schema.get_field_index(INDEX_COLUMN)
-        return batch.set_column(index, INDEX_COLUMN, pa.array(places[batch.column(index).to_numpy()]))
+        return batch.set_column(index, INDEX_COLUMN, from_numpy(places[batch.column(index).to_numpy()]))
 
     async def retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Await ``attempt()`` until it succeeds, fails for good, or the time is over."""

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tidemill.client.tables.lanes import BATCH_BYTES, Lanes, Outgoing
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.partition_values import partition_texts
 
@@ -84,7 +85,7 @@ def prepare_changes(
         values = pa.nulls(len(here), pa.binary())
         if kept:
             (piece,) = rows.slice(done, kept).combine_chunks().to_batches()
-            values = table.format.from_batch(piece).take(pa.array(np.cumsum(~here) - 1, mask=here))
+            values = table.format.from_batch(piece).take(from_numpy(np.cumsum(~here) - 1, here))
         done += kept
         prepared.append(_keyed(table, batch.columns, values))
     return prepared
@@ -119,7 +120,7 @@ def _by_bucket(
             if len(rows) == len(values):
                 parts[value, bucket] = Outgoing(keys, values)
             else:
-                indexes = pa.array(rows)
+                indexes = from_numpy(rows)
                 parts[value, bucket] = Outgoing(
                     None if keys is None else keys.take(indexes), values.take(indexes)
                 )
