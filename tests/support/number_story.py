@@ -122,6 +122,7 @@ class NumberStory:
                 "isolation.level": isolation,
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
                 "log_level": 2,
             }
         )
@@ -130,7 +131,7 @@ class NumberStory:
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while len(ended) < PARTITIONS:
             assert time.monotonic() < deadline, f"{topic}: no end of partitions in sight, {ended} ended"
-            for message in consumer.consume(1000, 1.0):
+            for message in consumer.consume(1000, 0.1):
                 if message.error() is None:
                     found.append((message.partition(), message.offset(), int(message.value())))
                 elif message.error().name() == "_PARTITION_EOF":

@@ -30,7 +30,7 @@ class SparkDriver:
             "spark.local.dir": str(directory / f"local-{number}"),
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
         }
-        self._process.begin("open_session", conf=settings | conf, master=master)
+        self._process.begin("open_session", folder=str(directory), conf=settings | conf, master=master)
         self._is_open = False
 
     def call(self, name: str, /, **arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,74 +18,26 @@ import pytest
 
 from support.number_story import BATCH, NumberStory
 from support.processes import NodeProcess, process_environment, wait_until
-from support.spark_cluster import spark_cluster
+from support.spark_copies import COLD_SECONDS, READING, Copies, wait_held
 from support.spark_driver import SparkDriver, is_running
 from support.spark_jobs.points import Points
 from support.table_nodes import SOON
 
-_COLD_SECONDS = 180.0
 _MOMENTS = ("before-write", "during-write", "after-write", "before-commit", "during-commit", "after-commit")
 _PUBLISHED = ("during-commit", "after-commit")
 #: Where a process lives on that is cut off from a driver that has died, and where it comes to in the end: the
 #: rest of its rows is refused, and its publication is an old one.
 _CUT_OFF = {"during-write": "write-failed", "before-commit": "after-commit"}
-_READING = {"startingOffsets": "earliest", "maxRowsPerTrigger": BATCH}
+#: Where each copy dies, life by life. A driver is slow to start, so each comes to four moments; in the end
+#: topics and tables have both died at every one.
+_DEATHS = {
+    name: tuple(_MOMENTS[(first + 2 * life) % len(_MOMENTS)] for life in range(3))
+    for name, first in (("killed", 0), ("killed-too", 3), ("test.killed", 1), ("test.killed_too", 4))
+}
 #: How many tasks a batch has in each life of the driver.
-_TASKS = (2, 5, 3, 4, 2, 5, 3)
-
-
-class Copies:
-    """Streaming copies of one source, one to each target, over all lives of a driver."""
-
-    def __init__(self, story: NumberStory, directory: Path, targets: list[str]) -> None:
-        self._story = story
-        self._directory = directory
-        self.targets = [story.add_target(target) for target in targets]
-        self.points = {target: Points(directory / f"points of {target}") for target in targets}
-
-    def begin(self, driver: SparkDriver, tasks: int = 2) -> None:
-        for target in self.targets:
-            points, before = self.points[target], len(self.points[target].notes())
-            driver.call(
-                "copy",
-                source=self._story.source,
-                target=target,
-                checkpoint=str(self.checkpoint(target)),
-                points=str(points.directory),
-                reading=_READING | {"minPartitions": tasks},
-            )
-            # One after the other: two queries that began at one moment in a cold session both failed once, in
-            # Spark 4.3's serialization of tasks ("Illegal size 5 of collection, expected 6").
-            wait_until(lambda: len(points.notes()) > before, f"{target} is being written", _COLD_SECONDS)  # noqa: B023
-
-    def checkpoint(self, target: str) -> Path:
-        return self._directory / f"checkpoint of {target}"
-
-    def logged(self, target: str) -> int:
-        """How many batches Spark knows to be through."""
-        return len(list((self.checkpoint(target) / "commits").glob("[0-9]*")))
-
-    def wait_held(self, target: str, point: str, batch: int) -> int:
-        return wait_held(self.points[target], point, batch)
-
-    def finish(self, driver: SparkDriver) -> None:
-        for target in self.targets:
-            assert driver.call("finish", name=target)["failure"] is None
-
-
-def wait_held(points: Points, point: str, batch: int) -> int:
-    """The process that is held there."""
-
-    def state() -> int | None:
-        assert points.reached("failed") == []
-        return points.held(point, batch)
-
-    held: int = wait_until(
-        state,
-        f"{points.directory.name}: a process is held at {point} of batch {batch}",
-        _COLD_SECONDS,
-    )
-    return held
+_TASKS = (2, 5, 3, 4)
+#: Two tasks are held in every life, and one core is left to all others.
+_CORES = "local[3,4]"
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +58,15 @@ def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
     node: NodeProcess, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     story = NumberStory(node, "kills")
-    copies = Copies(story, tmp_path, ["killed", "test.killed"])
-    story.fill(len(_MOMENTS) + 1)
+    copies = Copies(story, tmp_path, list(_DEATHS))
+    lives = len(_TASKS) - 1
+    story.fill(lives + 1)
     cut_off: dict[str, tuple[str, int]] = {}
-    for life in range(len(_MOMENTS)):
-        # The two queries die at different moments, and over all lives at every one.
-        moments = dict(zip(copies.targets, (_MOMENTS[life], _MOMENTS[life - 3]), strict=True))
+    for life in range(lives):
+        moments = {target: deaths[life] for target, deaths in _DEATHS.items()}
         for target, moment in moments.items():
             copies.points[target].arm(moment, life)
-        with SparkDriver(tmp_path, node.bootstrap_servers) as driver:
+        with SparkDriver(tmp_path, node.bootstrap_servers, _CORES) as driver:
             copies.begin(driver, _TASKS[life])
             held = {target: copies.wait_held(target, moment, life) for target, moment in moments.items()}
             for target, moment in moments.items():
@@ -127,16 +79,18 @@ def test_a_driver_killed_at_every_moment_of_a_batch_leaves_one_copy(
                 target: (moment, held[target]) for target, moment in moments.items() if moment in _CUT_OFF
             }
             driver.kill(spared=[pid for _, pid in cut_off.values()])
-        if life % 2:
+        if life % 2 == 0:
             # What was published and what is open is remembered by more than the node's memory.
             node.kill()
             node.start()
     survivor: SparkDriver = request.getfixturevalue("driver")
     copies.begin(survivor, _TASKS[-1])
     copies.finish(survivor)
+    for target, (moment, pid) in cut_off.items():
+        assert_harmless(copies.points[target], moment, lives - 1, pid)
     for target in copies.targets:
-        story.check(target, len(_MOMENTS) + 1)
-        assert_replayed(copies.points[target])
+        story.check(target, lives + 1)
+        assert_replayed(copies.points[target], _DEATHS[target])
     assert story.open_transactions(*copies.targets) == []
 
 
@@ -151,18 +105,19 @@ def assert_harmless(points: Points, moment: str, batch: int, pid: int) -> None:
     wait_until(
         lambda: ends() or not is_running(pid),
         f"process {pid}, cut off at {moment}, has done what it could",
-        _COLD_SECONDS,
+        COLD_SECONDS,
     )
     if moment == "during-write":
         assert all("is over" in end["error"] for end in ends())
 
 
-def assert_replayed(points: Points) -> None:
+def assert_replayed(points: Points, deaths: Sequence[str]) -> None:
     """Batches were split anew when they ran again, and not written again if they had been published."""
-    held = {each["at"]: each["batch"] for each in points.reached("held")}
-    assert held.keys() == set(_MOMENTS)
-    for moment, rows in (("before-commit", BATCH), ("during-commit", 0), ("after-commit", 0)):
-        batch = held[moment]
+    assert [each["at"] for each in points.reached("held")] == list(deaths)
+    for batch, moment in enumerate(deaths):
+        if moment not in ("before-commit", *_PUBLISHED):
+            continue
+        rows = 0 if moment in _PUBLISHED else BATCH
         written = [each["rows"] for each in points.reached("after-write", batch)]
         first, again = written[: _TASKS[batch]], written[_TASKS[batch] :]
         assert len(again) == _TASKS[batch + 1] != len(first)
@@ -220,68 +175,75 @@ def test_a_query_outlives_a_node_that_is_killed_at_every_moment_of_a_batch(
     assert story.open_transactions(*copies.targets) == []
 
 
-@pytest.mark.timeout(300)
-def test_two_targets_of_foreach_batch_get_a_batch_once_though_the_driver_dies_between_them(
-    node: NodeProcess, driver: SparkDriver, tmp_path: Path
-) -> None:
-    story = NumberStory(node, "pairs")
-    first, second = story.add_target("first"), story.add_target("test.second")
-    story.fill(3)
-    points = Points(tmp_path / "points")
-    copying = {
-        "source": story.source,
-        "targets": [first, second],
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "points": str(points.directory),
-        "reading": _READING,
-        "app": "pairs",
-    }
-    points.arm("between", 1)
-    with SparkDriver(tmp_path, node.bootstrap_servers) as doomed:
-        doomed.call("copy_to_both", **copying)
-        wait_held(points, "between", 1)
-        story.check(first, 2)
-        story.check(second, 1)
-        doomed.kill()
-    driver.call("copy_to_both", **copying)
-    assert driver.call("finish", name="pairs")["failure"] is None
-    story.check(first, 3)
-    story.check(second, 3)
-    written = Points(points.directory / "first").reached("after-write", 1)
-    assert [each["rows"] for each in written] == [BATCH // 2, BATCH // 2, 0, 0]
+class DeadDriver:
+    """What a driver leaves that dies at two places at once: between the two targets of a batch of a stream,
+    and before batch writes are published. To start one is slow, so two tests share what is left.
+    """
 
+    pair = ("first", "test.second")
+    alone = ("dead", "test.dead")
+    later = range(BATCH, 2 * BATCH)
 
-@pytest.mark.timeout(300)
-def test_rows_of_a_batch_write_whose_driver_died_are_never_seen_and_hold_nobody_up(
-    node: NodeProcess, tmp_path: Path
-) -> None:
-    story = NumberStory(node, "dead-jobs")
-    points = {name: Points(tmp_path / name) for name in ("dead", "test.dead")}
-    with SparkDriver(tmp_path, node.bootstrap_servers) as doomed:
+    def __init__(self, node: NodeProcess, directory: Path) -> None:
+        self.pairs, self.jobs = NumberStory(node, "pairs"), NumberStory(node, "dead-jobs")
+        for target in self.pair:
+            self.pairs.add_target(target)
+        self.pairs.fill(3)
+        self.points = Points(directory / "points")
+        self.copying = {
+            "source": self.pairs.source,
+            "targets": self.pair,
+            "checkpoint": str(directory / "checkpoint"),
+            "points": str(self.points.directory),
+            "reading": READING,
+            "app": "pairs",
+        }
+        with SparkDriver(directory, node.bootstrap_servers) as doomed:
+            self._die_between_targets(doomed)
+            self._die_before_commit(doomed, directory)
+            doomed.kill()
+        assert {number for *_, number in self.jobs.records("dead", "read_uncommitted")} == set(range(BATCH))
+        # The transactions are open still: nobody has told the nodes that the driver is dead.
+        assert self.jobs.open_transactions("dead")
+        self.jobs.append("dead", self.later)
+        self.jobs.expect("dead", self.later, "")
+
+    def _die_between_targets(self, doomed: SparkDriver) -> None:
+        self.points.arm("between", 1)
+        doomed.call("copy_to_both", **self.copying)
+        wait_held(self.points, "between", 1)
+        first, second = self.pair
+        self.pairs.check(first, 2)
+        self.pairs.check(second, 1)
+
+    def _die_before_commit(self, doomed: SparkDriver, directory: Path) -> None:
+        points = {target: Points(directory / target) for target in self.alone}
         for target, own in points.items():
-            story.add_target(target)
+            self.jobs.add_target(target)
             own.arm("before-commit", 0)
             options = {"transactionTimeout": "15 seconds"}
             rows = {"first": 0, "end": BATCH, "options": options}
             doomed.call("write", name=target, target=target, points=str(own.directory), **rows)
         for target, own in points.items():
             wait_held(own, "before-commit", 0)
-            assert story.open_attempts(target) == 2
-        doomed.kill()
-    assert {number for *_, number in story.records("dead", "read_uncommitted")} == set(range(BATCH))
-    later = range(BATCH, 2 * BATCH)
-    story.append("dead", later)
-    story.expect("dead", later, "")
-    # Nobody tells the nodes that the job is dead: it gives no sign of life, and that is enough.
-    wait_until(lambda: not story.open_transactions(*points), "the dead jobs' transactions are aborted", 60.0)
-    words = ["txn", "jobs", "--format", "json", "--server", node.bootstrap_servers]
-    jobs = subprocess.check_output([sys.executable, "-m", "tidemill.cli", *words], env=process_environment())
-    assert {job["job"].rpartition(":")[2]: job["open_attempts"] for job in json.loads(jobs)}.items() >= {
-        ("dead", 0),
-        ("test.dead", 0),
-    }
-    story.check_topic("dead", later)
-    story.check("test.dead", 0)
+            assert self.jobs.open_attempts(target) == 2
+
+
+@pytest.fixture(scope="module")
+def dead_driver(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> DeadDriver:
+    return DeadDriver(node, tmp_path_factory.mktemp("dead"))
+
+
+@pytest.mark.timeout(300)
+def test_two_targets_of_foreach_batch_get_a_batch_once_though_the_driver_dies_between_them(
+    driver: SparkDriver, dead_driver: DeadDriver
+) -> None:
+    driver.call("copy_to_both", **dead_driver.copying)
+    assert driver.call("finish", name="pairs")["failure"] is None
+    for target in dead_driver.pair:
+        dead_driver.pairs.check(target, 3)
+    written = Points(dead_driver.points.directory / "first").reached("after-write", 1)
+    assert [each["rows"] for each in written] == [BATCH // 2, BATCH // 2, 0, 0]
 
 
 @pytest.mark.timeout(300)
@@ -305,34 +267,18 @@ def test_a_driver_that_is_slower_than_its_transactions_fails_and_publishes_nothi
         story.check(target, 1)
 
 
-@pytest.mark.timeout(400)
-def test_of_a_slow_task_and_its_twin_one_is_published(node: NodeProcess, tmp_path: Path) -> None:
-    story = NumberStory(node, "speculation")
-    copies = Copies(story, tmp_path, ["twins", "test.twins"])
-    story.fill(2)
-    speculation = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "100ms",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.minTaskRuntime": "100ms",
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.executor.memory": "512m",
-        "spark.executor.cores": "1",
+@pytest.mark.timeout(300)
+def test_rows_of_a_batch_write_whose_driver_died_are_never_seen_and_hold_nobody_up(
+    node: NodeProcess, dead_driver: DeadDriver
+) -> None:
+    story, targets = dead_driver.jobs, dead_driver.alone
+    # Nobody tells the nodes that the job is dead: it gives no sign of life, and that is enough.
+    wait_until(lambda: not story.open_transactions(*targets), "the dead jobs' transactions are aborted", 60.0)
+    words = ["txn", "jobs", "--format", "json", "--server", node.bootstrap_servers]
+    jobs = subprocess.check_output([sys.executable, "-m", "tidemill.cli", *words], env=process_environment())
+    assert {job["job"].rpartition(":")[2]: job["open_attempts"] for job in json.loads(jobs)}.items() >= {
+        ("dead", 0),
+        ("test.dead", 0),
     }
-    with (
-        spark_cluster(tmp_path / "cluster", process_environment()) as master,
-        SparkDriver(tmp_path, node.bootstrap_servers, master, **speculation) as driver,
-    ):
-        for batch, target in enumerate(copies.targets):
-            copies.points[target].arm("after-write", batch)
-        copies.begin(driver)
-        copies.finish(driver)
-        for batch, target in enumerate(copies.targets):
-            story.check(target, 2)
-            assert copies.points[target].held("after-write", batch), "one attempt was slow"
-            written = copies.points[target].reached("after-write", batch)
-            assert sum(each["rows"] for each in written) > BATCH, "and its twin has written all rows, too"
-    assert story.open_transactions(*copies.targets) == []
+    story.check_topic("dead", dead_driver.later)
+    story.check("test.dead", 0)

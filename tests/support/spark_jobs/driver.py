@@ -7,6 +7,7 @@ late, twice or not at all shows in its rows.
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,14 @@ def watched(writer: Any, target: str, points: str, options: dict[str, Any]) -> A
 
 
 @scenario
-def open_session(conf: dict[str, str], master: str = "local[2,4]") -> None:
+def open_session(folder: str, conf: dict[str, str], master: str) -> None:
+    """A session whose driver, and all that it starts, works in ``folder``."""
+    os.chdir(folder)
     small = {
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # A session that lives for seconds only: what makes Java start fast.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
     }
     session("exactly once", master=master, conf=small | conf).dataSource.register(WatchedSource)
 
@@ -121,6 +126,31 @@ def write(name: str, target: str, points: str, first: int, end: int, options: di
     rows = shaped(spark().range(first, end, 1, 2).withColumnRenamed("id", "number"), target)
     running[name] = Writing(watched(rows.write, target, points, options).mode("append"), Points(Path(points)))
     running[name].start()
+
+
+@scenario
+def stream_and_read(topic: str, table: str, folder: str) -> dict[str, Any]:
+    """A stream to a table, as users write it, a batch read of it, and what workers see of a folder."""
+    query = (
+        spark()
+        .readStream.format("tidemill")
+        .options(servers=BOOTSTRAP, startingOffsets="earliest", minPartitions=4)
+        .load(topic)
+        .selectExpr("cast(cast(value as string) as bigint) as id", "offset", "partition")
+        .writeStream.format("tidemill")
+        .options(servers=BOOTSTRAP, checkpointLocation=f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start(table)
+    )
+    query.awaitTermination()
+    found = spark().read.format("tidemill").options(servers=BOOTSTRAP, where="id >= 100").load(table)
+    return {
+        "count": found.count(),
+        "sum": found.agg({"id": "sum"}).collect()[0][0],
+        "driver": os.getpid(),
+        "workers": found.rdd.mapPartitions(lambda _: [(os.getppid(), os.listdir(folder))]).collect(),
+        "folder": os.listdir(folder),
+    }
 
 
 @scenario
