@@ -4,6 +4,7 @@ Rules:
 
 - One fetch per leader is under way at a time; the position of a partition moves only when ``poll`` hands its
   batches out, so a cancelled ``poll`` loses nothing.
+- A reader that knows where it stops has the next fetch under way while its caller works on the last.
 - Every batch's checksum is checked here as well: what a caller sees is what was written.
 - A reader of committed data gets no batch of an aborted transaction, and none of one that is still open.
 - A position that the log has no longer is moved to where the caller said, or reported. Where compaction has
@@ -60,6 +61,7 @@ class BatchReader:
         max_bytes: int = 16 * 1024 * 1024,
         partition_max_bytes: int = 1024 * 1024,
         out_of_range: OutOfRange = "error",
+        ends: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         self._cluster = cluster
         self.positions = dict(positions or {})
@@ -68,6 +70,8 @@ class BatchReader:
         self._max_bytes = max_bytes
         self._partition_max_bytes = partition_max_bytes
         self._out_of_range = out_of_range
+        #: Up to where it is worth to fetch before the caller asks.
+        self._ends = ends or {}
         self._fetches: dict[int, asyncio.Task[list[FetchedBatches]]] = {}
 
     async def assign(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -90,10 +94,9 @@ class BatchReader:
         if not self.positions:
             await asyncio.sleep(self._max_wait_ms / 1000)
             return []
-        loop = asyncio.get_running_loop()
         for node_id, partitions in (await self._cluster.leaders(self.positions)).items():
             if node_id not in self._fetches:
-                self._fetches[node_id] = loop.create_task(self._fetch(node_id, partitions))
+                self._begin(node_id, partitions)
         await asyncio.wait(self._fetches.values(), return_when=asyncio.FIRST_COMPLETED)
         found: list[FetchedBatches] = []
         failure: BaseException | None = None
@@ -101,15 +104,29 @@ class BatchReader:
             if task.done():
                 del self._fetches[node_id]
                 failure = task.exception() or failure
-                for fetched in [] if task.exception() is not None else task.result():
-                    # A fetch of a position that was moved meanwhile is of no use.
-                    if self.positions.get(fetched.partition) == fetched.from_offset:
-                        self._advance(fetched)
-                        found.append(fetched)
+                taken = [] if task.exception() is not None else self._taken(task.result())
+                found += taken
+                # No wait in between: a poll that is cancelled behind this point would lose what was taken.
+                unread = [each.partition for each in taken if each.next_offset < self._end(each.partition)]
+                if unread:
+                    self._begin(node_id, unread)
         # What other nodes have given must not get lost; the node that failed is asked again next time.
         if failure is not None and not found:
             raise failure
         return found
+
+    def _begin(self, node_id: int, partitions: list[TopicPartition]) -> None:
+        self._fetches[node_id] = asyncio.get_running_loop().create_task(self._fetch(node_id, partitions))
+
+    def _taken(self, fetched: list[FetchedBatches]) -> list[FetchedBatches]:
+        # A fetch of a position that was moved meanwhile is of no use.
+        current = [each for each in fetched if self.positions.get(each.partition) == each.from_offset]
+        for each in current:
+            self._advance(each)
+        return current
+
+    def _end(self, partition: TopicPartition) -> int:
+        return self._ends.get(partition, -1)
 
     def _advance(self, fetched: FetchedBatches) -> None:
         if fetched.next_offset != fetched.from_offset:

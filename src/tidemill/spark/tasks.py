@@ -77,6 +77,7 @@ async def _log(source: Source, schema: pa.Schema, part: LogRange) -> AsyncGenera
         max_wait_ms=_WAIT_MS,
         max_bytes=_FETCH_BYTES,
         partition_max_bytes=_FETCH_BYTES,
+        ends={place: end},
     )
     patience = _Patience(source, part)
     await _look_again_if_unknown(link.cluster, place)

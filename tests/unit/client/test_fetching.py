@@ -106,3 +106,37 @@ async def test_a_fetch_that_failed_while_nobody_polled_is_dropped_with_the_reade
     polling.cancel()
     await asyncio.gather(polling, return_exceptions=True)
     await reading.close()
+
+
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_up_to_its_end_a_reader_fetches_before_it_is_asked() -> None:
+    behind = build_batch([Record(None, b"c")], base_offset=12)
+    answers = {0: [answer(entry(0, BATCH)), answer(entry(0, behind)), answer(entry(0, BATCH))]}
+    reading = reader(answers, {("t", 0): 10}, ends={("t", 0): 13})
+    (first,) = await reading.poll()
+    await turns()
+    assert len(answers[0]) == 1
+    assert reading.positions == {("t", 0): 12}, "what was not handed out is not read"
+    (second,) = await reading.poll()
+    assert (first.next_offset, second.next_offset) == (12, 13)
+    await turns()
+    assert len(answers[0]) == 1, "behind the end nothing is fetched"
+    await reading.close()
+
+
+async def test_what_was_fetched_before_it_was_asked_for_is_dropped_when_the_position_moves() -> None:
+    behind = build_batch([Record(None, b"c")], base_offset=12)
+    answers = {0: [answer(entry(0, BATCH)), answer(entry(0, behind)), answer(entry(0, BATCH))]}
+    reading = reader(answers, {("t", 0): 10}, ends={("t", 0): 13})
+    await reading.poll()
+    await turns()
+    reading.positions[("t", 0)] = 10
+    assert await reading.poll() == []
+    (again,) = await reading.poll()
+    assert (again.from_offset, again.next_offset) == (10, 12)
+    await reading.close()
