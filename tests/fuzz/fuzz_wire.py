@@ -270,17 +270,16 @@ def request_seeds(rng: random.Random) -> list[bytes]:
     for _ in range(3):
         for api, version in all_versions():
             body = random_body(rng, request_class(api.key, version))
-            frame = encode_request(api.key, version, rng.getrandbits(31), rng.choice(("me", "", None)), body)[
-                4:
-            ]
-            seeds.append(frame)
+            client = rng.choice(("me", "", None))
+            seeds.append(bytes(encode_request(api.key, version, rng.getrandbits(31), client, body)[4:]))
             if is_flexible(api.key, version):
                 untagged = {
                     spec.name for spec in fields_of(request_class(api.key, version)) if spec.tag is None
                 }
                 body = {name: value for name, value in body.items() if name in untagged}
                 # The last byte says that there are no tagged fields: let there be one that nobody knows.
-                seeds.append(encode_request(api.key, version, 1, "me", body)[4:-1] + b"\x01\x63\x03xyz")
+                frame = bytes(encode_request(api.key, version, 1, "me", body)[4:-1])
+                seeds.append(frame + b"\x01\x63\x03xyz")
     rng.shuffle(seeds)
     return seeds
 

@@ -47,7 +47,7 @@ class RawClient:
     def encode(self, api: str, version: int, body: dict[str, Any]) -> bytes:
         """The frame of a request with the next correlation id."""
         self.correlation_id += 1
-        return encode_request(_KEYS[api], version, self.correlation_id, "raw", body)
+        return bytes(encode_request(_KEYS[api], version, self.correlation_id, "raw", body))
 
     def request(self, api: str, version: int, body: dict[str, Any]) -> Any:
         """Send a request and return the body of its answer."""

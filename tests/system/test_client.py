@@ -207,7 +207,7 @@ async def serving(handle: Handler) -> AsyncIterator[Address]:
 
 def api_versions(*served: tuple[int, int, int]) -> bytes:
     entries = [{"api_key": key, "min_version": low, "max_version": high} for key, low, high in served]
-    return encode_response(18, 0, 0, {"api_keys": entries})
+    return bytes(encode_response(18, 0, 0, {"api_keys": entries}))
 
 
 async def test_garbage_is_reported_as_another_protocol() -> None:

@@ -67,17 +67,18 @@ def _refuse_typos(entity: EntityClass, body: Body) -> None:
         raise TypeError(f"no version of {entity.__name__} has {', '.join(unknown)}")
 
 
-def encode_response(api_key: int, api_version: int, correlation_id: int, body: Body) -> bytes:
+def encode_response(api_key: int, api_version: int, correlation_id: int, body: Body) -> memoryview:
     """The whole frame of a response: length, header, body."""
     out = bytearray(_response_start.size + response_header_version(api_key, api_version))
     encode_entity(response_class(api_key, api_version), body, out)
     _response_start.pack_into(out, 0, len(out) - 4, correlation_id)
-    return bytes(out)
+    # A view: whoever sends it cuts off what was sent, and neither should copy megabytes.
+    return memoryview(out).toreadonly()
 
 
 def encode_request(
     api_key: int, api_version: int, correlation_id: int, client_id: str | None, body: Body
-) -> bytes:
+) -> memoryview:
     """The whole frame of a request: length, header, body."""
     client = b"" if client_id is None else client_id.encode()
     out = bytearray(_request_start.size)
@@ -87,7 +88,7 @@ def encode_request(
     encode_entity(request_class(api_key, api_version), body, out)
     client_length = -1 if client_id is None else len(client)
     _request_start.pack_into(out, 0, len(out) - 4, api_key, api_version, correlation_id, client_length)
-    return bytes(out)
+    return memoryview(out).toreadonly()
 
 
 @cache

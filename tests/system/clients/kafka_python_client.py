@@ -348,8 +348,8 @@ class Member(threading.Thread, ConsumerRebalanceListener):  # type: ignore[misc]
         }
         self._consumer = KafkaConsumer(bootstrap_servers=BOOTSTRAP, group_id=group, **(settings | config))
         self._consumer.subscribe([topic], listener=self)
-        # A leader that learns of the partitions only after it joined joins again; kafka-python 3.0.12 loses the
-        # answer to that when a poll's time is up in between, and then stays without partitions.
+        # A leader that learns of the partitions only after it joined joins again; kafka-python 3.0.12 loses
+        # the answer to that when a poll's time is up in between, and then stays without partitions.
         self._consumer.partitions_for_topic(topic)
         self.start()
 

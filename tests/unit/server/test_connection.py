@@ -24,17 +24,16 @@ PRODUCE, FETCH, METADATA = 0, 1, 3
 def produce_frame(number: int, value: str = "v", acks: int = -1) -> bytes:
     entry = {"index": 0, "records": plain_batch(value)}
     body = {"acks": acks, "timeout": 1_000, "topic_data": [{"name": "t", "partition_data": [entry]}]}
-    return encode_request(PRODUCE, 3, number, "client", body)
+    return bytes(encode_request(PRODUCE, 3, number, "client", body))
 
 
 def fetch_frame(number: int) -> bytes:
-    return encode_request(
-        FETCH, 4, number, "client", {"max_wait": 0, "min_bytes": 0, "max_bytes": 0, "topics": []}
-    )
+    body = {"max_wait": 0, "min_bytes": 0, "max_bytes": 0, "topics": []}
+    return bytes(encode_request(FETCH, 4, number, "client", body))
 
 
 def metadata_frame(number: int) -> bytes:
-    return encode_request(METADATA, 1, number, "client", {"topics": []})
+    return bytes(encode_request(METADATA, 1, number, "client", {"topics": []}))
 
 
 def padded_frame(number: int, size_bytes: int) -> bytes:

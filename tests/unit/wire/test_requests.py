@@ -156,7 +156,7 @@ def test_a_cut_response_header_is_refused(cut: int) -> None:
 
 
 def test_unknown_tagged_fields_of_a_response_header_are_skipped() -> None:
-    frame = encode_response(12, 4, 6, {"throttle_time": 9})[4:]
+    frame = bytes(encode_response(12, 4, 6, {"throttle_time": 9})[4:])
     with_tag = frame[:4] + b"\x01\x07" + write_uvarint(2) + b"xy" + frame[5:]
     assert decode_response(12, 4, with_tag) == decode_response(12, 4, frame)
 

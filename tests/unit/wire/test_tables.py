@@ -182,7 +182,7 @@ def test_a_message_that_is_cut_anywhere_is_refused(key: int) -> None:
 
 
 def test_more_keys_than_there_are_bytes_are_refused_before_memory_is_taken() -> None:
-    frame = encode_request(1060, 0, 5, "c", {"keys": [b"k"]})[4:]
+    frame = bytes(encode_request(1060, 0, 5, "c", {"keys": [b"k"]})[4:])
     keys_at = frame.index(b"\x02\x02k")
     hostile = frame[:keys_at] + b"\xff\xff\xff\xff\x07" + frame[keys_at + 1 :]
     with pytest.raises(ProtocolError, match=r"a count of 2147483646 .* 16 are left"):
