@@ -82,14 +82,15 @@ def run(
         typer.Option(
             "--full-refresh",
             metavar="NAME,…",
-            help="Empty these tables and sinks' progress and compute anew.",
+            help="Empty these tables of Spark's and compute them anew.",
         ),
     ] = None,
     full_refresh_all: Annotated[
-        bool, typer.Option("--full-refresh-all", help="The same for everything.")
+        bool, typer.Option("--full-refresh-all", help="The same for everything; sinks get all rows again.")
     ] = False,
     refresh: Annotated[
-        list[str] | None, typer.Option("--refresh", metavar="NAME,…", help="Bring only these up to date.")
+        list[str] | None,
+        typer.Option("--refresh", metavar="NAME,…", help="Bring only these tables of Spark's up to date."),
     ] = None,
     conf: ConfOption = None,
 ) -> None:

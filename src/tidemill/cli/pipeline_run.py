@@ -227,6 +227,9 @@ class _Run:
         code = client.wait()
         if code:
             return self._failed(code, cause_of(client.errors, self._project.folder))
+        if self._order.refresh and not self._finished:
+            # Spark passes over names that it does not know.
+            return self._failed(1, Cause(f"nothing ran: {_names_nothing(self._order.refresh)}"))
         self._completed()
         return 0
 
@@ -241,7 +244,7 @@ class _Run:
     def _completed(self) -> None:
         seconds = time.monotonic() - self._started
         flows = len({each.flow for each in self._finished})
-        done = "the pipeline is sound" if self._order.dry else f"{flows} flows done"
+        done = "the pipeline is sound" if self._order.dry else f"{flows} {_flows(flows)} done"
         self._screen.say(
             f"{done} in {seconds:.1f} s; log: {_relative(self._log.path)}",
             event="completed",
@@ -277,6 +280,20 @@ class _Run:
             cause = Cause(f"flow {trouble.flow}: {trouble.reason}", *(place or (None, None)))
             reasons.append(_with_place(cause, self._project.folder))
         return reasons
+
+
+def _flows(count: int) -> str:
+    return "flow" if count == 1 else "flows"
+
+
+def _names_nothing(options: Sequence[str]) -> str:
+    """Why a run that was to bring only some up to date did nothing."""
+    if not any("=" in option for option in options):
+        return "the pipeline has no flows"
+    return (
+        f"{' '.join(options)} names no table of this pipeline; Spark's tables and materialized views can be "
+        "named so, as their transformations do; sinks run with everything"
+    )
 
 
 def _with_place(cause: Cause | None, folder: Path) -> str:
