@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from tidemill.records import batch as batches
 from tidemill.records.batch import HEADER_BYTES, BatchHeader
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.records.columns_scalar import Body, Int64s, corrupt, read_headers, read_one_by_one, read_varint
 from tidemill.records.compression import decompress
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, Header
@@ -329,4 +330,4 @@ def _binary_array(body: Body, starts: Int64s, ends: Int64s, null: Bools) -> pa.B
         pa.binary(), len(cuts) - 1, [None, pa.py_buffer(cuts), pa.py_buffer(body)]
     )
     wanted = 2 * (np.arange(len(starts)) if order is None else order)
-    return entries.take(pa.array(wanted, mask=null if null.any() else None))
+    return entries.take(from_numpy(wanted, null))

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tidemill.errors import TableCode, TableError
 from tidemill.kv.engine import KvStore
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.bucket import View
 from tidemill.tables.changes import OFFSET_BYTES
 from tidemill.tables.definition import INDEX_COLUMN, TableDefinition
@@ -85,7 +86,7 @@ def look_up(
     if len(found) > 1 and len(found) * _spread_bytes(table, columns) > max_bytes:
         raise _too_large(keys, max_bytes)
     batch = decode_values(table, [value for value in values if value is not None], columns)
-    return batch.append_column(INDEX_COLUMN, pa.array(found))
+    return batch.append_column(INDEX_COLUMN, from_numpy(found))
 
 
 def _values_of(store: KvStore, keys: Sequence[bytes], max_bytes: int) -> list[bytes | None]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from tidemill.records import columns_compute as pc
+from tidemill.records.columns_numpy import from_numpy
 from tidemill.tables.nested import Room, make_array, nulls_of, running, spread
 from tidemill.tables.refusals import Refusal, first_failing, indexed_by, refuse_where
 from tidemill.tables.row_layout import COUNT_BYTES, END_BYTES, Column, Layout
@@ -60,7 +61,7 @@ class Source:
             offsets[-1] = ends[-1]
         kind = pa.binary() if small else pa.large_binary()
         slices = pa.Array.from_buffers(kind, 2 * count, [None, pa.py_buffer(offsets), self.buffer], 0)
-        chosen = pc.take(slices, pa.array(np.arange(0, 2 * count, 2)), boundscheck=False)
+        chosen = pc.take(slices, from_numpy(np.arange(0, 2 * count, 2)), boundscheck=False)
         return chosen if small else chosen.cast(pa.binary())
 
     def gather_octets(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
