@@ -39,6 +39,7 @@ class Plan:
     table_memory_rows: tuple[int, ...]
     spark_rows: tuple[int, ...]
     spark_tasks: tuple[int, ...]
+    spark_warm_up: bool
 
 
 FULL = Plan(
@@ -68,33 +69,35 @@ FULL = Plan(
     table_memory_rows=(400_000, 4_000_000),
     spark_rows=(300_000, 3_000_000),
     spark_tasks=(1, 2, 4),
+    spark_warm_up=True,
 )
 
 QUICK = Plan(
     rounds=1,
-    record_bytes=(100, 1_000, 10_000),
+    record_bytes=(1_000,),
     produce_seconds=0.05,
     touched_bytes=1 * MB,
     latency_rounds=1,
     latency_seconds=0.3,
     latency_rate=500,
     starts=1,
-    partition_counts=(20, 200),
+    partition_counts=(20,),
     partitions_per_topic=10,
     idle_topics=10,
     connections=50,
     idle_seconds=0.2,
-    log_bytes=(1 * MB, 10 * MB, 20 * MB),
+    log_bytes=(1 * MB, 5 * MB),
     segment_bytes=2 * MB,
     fetches=20,
-    compacted_bytes=(1 * MB, 10 * MB),
-    transaction_records=(100, 1_000),
+    compacted_bytes=(5 * MB,),
+    transaction_records=(100,),
     transactional_records=1_000,
-    group_members=(2, 5),
-    table_rows=5_000,
+    group_members=(2,),
+    table_rows=2_000,
     table_lookups=1_000,
-    table_growth_rows=(1_000, 10_000),
-    table_memory_rows=(5_000, 20_000),
-    spark_rows=(2_000,),
-    spark_tasks=(2,),
+    table_growth_rows=(1_000,),
+    table_memory_rows=(2_000,),
+    spark_rows=(1_000,),
+    spark_tasks=(1,),
+    spark_warm_up=False,
 )

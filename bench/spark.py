@@ -63,6 +63,7 @@ def _run(bench: Bench, what: str) -> list[dict[str, Any]]:
             counts=plan.spark_rows,
             tasks=plan.spark_tasks,
             rounds=plan.rounds,
+            warm_up=plan.spark_warm_up,
         )
     measured: list[dict[str, Any]] = found["measured"]
     return measured

@@ -2,7 +2,7 @@
 JSON``.
 
 One local session for all of it. Every measurement takes both sides in turn, round by round, after both have
-run once. A read ends in Spark's ``noop`` sink, which takes all columns of all rows.
+run once if the plan has a warm-up. A read ends in Spark's ``noop`` sink, which takes all columns of all rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _WARM_UP_ROWS = 1_000
 class _World:
     """The session, the node, and what was measured."""
 
-    def __init__(self, servers: str, directory: str, tasks_max: int, rounds: int) -> None:
+    def __init__(self, servers: str, directory: str, tasks_max: int, rounds: int, warm_up: bool) -> None:
         self.servers = servers
         self.work = Path(directory)
         self.rounds = rounds
+        self.warm_up = warm_up
         self.measured: list[dict[str, Any]] = []
         self.spark = _session(self.work, tasks_max)
         self.spark.dataSource.register(MemorySource)
@@ -55,9 +56,9 @@ class _World:
     def compare(
         self, what: str, count: int, tasks: int, size_bytes: int, **sides: Callable[[int], Any]
     ) -> None:
-        """Run the sides in turn; each is told the number of its run, and the first run is not counted."""
+        """Run the sides in turn; each is told the number of its run, and run 0 is not counted."""
         taken: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(self.rounds + 1):
+        for turn in range(0 if self.warm_up else 1, self.rounds + 1):
             for name, side in sides.items():
                 seconds = _timed(lambda side=side, turn=turn: side(turn))
                 if turn:
@@ -99,9 +100,11 @@ def _noop(frame: DataFrame) -> None:
 # --- reading
 
 
-def read(servers: str, directory: str, counts: list[int], tasks: list[int], rounds: int) -> dict[str, Any]:
+def read(
+    servers: str, directory: str, counts: list[int], tasks: list[int], rounds: int, warm_up: bool
+) -> dict[str, Any]:
     """Tables, typed topics, Kafka's columns and streams, each beside the ceiling."""
-    world = _World(servers, directory, max(tasks), rounds)
+    world = _World(servers, directory, max(tasks), rounds, warm_up)
     most = max(tasks)
     shapes = [(counts[0], number) for number in tasks] + [(count, most) for count in counts[1:]]
     for count, number in shapes:
@@ -191,9 +194,11 @@ def _drain(world: _World, stream: DataFrame, name: str, count: int) -> None:
 # --- writing
 
 
-def write(servers: str, directory: str, counts: list[int], tasks: list[int], rounds: int) -> dict[str, Any]:
+def write(
+    servers: str, directory: str, counts: list[int], tasks: list[int], rounds: int, warm_up: bool
+) -> dict[str, Any]:
     """Appends and upserts from Spark, beside the same rows from the client in one process."""
-    world = _World(servers, directory, max(tasks), rounds)
+    world = _World(servers, directory, max(tasks), rounds, warm_up)
     most = max(tasks)
     shapes = [(counts[0], number, rounds) for number in tasks] + [(count, most, 1) for count in counts[1:]]
     for count, number, turns in shapes:

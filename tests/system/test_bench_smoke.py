@@ -10,35 +10,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SPARK_CONF = ROOT / "tests" / "support" / "spark_conf"
 
-SIZES = ("100 B", "1 KB", "10 KB")
 ROWS = {
     "Aims": 14,
-    "Produce": [
-        f"{size}, acks={acks}, {count}" for size in SIZES for acks in ("1", "all") for count in (1, 16)
-    ]
+    "Produce": [f"1 KB, acks={acks}, {count}" for acks in ("1", "all") for count in (1, 16)]
     + ["the disk alone, 1 MB writes"],
-    "Consume": [f"{size}, {count}" for size in SIZES for count in (1, 16)],
+    "Consume": ["1 KB, 1", "1 KB, 16"],
     "Latency": ["acks=1, p50", "acks=1, p99", "acks=all, p50", "acks=all, p99"],
     "Start": ["bare import done", "node takes connections", "first record acknowledged"],
     "Idle memory": ["no topics", "10 topics"],
-    "Start with many partitions": [
-        "0, never started",
-        "20, orderly",
-        "20, kill -9",
-        "200, orderly",
-        "200, kill -9",
-    ],
+    "Start with many partitions": ["0, never started", "20, orderly", "20, kill -9"],
     "Idle connections": ["0", "50"],
-    "Fetch cost by log size": ["1 MB, 1 times", "10 MB, 10 times", "20 MB, 20 times"],
-    "Transactional produce": ["100", "1,000"],
+    "Fetch cost by log size": ["1 MB, 1 times", "5 MB, 5 times"],
+    "Transactional produce": ["100"],
     "Reading committed data": [
         "read_committed, nothing aborted",
         "read_committed, half aborted",
         "read_uncommitted, half aborted",
     ],
-    "Compaction": [f"{log} MB of {size}" for size in ("100 B", "1,000 B", "10,000 B") for log in (1, 10)],
-    "Rebalance when a member joins": ["classic, 2", "classic, 5", "consumer, 2", "consumer, 5"],
+    "Compaction": ["5 MB of 1,000 B"],
+    "Rebalance when a member joins": ["classic, 2", "consumer, 2"],
     "Tables": [
         "RocksDB: write",
         "RocksDB, durable: write",
@@ -50,8 +42,8 @@ ROWS = {
         "RocksDB: iterate",
         "scan into columns",
     ],
-    "Scans of growing tables": ["1,000", "10,000"],
-    "Memory of a scan": ["5,000 rows", "20,000 rows"],
+    "Scans of growing tables": ["1,000"],
+    "Memory of a scan": ["2,000 rows"],
     "Recovery of a table": ["live state", "snapshot", "the log alone"],
     "Spark: reading": [
         "table scan",
@@ -68,7 +60,7 @@ def test_a_quick_run_of_the_benchmarks_fills_every_row(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench", "--quick", "--directory", str(tmp_path)],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "SPARK_CONF_DIR": str(SPARK_CONF)},
         capture_output=True,
         text=True,
     )
