@@ -7,6 +7,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# Hundreds of processes start here, each in less than half the time if modules stay compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 PY := $(VENV)/bin/python
