@@ -20,6 +20,7 @@ import pytest
 import tidemill
 
 ROOT = Path(__file__).parents[2]
+SPARK_CONF = ROOT / "tests" / "support" / "spark_conf"
 README, TABLES, SPARK = "README.md", "docs/tables.md", "docs/spark.md"
 BLOCK = re.compile(r"^```(python|console)( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
@@ -51,7 +52,14 @@ def blocks(document: str, kind: str) -> list[Block]:
 
 def run(command: list[str], directory: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
     """What a program prints; it must end well."""
-    result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout_seconds)
+    result = subprocess.run(
+        command,
+        cwd=directory,
+        env={**os.environ, "SPARK_CONF_DIR": str(SPARK_CONF)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

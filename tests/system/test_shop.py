@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
+SPARK_CONF = Path(__file__).parents[1] / "support" / "spark_conf"
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -21,7 +22,7 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(SHOP), *arguments],
         cwd=directory,
-        env={**os.environ, "TMPDIR": str(directory / "tmp")},
+        env={**os.environ, "TMPDIR": str(directory / "tmp"), "SPARK_CONF_DIR": str(SPARK_CONF)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
