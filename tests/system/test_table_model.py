@@ -6,7 +6,6 @@ long each story is. A failure prints the seed and what has happened.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
@@ -124,18 +123,25 @@ def damage_live_files(node: NodeProcess, rng: random.Random, *, first_part: floa
 
     The metadata that every reader looks at is in the first part of a file; the rows are everywhere.
     """
-    damaged = 0
-    for path in live_files(node.data_dir / "kv", "*.sst"):
-        # The node may have removed a file meanwhile, and put another in its place.
-        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+
+    def damage() -> int:
+        return sum(damage_file(path, rng, first_part) for path in live_files(node.data_dir / "kv", "*.sst"))
+
+    # The node flushes and compacts as it likes: for a moment there may be none.
+    wait_until(damage, "there is a table file to damage")
+
+
+def damage_file(path: Path, rng: random.Random, first_part: float) -> bool:
+    """Whether the file was still there, and had been written."""
+    try:
+        with path.open("r+b") as file:
             size = os.fstat(file.fileno()).st_size
-            if not size:
-                continue
-            for _ in range(max(3, size // 20_000)):
+            for _ in range(max(3, size // 20_000) if size else 0):
                 file.seek(int(size * rng.uniform(first_part, 0.9)))
                 file.write(rng.randbytes(4))
-            damaged += 1
-    assert damaged
+            return size > 0
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.timeout(200)
