@@ -7,7 +7,8 @@ compactions write: 2 ms on a quiet disk, 100 to 400 ms on a busy one. This is ho
 2. Copy the list of files (``MANIFEST``), then link every table file (``.sst``). Table files never change, and
    one that the copied list names goes away only after RocksDB has added to its list.
 3. Open the copy for reading. That checks that every file on the list is there in its full size, and says
-   which ones those are. If a compaction came in between, a file is missing: start again.
+   which ones those are. If a compaction came in between, a file is missing: start again. What is wrong
+   every time, with all files there, is damage.
 4. Writers go on. Remove what is not on the list: files that a compaction was writing, and rocksdict's own.
 
 So what is returned was opened, and was found to have the applied offset and the identity of the original.
@@ -27,6 +28,7 @@ _CURRENT_NAME = "CURRENT"
 TABLE_SUFFIX = ".sst"
 _MANIFEST_PREFIX = "MANIFEST-"
 _TRIES_MAX = 10
+_MISSING_TEXT = "no such file"
 
 
 def copy_database(
@@ -35,9 +37,11 @@ def copy_database(
     """Put a copy of ``source``, which nobody writes to, at ``target``. Nothing of it is synced yet.
 
     ``inspect`` opens the copy and returns the names of its table files; ``CorruptData`` if it is not whole.
-    Returns the names of the files that belong to the copy.
+    Returns the names of the files that belong to the copy. Raises ``CorruptData`` if a table file of
+    ``source`` is damaged.
     """
-    failure: StorageError | None = None
+    failure: CorruptData | None = None
+    is_same = False
     for _ in range(_TRIES_MAX):
         try:
             files.remove_tree(target)
@@ -45,7 +49,12 @@ def copy_database(
             manifest = _copy_once(source, target, files)
             return inspect(target) | {_CURRENT_NAME, manifest}
         except CorruptData as error:
+            is_same = failure is not None and str(failure) == str(error)
             failure = error
+    if failure is not None and is_same and _MISSING_TEXT not in str(failure).lower():
+        name = Path(failure.path).name
+        path = source / name if name.endswith(TABLE_SUFFIX) else source
+        raise CorruptData(f"it cannot be copied: {failure}", path=str(path), position=failure.position)
     raise StorageError(
         f"no copy of {source} succeeded in {_TRIES_MAX} tries, because its files change too fast or one is "
         f"lost: {failure}"

@@ -416,6 +416,24 @@ def test_a_copy_into_which_a_compaction_came_is_made_again(bucket: Path, resourc
     assert ids(bucket) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("from_end", [300, 500])
+def test_state_that_cannot_be_copied_because_a_file_is_damaged_is_reported_as_damaged(
+    bucket: Path, resources: KvResources, from_end: int
+) -> None:
+    damaged = max((bucket / "live").glob("*.sst"))
+    with open_store(bucket, resources) as store:
+        fill(store, 3)
+        # Behind the rows are the blocks that everybody reads who opens the file.
+        with damaged.open("r+b") as file:
+            file.seek(-from_end, os.SEEK_END)
+            file.write(bytes(100))
+        with pytest.raises(CorruptData, match="cannot be copied") as refused:
+            SnapshotStore(bucket).create(store, 0)
+    # Some of what RocksDB finds it does not find in a file.
+    assert refused.value.path in (str(damaged), str(damaged.parent))
+    assert ids(bucket) == [1, 2]
+
+
 class OldList(Files):
     """Gives the list of files as it was before the last flush, once."""
 
