@@ -113,9 +113,6 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return len(self.unsent)
 
-    def write(self, buffer: bytes) -> None:
-        self.writelines([buffer])
-
     def writelines(self, buffers: list[bytes]) -> None:
         data = b"".join(buffers)
         if self.takes_writes:

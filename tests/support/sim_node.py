@@ -107,9 +107,6 @@ class _Transport:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def write(self, buffer: bytes) -> None:
-        self.writelines([buffer])
-
     def writelines(self, buffers: list[bytes]) -> None:
         for buffer in buffers:
             self.sent += buffer

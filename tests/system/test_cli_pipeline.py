@@ -118,6 +118,11 @@ def test_a_new_project_runs_as_generated_and_then_takes_only_what_is_new(tmp_pat
     assert rows_by_flow(output) == {"order_history": 90, "keep_latest_orders": 90, "revenue_by_region": None}
     check(project, orders=1_050)
 
+    # Spark itself would pass over the name of a sink, and say that all went well.
+    _, errors = pipeline("run", *_FAST, "--refresh", "latest_orders", folder=project, code=1)
+    assert "error: nothing ran: --refresh=latest_orders names no table of this pipeline" in errors
+    check(project, orders=1_050)
+
     broken = project / "transformations" / "revenue.py"
     broken.write_text(broken.read_text().replace('groupBy("region")', 'groupBy("reggion")'))
     # A catalog that has nothing to remember is made faster.

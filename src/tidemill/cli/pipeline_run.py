@@ -227,9 +227,9 @@ class _Run:
         code = client.wait()
         if code:
             return self._failed(code, cause_of(client.errors, self._project.folder))
-        if self._order.refresh and not self._finished:
-            # Spark passes over names that it does not know.
-            return self._failed(1, Cause(f"nothing ran: {_names_nothing(self._order.refresh)}"))
+        named = [option for option in self._order.refresh if "=" in option]
+        if named and not self._finished:
+            return self._failed(1, Cause(_names_nothing(named)))
         self._completed()
         return 0
 
@@ -287,12 +287,10 @@ def _flows(count: int) -> str:
 
 
 def _names_nothing(options: Sequence[str]) -> str:
-    """Why a run that was to bring only some up to date did nothing."""
-    if not any("=" in option for option in options):
-        return "the pipeline has no flows"
+    """Spark passes over names that it does not know."""
     return (
-        f"{' '.join(options)} names no table of this pipeline; Spark's tables and materialized views can be "
-        "named so, as their transformations do; sinks run with everything"
+        f"nothing ran: {' '.join(options)} names no table of this pipeline; Spark's tables and materialized "
+        "views can be named so, as their transformations do; sinks run with everything"
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tidemill.errors import ConfigError
-from tidemill.spark.worker_python import python_of_workers
+from tidemill.spark.worker_python import installed_spark, python_of_workers
 
 __all__ = (
     "SERVER_READY",
@@ -160,7 +160,6 @@ def spark_environment(environ: Mapping[str, str], servers: str, token: str, *, l
 
 
 def _spark_home() -> Path:
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    home = installed_spark()
+    assert home is not None, "checked by check_python"
+    return home

@@ -107,7 +107,9 @@ class BatchReader:
                 taken = [] if task.exception() is not None else self._taken(task.result())
                 found += taken
                 # No wait in between: a poll that is cancelled behind this point would lose what was taken.
-                unread = [each.partition for each in taken if each.next_offset < self._end(each.partition)]
+                unread = [
+                    each.partition for each in taken if each.next_offset < self._ends.get(each.partition, 0)
+                ]
                 if unread:
                     self._begin(node_id, unread)
         # What other nodes have given must not get lost; the node that failed is asked again next time.
@@ -124,9 +126,6 @@ class BatchReader:
         for each in current:
             self._advance(each)
         return current
-
-    def _end(self, partition: TopicPartition) -> int:
-        return self._ends.get(partition, -1)
 
     def _advance(self, fetched: FetchedBatches) -> None:
         if fetched.next_offset != fetched.from_offset:

@@ -28,7 +28,6 @@ _CURRENT_NAME = "CURRENT"
 TABLE_SUFFIX = ".sst"
 _MANIFEST_PREFIX = "MANIFEST-"
 _TRIES_MAX = 10
-_MISSING_TEXT = "no such file"
 
 
 def copy_database(
@@ -40,8 +39,7 @@ def copy_database(
     Returns the names of the files that belong to the copy. Raises ``CorruptData`` if a table file of
     ``source`` is damaged.
     """
-    failure: CorruptData | None = None
-    is_same = False
+    failures: list[CorruptData] = []
     for _ in range(_TRIES_MAX):
         try:
             files.remove_tree(target)
@@ -49,15 +47,15 @@ def copy_database(
             manifest = _copy_once(source, target, files)
             return inspect(target) | {_CURRENT_NAME, manifest}
         except CorruptData as error:
-            is_same = failure is not None and str(failure) == str(error)
-            failure = error
-    if failure is not None and is_same and _MISSING_TEXT not in str(failure).lower():
-        name = Path(failure.path).name
+            failures.append(error)
+    last = failures[-1]
+    if str(last) == str(failures[-2]) and files.stat(Path(last.path)) is not None:
+        name = Path(last.path).name
         path = source / name if name.endswith(TABLE_SUFFIX) else source
-        raise CorruptData(f"it cannot be copied: {failure}", path=str(path), position=failure.position)
+        raise CorruptData(f"it cannot be copied: {last}", path=str(path), position=last.position)
     raise StorageError(
         f"no copy of {source} succeeded in {_TRIES_MAX} tries, because its files change too fast or one is "
-        f"lost: {failure}"
+        f"lost: {last}"
     )
 
 

@@ -401,11 +401,7 @@ class Connection(asyncio.BufferedProtocol):
             size = sum(map(len, out))
             self._budget.take(size)
             self._unsent += size
-            if len(out) == 1:
-                # It may be a view, which ``writelines`` would copy.
-                transport.write(out[0])
-            else:
-                transport.writelines(out)
+            transport.writelines(out)
             if transport.get_write_buffer_size() == 0:
                 freed += self._unsent
                 self._unsent = 0

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-__all__ = ("python_of_workers",)
+__all__ = ("installed_spark", "python_of_workers")
 
 _SCRIPT: Final = Path(__file__).with_name("worker_python.sh")
 
@@ -28,17 +28,22 @@ def python_of_workers(environ: Mapping[str, str], *, local: bool) -> dict[str, s
     if environ.get("PYSPARK_PYTHON", str(_SCRIPT)) != str(_SCRIPT):
         return {}
     if local and _is_installed(environ) and os.access(_SCRIPT, os.X_OK):
-        return {"PYSPARK_PYTHON": str(_SCRIPT), "TIDEMILL_WORKER_PYTHON": sys.executable}
+        return {"PYSPARK_PYTHON": str(_SCRIPT), "PYSPARK_INSTALLED_PYTHON": sys.executable}
     # Spark's own default is whatever python3 is, which need not have Tidemill.
     return {"PYSPARK_PYTHON": sys.executable}
 
 
+def installed_spark() -> Path | None:
+    """The folder of the package, which is also the home of the Spark in it."""
+    found = find_spec("pyspark")
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
 def _is_installed(environ: Mapping[str, str]) -> bool:
     """Whether Spark is the one that every process of this interpreter finds as an installed package."""
-    found = find_spec("pyspark")
-    if found is None or found.origin is None:
+    package = installed_spark()
+    if package is None:
         return False
-    package = Path(found.origin).parent
     places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
     home = environ.get("SPARK_HOME")
     return str(package.parent) in places and (home is None or Path(home) == package)

@@ -12,4 +12,4 @@ done
 IFS=$separator
 PYTHONPATH=$kept
 export PYTHONPATH
-exec "$TIDEMILL_WORKER_PYTHON" "$@"
+exec "$PYSPARK_INSTALLED_PYTHON" "$@"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.config.loading import load_settings
 from tidemill.errors import ConfigError
 from tidemill.spark.java import check_java
 from tidemill.spark.sessions import settings_for
@@ -51,7 +52,7 @@ def test_options_of_java_are_added_to_those_for_the_log() -> None:
 
 def test_workers_of_a_local_session_import_the_installed_pyspark(tmp_path: Path) -> None:
     chosen = python_of_workers({}, local=True)
-    assert chosen["TIDEMILL_WORKER_PYTHON"] == sys.executable
+    assert chosen["PYSPARK_INSTALLED_PYTHON"] == sys.executable
     archives = f"/spark/python/lib/pyspark.zip:/a b:/spark/python/lib/py4j-0.10.9.9-src.zip:{tmp_path}"
     show = "import os, sys; print(os.environ['PYTHONPATH'], sys.executable, sys.argv[1:])"
     shown = subprocess.run(
@@ -70,6 +71,10 @@ def test_another_spark_and_other_machines_get_the_plain_interpreter(environ: dic
     assert python_of_workers(environ, local=local) == {"PYSPARK_PYTHON": sys.executable}
     before = python_of_workers({}, local=True)
     assert python_of_workers(before | environ, local=local) == {"PYSPARK_PYTHON": sys.executable}
+
+
+def test_a_node_can_be_started_from_the_environment_of_a_session() -> None:
+    load_settings({}, python_of_workers({}, local=True))
 
 
 def test_the_python_that_the_caller_names_is_left_alone() -> None:
