@@ -78,7 +78,7 @@ def _fill(client: RawClient, topic: str, size: int, segment_bytes: int) -> int:
     client.create_topic(topic, 1, {"segment.bytes": str(segment_bytes)})
     batch = batch_of(_RECORD_BYTES, _RECORDS_PER_BATCH)
     for _ in range(size // len(batch)):
-        client.produce(topic, range(1), batch, acks=1)
+        client.produce(topic, range(1), batch, acks=0)
     client.produce(topic, range(1), batch, acks=-1)
     return client.end_offset(topic)
 

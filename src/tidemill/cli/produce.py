@@ -64,7 +64,10 @@ def produce(
     ] = None,
     compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
     acks: Annotated[
-        Acks, typer.Option("--acks", help="all: on the disks of all in-sync replicas.")
+        Acks,
+        typer.Option(
+            "--acks", help="all: on the disks of all in-sync replicas. 1: on the leader's. 0: no answer."
+        ),
     ] = Acks.ALL,
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.001, help="At most so many records a second.")

@@ -178,7 +178,7 @@ async def read_back(
 
 
 async def _visible_ends(cluster: Cluster, produced: LoadResult) -> dict[TopicPartition, int]:
-    """The ends of the partitions, once all that was sent can be read: it takes a moment without acks=all."""
+    """The ends of the partitions, once all that was sent can be read: it takes a moment with acks=0."""
     deadline = time.monotonic() + _VISIBLE_SECONDS_MAX
     while True:
         found = await list_offsets(cluster, dict.fromkeys(produced.start_offsets, LATEST))

@@ -202,16 +202,16 @@ _EFFECTIVE = (
         "flush.messages",
         _K.LONG,
         _LONG_MAX_TEXT,
-        "Lets batches that no producer with acks=all waits for stay unsynced, and so unreadable, until there "
-        "are this many records. By default every append is synced at once.",
+        "Lets batches that no producer waits for (acks=0) stay unsynced, and so unreadable, until there are "
+        "this many records. By default every append is synced at once.",
         minimum=1,
     ),
     ConfigKey(
         "flush.ms",
         _K.LONG,
         _LONG_MAX_TEXT,
-        "Lets batches that no producer with acks=all waits for stay unsynced, and so unreadable, for this "
-        "long. By default every append is synced at once.",
+        "Lets batches that no producer waits for (acks=0) stay unsynced, and so unreadable, for this long. "
+        "By default every append is synced at once.",
         minimum=0,
     ),
     ConfigKey(

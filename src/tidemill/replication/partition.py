@@ -286,12 +286,17 @@ class Partition:
         """Where a reader stops: the last stable offset for committed data, else the high watermark."""
         return self.last_stable_offset if committed else self.high_watermark
 
+    def check_position(self, offset: int) -> None:
+        """Raise ``ApiError`` unless a reader may stand at ``offset``: from the log start to the log end.
+
+        Between where readers stop and the log end there is just nothing to read yet.
+        """
+        self.log.check_readable(offset, self.log.end_offset)
+
     def read(self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False) -> memoryview:
         if self.log.failure is not None:
             raise self.log.failure
-        # A position between the last stable offset and the high watermark is a good one: there is just
-        # nothing to read yet.
-        self.log.check_readable(offset, self.high_watermark)
+        self.check_position(offset)
         upper = self.upper_offset(committed=committed)
         if offset >= upper:
             return memoryview(b"")
@@ -304,7 +309,7 @@ class Partition:
         """
         if self.log.failure is not None:
             raise self.log.failure
-        self.log.check_readable(start_offset, self.high_watermark)
+        self.check_position(start_offset)
         if end_offset is None:
             # As in ``read``, a start behind the last stable offset is a good one.
             end_offset = max(start_offset, self.last_stable_offset)
@@ -314,8 +319,10 @@ class Partition:
                 f"a range of {self.topic}-{self.index} cannot start at offset {start_offset} and end at "
                 f"{end_offset}",
             )
-        self.log.check_readable(end_offset, self.high_watermark)
-        return measure(self.log, start_offset, end_offset, max_bytes)
+        self.check_position(end_offset)
+        if start_offset >= self.high_watermark:
+            return Measured(start_offset, 0)
+        return measure(self.log, start_offset, min(end_offset, self.high_watermark), max_bytes)
 
     def delete_records(self, offset: int) -> list[Segment]:
         """Move the log start to ``offset`` (-1: the high watermark); returns what can be discarded."""

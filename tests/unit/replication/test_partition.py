@@ -200,7 +200,20 @@ def test_nobody_reads_what_is_not_durable() -> None:
     made.partition.append(plain_batch("b"), NOW)
     read = made.partition.read(0, 10**6, at_least_one=True)
     assert parse_header(read).size_bytes == len(read)
-    assert refused(made.partition.read, 2, 10**6, at_least_one=True) == ErrorCode.offset_out_of_range
+    assert bytes(made.partition.read(2, 10**6, at_least_one=True)) == b""
+    assert refused(made.partition.read, 3, 10**6, at_least_one=True) == ErrorCode.offset_out_of_range
+
+
+def test_what_is_not_durable_is_not_measured() -> None:
+    made = Made()
+    made.partition.append(plain_batch("a"), NOW)
+    made.flush()
+    made.partition.append(plain_batch("b", "c"), NOW)
+    size = len(plain_batch("a"))
+    assert made.partition.measure(0, 3, None) == (1, size)
+    assert made.partition.measure(2, 3, None) == (2, 0)
+    assert made.partition.measure(2, None, None) == (2, 0)
+    assert refused(made.partition.measure, 0, 4, None) == ErrorCode.offset_out_of_range
 
 
 @pytest.mark.parametrize(

@@ -80,14 +80,25 @@ async def test_records_come_back_as_they_were_written(node: Exchange, version: i
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_nothing_above_the_high_watermark_is_read(node: Exchange, version: int) -> None:
     await node.write("t", "durable")
-    node.produce(9, produce_part("t", plain_batch("not yet")), acks=1)
+    node.produce(9, produce_part("t", plain_batch("not yet")), acks=0)
     partition = await got(node, node.fetch(version, fetch_part("t")))
     assert values(partition) == ["durable"]
     assert partition.high_watermark == 1
-    above = await got(node, node.fetch(version, fetch_part("t", 2)))
-    assert above.error_code == ErrorCode.offset_out_of_range
-    at_the_end = await got(node, node.fetch(version, fetch_part("t", 1)))
-    assert (at_the_end.error_code, values(at_the_end)) == (0, [])
+    for offset in (1, 2):
+        at_the_end = await got(node, node.fetch(version, fetch_part("t", offset)))
+        assert (at_the_end.error_code, values(at_the_end)) == (0, []), "there is just nothing to read yet"
+    behind = await got(node, node.fetch(version, fetch_part("t", 3)))
+    assert behind.error_code == ErrorCode.offset_out_of_range
+
+
+async def test_a_fetch_between_the_high_watermark_and_the_log_end_waits_for_records(node: Exchange) -> None:
+    node.produce(9, produce_part("t", plain_batch("a", "b")), acks=0)
+    await node.settle()
+    answer = node.fetch(11, fetch_part("t", 2), fetch_part("u", 0, max_bytes=0), max_wait=LONG, min_bytes=1)
+    await node.settle()
+    assert not answer.arrived
+    await node.write("t", "c")
+    assert values(parts(answer)[0]) == ["c"]
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version >= 5])
@@ -198,7 +209,7 @@ async def test_a_fetch_waits_for_min_bytes_and_is_woken_by_a_flush(node: Exchang
     answer = node.fetch(11, fetch_part("t"), fetch_part("u"), max_wait=LONG, min_bytes=1)
     await node.settle()
     assert (answer.arrived, looks) == (False, [1])
-    node.produce(9, produce_part("u", plain_batch("v")), acks=1)
+    node.produce(9, produce_part("u", plain_batch("v")), acks=0)
     await node.settle()
     assert (answer.arrived, looks) == (False, [1]), "a write that is not durable wakes nobody"
     await node.flush()
@@ -264,7 +275,7 @@ async def test_a_topic_deleted_while_a_fetch_waits_is_told(node: Exchange) -> No
 
 async def test_a_partition_that_stops_while_a_fetch_waits_is_told(node: Exchange) -> None:
     answer = node.fetch(11, fetch_part("t"), max_wait=LONG, min_bytes=1)
-    node.produce(9, produce_part("t", plain_batch("v")), acks=1)
+    node.produce(9, produce_part("t", plain_batch("v")), acks=0)
     node.storage.fail_next("sync", ".log", SyncFailed("on purpose"))
     await node.flush()
     assert parts(answer)[0].error_code == ErrorCode.kafka_storage_error

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from support.batches import plain_batch
-from support.exchange import Answer, Exchange, produce_part
+from support.exchange import Answer, Exchange, fetch_part, produce_part
 from tidemill.control.commands import DeleteTopic
 from tidemill.errors import DiskFull, ErrorCode, SyncFailed
 from tidemill.records.compression import ZSTD
@@ -34,6 +34,7 @@ async def node() -> AsyncIterator[Exchange]:
         "stamped": (1, {"message.timestamp.type": "LogAppendTime"}),
         "small": (1, {"max.message.bytes": "200"}),
         "keyed": (1, {"cleanup.policy": "compact"}),
+        "lazy": (1, {"flush.ms": "3600000"}),
     }
     async with Exchange(topics) as started:
         yield started
@@ -51,10 +52,13 @@ async def code(node: Exchange, answer: Answer) -> ErrorCode:
 # --- acks
 
 
+@pytest.mark.parametrize("acks", [ALL, LEADER])
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_acks_all_is_answered_after_the_flush_and_not_before(node: Exchange, version: int) -> None:
+async def test_an_acknowledgement_comes_after_the_flush_and_not_before(
+    node: Exchange, version: int, acks: int
+) -> None:
     await node.write("t", "before")
-    answer = node.produce(version, produce_part("t", BATCH))
+    answer = node.produce(version, produce_part("t", BATCH), acks=acks)
     await node.settle()
     assert not answer.arrived
     await node.flush()
@@ -62,19 +66,57 @@ async def test_acks_all_is_answered_after_the_flush_and_not_before(node: Exchang
     assert node.partition("t").high_watermark == 3
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_acks_1_is_answered_after_the_write(node: Exchange, version: int) -> None:
-    answer = node.produce(version, produce_part("t", BATCH), acks=LEADER)
+@pytest.mark.parametrize("acks", [ALL, LEADER])
+async def test_what_was_acknowledged_is_read_at_once(node: Exchange, acks: int) -> None:
+    """With a disk that takes its time: a client asks the moment it has its answer."""
+    for round_number in range(5):
+        answer = node.produce(9, produce_part("t", BATCH), acks=acks)
+        await node.settle()
+        while not answer.arrived:
+            assert node.node.flusher.busy
+            node.node.flusher.step()
+            await node.settle()
+        base = result(answer).base_offset
+        assert base == 2 * round_number
+        fetched = node.fetch(11, fetch_part("t", base + 1))
+        asked = {"name": "t", "partitions": [{"partition_index": 0, "timestamp": -1}]}
+        latest = await node.ask("ListOffsets", 5, replica_id=-1, topics=[asked])
+        partition = fetched.value.responses[0].partitions[0]
+        assert (partition.error_code, len(partition.records)) == (ErrorCode.none, len(BATCH))
+        assert latest.topics[0].partitions[0].offset == base + 2
+
+
+async def test_acks_1_survives_a_power_failure(node: Exchange) -> None:
+    answer = node.produce(9, produce_part("t", BATCH), acks=LEADER)
+    await node.flush()
+    assert result(answer).error_code == ErrorCode.none
+    await node.restart(power_loss=True)
+    assert node.partition("t").high_watermark == 2
+
+
+async def test_acks_1_is_told_of_a_failed_flush(node: Exchange) -> None:
+    answer = node.produce(9, produce_part("t", BATCH), acks=LEADER)
+    node.storage.fail_next("sync", ".log", SyncFailed("on purpose"))
+    assert await code(node, answer) == ErrorCode.kafka_storage_error
+
+
+async def test_only_a_producer_that_waits_brings_a_lazy_flush_forward(node: Exchange) -> None:
+    """``flush.ms`` lets appends with acks=0 gather, and no others."""
+    node.produce(9, produce_part("lazy", BATCH), acks=NONE)
     await node.settle()
-    assert (result(answer).error_code, result(answer).base_offset) == (ErrorCode.none, 0)
-    assert node.partition("t").high_watermark == 0
+    assert node.partition("lazy").flush_due_ms() > 0
+    answer = node.produce(9, produce_part("lazy", BATCH), acks=LEADER)
+    await node.settle()
+    assert node.partition("lazy").flush_due_ms() == 0
+    assert await code(node, answer) == ErrorCode.none
+    assert node.partition("lazy").high_watermark == 4
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_acks_0_is_not_answered_and_the_next_request_is(node: Exchange, version: int) -> None:
     silent = node.produce(version, produce_part("t", BATCH), acks=NONE)
     loud = node.produce(version, produce_part("t", BATCH), acks=LEADER)
-    await node.settle()
+    await node.flush()
     assert not silent.arrived
     assert result(loud).base_offset == 2
 

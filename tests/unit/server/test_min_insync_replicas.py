@@ -9,6 +9,7 @@ import pytest
 from support.batches import plain_batch
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import ErrorCode
+from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call, ReplyBuffers
 from tidemill.server.handlers.produce import produce
@@ -32,6 +33,8 @@ async def test_too_few_replicas_refuse_acks_all_only(
     header = parse_header(frame)
     answers: list[ReplyBuffers] = []
     produce(broker, Call(header, decode_request(header, frame), "host", answers.append, lambda: None))
+    log = broker.partition(broker.topic("strict"), 0)
+    await wait_committed(log, log.log.end_offset)
     response = decode_response(0, 9, b"".join(answers[0])[4:])[1]
     assert response.responses[0].partition_responses[0].error_code == code
-    assert broker.partition(broker.topic("strict"), 0).log.end_offset == end
+    assert log.log.end_offset == end

@@ -12,6 +12,7 @@ from support.batches import plain_batch
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import ErrorCode
 from tidemill.records.record import Record, build_batch
+from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call, ReplyBuffers
 from tidemill.server.handlers.produce import produce
@@ -85,9 +86,12 @@ def code_of(version: int, answer: ReplyBuffers) -> ErrorCode:
 
 
 async def settled(broker: Broker) -> None:
+    """Wait until all that was sent is through the gate, and what was written is on disk."""
     while broker.transactional_writes:
         for task in list(broker.transactional_writes.values()):
             await task
+    partition = broker.partition(broker.topic("orders"), 0)
+    await wait_committed(partition, partition.log.end_offset)
 
 
 async def test_the_first_batch_asks_the_coordinator_and_the_next_does_not(orders: Broker) -> None:
@@ -97,6 +101,7 @@ async def test_the_first_batch_asks_the_coordinator_and_the_next_does_not(orders
     assert answers == [], "nothing is written before the coordinator has answered"
     await settled(orders)
     send(orders, 9, batch(1), answers)
+    await settled(orders)
     assert [code_of(9, answer) for answer in answers] == [ErrorCode.none, ErrorCode.none]
     assert coordinator.asked == ["verify"]
 
@@ -167,5 +172,6 @@ async def test_a_plain_batch_under_a_transactional_id_does_not_ask(orders: Broke
     orders.transactions = coordinator = Coordinator(orders, ErrorCode.none)  # type: ignore[assignment]
     answers: list[ReplyBuffers] = []
     send(orders, 9, plain_batch("v"), answers)
+    await settled(orders)
     assert code_of(9, answers[0]) == ErrorCode.none
     assert coordinator.asked == []

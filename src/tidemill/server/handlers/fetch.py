@@ -1,5 +1,8 @@
 """Fetch: read batches below the high watermark, and wait for more when there are too few.
 
+A position between the high watermark and the log end is a good one that has nothing to read yet; only one
+outside of the log is out of range.
+
 A request that has to wait is woken by its partitions, never by polling. Sessions (KIP-227) keep the list of
 partitions between requests; see ``fetch_sessions``.
 """
@@ -181,7 +184,7 @@ class _Fetch:
         for wanted in self._wanted:
             try:
                 partition = self._partition(wanted)
-                partition.log.check_readable(wanted.fetch_offset, partition.high_watermark)
+                partition.check_position(wanted.fetch_offset)
                 upper = partition.upper_offset(committed=self._committed)
                 if self._diverged(partition, wanted):
                     return True
@@ -274,7 +277,7 @@ class _Fetch:
                         wanted.fetch_offset, limit, at_least_one=first, committed=self._committed
                     )
                 else:
-                    partition.log.check_readable(wanted.fetch_offset, partition.high_watermark)
+                    partition.check_position(wanted.fetch_offset)
         except StorageError as error:
             return FetchPartition(wanted.index, error.code, -1)
         except ApiError as error:

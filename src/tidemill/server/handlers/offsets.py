@@ -97,9 +97,8 @@ def _epoch_end(broker: Broker, topic: str, entry: Any) -> dict[str, Any]:
         partition = _leader(broker, topic, entry.partition, entry.current_leader_epoch)
     except TidemillError as error:
         return {"partition": entry.partition, "error_code": error.code, "leader_epoch": -1, "end_offset": -1}
-    epoch, end_offset = partition.log.epochs.end_offset_for(entry.leader_epoch, partition.high_watermark)
-    # An epoch may have ended above what is durable, which is nobody's business yet.
-    end_offset = min(end_offset, partition.high_watermark)
+    # The log end, not the high watermark: a reader that stands between the two was not cut off.
+    epoch, end_offset = partition.log.epochs.end_offset_for(entry.leader_epoch, partition.log.end_offset)
     return {"partition": entry.partition, "leader_epoch": epoch, "end_offset": end_offset}
 
 
@@ -138,7 +137,7 @@ async def _delete_one(broker: Broker, topic_name: str, entry: Any, timeout_ms: i
 
 
 async def _wait_until_durable(partition: Partition, offset: int, timeout_ms: int) -> None:
-    """A client that wrote with acks=1 knows offsets which only the next flush makes durable: wait for it."""
+    """Wait for the flush of what another producer has written and nobody was told of yet."""
     if not partition.high_watermark < offset <= partition.log.end_offset:
         return
     try:

@@ -1,7 +1,8 @@
 """Produce: append batches, and answer when they are as safe as the client asked for.
 
-``acks=0`` gets no answer, ``acks=1`` one after the write, ``acks=all`` one when the high watermark has passed
-the batch. A batch that is refused has changed nothing.
+``acks=0`` gets no answer. ``acks=1`` gets one when the batch is on the leader's own disk, ``acks=all`` when the
+high watermark has passed it; this node is every replica there is, so both wait for the same flush. Acknowledged
+means synced, and whoever was acknowledged can read the batch. A batch that is refused has changed nothing.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _append_one(
             entry.index, ErrorCode.none, appended.base_offset, append_time, partition.log_start_offset
         )
     )
-    if request.acks == _ACKS_ALL:
+    if request.acks != 0:
         pending.wait_for(partition, appended.last_offset + 1, results, place)
 
 
