@@ -19,8 +19,8 @@ _NOTE = (
     "{rate:,} records of 1 KB per second to one partition, `linger.ms=0`; from when a record was due to "
     "its delivery report in Python. Beside it the same client against the mock cluster, which has no disk: "
     "what the client and the way to it cost. And one process that writes a record of the same size and calls "
-    "fdatasync, at the same rate on the same disk, timed from the start of each write. On one node acks=1 and "
-    "acks=all wait for the same flush: they differ only by chance."
+    "fdatasync, at the same rate on the same disk, timed from the start of each write. On one node acks=1 "
+    "and acks=all wait for the same flush: they differ only by chance."
 )
 
 

@@ -25,8 +25,8 @@ _PRODUCE_NOTE = (
     "Peer: the same client with the same configuration against librdkafka's mock cluster, which keeps a few "
     "megabytes in memory, checks no checksum and has no disk. 16 partitions are four topics of four, because "
     "four is how many the mock cluster makes; records go to the partitions in turn. The last row is one "
-    "process that writes 1 MB and calls fdatasync, again and again. On one node acks=1 and acks=all wait for the "
-    "same flush; the mock cluster waits for nothing with either."
+    "process that writes 1 MB and calls fdatasync, again and again. On one node acks=1 and acks=all wait for "
+    "the same flush; the mock cluster waits for nothing with either."
 )
 _CONSUME_NOTE = (
     "Limit: one process sends the bytes of the same log files with sendfile through a loopback socket, "

@@ -100,6 +100,18 @@ def test_a_second_producer_fences_the_first(step: Step, topic: str, both: Any) -
     assert both()[0] == ["of the second"]
 
 
+@feature("transactions: fencing")
+def test_a_fenced_producer_that_writes_on_is_told_for_good(
+    node: NodeProcess, start_client: Any, topic: str
+) -> None:
+    """librdkafka takes what Produce answers for fatal: the application closes the producer."""
+    step = start_client("confluent_txn", node).call
+    step("create", topic=topic, partitions=1)
+    begin(step, "first", topic, "of the first", transactional_id=topic)
+    assert step("start", name="second", transactional_id=topic) == "ok"
+    assert step("fatal_error_of_sending", name="first", topic=topic, text="too late") == "_FENCED"
+
+
 @feature("transactions: timeout")
 def test_a_transaction_that_takes_too_long_is_aborted(step: Step, topic: str, both: Any) -> None:
     step("create", topic=topic, partitions=1)

@@ -84,6 +84,18 @@ def abort(name: str) -> str:
 
 
 @scenario
+def fatal_error_of_sending(name: str, topic: str, text: str) -> str | None:
+    """The error after which the producer can only be closed, if sending ends with one."""
+    _producers[name].produce(topic, text.encode(), partition=0)
+    try:
+        _producers[name].flush(DEADLINE_SECONDS)
+        _producers[name].commit_transaction(DEADLINE_SECONDS)
+    except KafkaException as error:
+        return str(error.args[0].name()) if error.args[0].fatal() else None
+    return None
+
+
+@scenario
 def drop(name: str) -> None:
     """Let go of a producer without ending anything."""
     del _producers[name]

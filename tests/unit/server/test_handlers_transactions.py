@@ -276,6 +276,15 @@ async def test_offsets_share_the_fate_of_the_transaction(
 
 
 @versions("TxnOffsetCommit")
+async def test_offsets_of_a_fenced_producer_have_an_old_epoch(
+    broker: Broker, ask: Ask, producer: tuple[int, int], topic_id: Any, version: int
+) -> None:
+    await start(broker, ask, 4)
+    code = await commit_offset(broker, ask, producer, topic_id, version)
+    assert code is ErrorCode.invalid_producer_epoch
+
+
+@versions("TxnOffsetCommit")
 async def test_a_topic_that_is_missing_is_refused_for_itself(
     broker: Broker, ask: Ask, producer: tuple[int, int], version: int
 ) -> None:

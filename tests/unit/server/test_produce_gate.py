@@ -135,6 +135,9 @@ async def test_requests_behind_one_that_waits_keep_their_order(orders: Broker) -
         (10, ErrorCode.transaction_abortable, ErrorCode.invalid_txn_state),
         (11, ErrorCode.transaction_abortable, ErrorCode.transaction_abortable),
         (9, ErrorCode.invalid_producer_epoch, ErrorCode.invalid_producer_epoch),
+        (7, ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch),
+        (11, ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch),
+        (12, ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch),
     ],
 )
 async def test_a_refusal_is_told_in_words_that_the_client_knows(

@@ -1,8 +1,10 @@
 """Produce: append batches, and answer when they are as safe as the client asked for.
 
-``acks=0`` gets no answer. ``acks=1`` gets one when the batch is on the leader's own disk, ``acks=all`` when the
-high watermark has passed it; this node is every replica there is, so both wait for the same flush. Acknowledged
-means synced, and whoever was acknowledged can read the batch. A batch that is refused has changed nothing.
+``acks=0`` gets no answer. ``acks=1`` gets one when the batch is on the leader's own disk, ``acks=all`` when
+the high watermark has passed it; this node is every replica there is, so both wait for the same flush.
+Acknowledged means synced, and whoever was acknowledged can read the batch.
+
+A batch that is refused has changed nothing.
 """
 
 from __future__ import annotations

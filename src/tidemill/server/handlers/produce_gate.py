@@ -84,6 +84,12 @@ async def _open(broker: Broker, call: Call, producer: Producer, closed: list[Top
 
 
 def _refusal(place: TopicPartition, code: ErrorCode, call: Call) -> ApiError:
+    if code == ErrorCode.producer_fenced:
+        # PRODUCER_FENCED is for coordinators to say; in an answer to Produce, this one is taken for fatal.
+        return ApiError(
+            ErrorCode.invalid_producer_epoch,
+            f"a newer producer has taken over the transactional id {call.request.transactional_id!r}",
+        )
     if code in _PASSING and call.version < _IMPLICIT_ADD_MIN_VERSION:
         code = ErrorCode.not_enough_replicas
     elif code == ErrorCode.transaction_abortable and call.version < _ABORTABLE_MIN_VERSION:

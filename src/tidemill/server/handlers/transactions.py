@@ -190,7 +190,10 @@ async def _commit_in_transaction(
 
 
 async def _enter_transaction(broker: Broker, call: Call) -> ErrorCode:
-    """See to it that the group's offsets are part of the transaction: newer clients leave that to us."""
+    """See to it that the group's offsets are part of the transaction: newer clients leave that to us.
+
+    A fenced producer is told INVALID_PRODUCER_EPOCH in every version: Kafka has no PRODUCER_FENCED here.
+    """
     request = call.request
     producer = Producer(request.producer_id, request.producer_epoch)
     place = broker.place_of_group(request.group_id)
@@ -199,13 +202,14 @@ async def _enter_transaction(broker: Broker, call: Call) -> ErrorCode:
     if not has_transactions(broker):
         return ErrorCode.invalid_producer_id_mapping
     if call.version >= _FIRST_COMMIT_THAT_ADDS:
-        return await broker.transactions.add_partitions(request.transactional_id, producer, [place])
-    code = await broker.transactions.verify(request.transactional_id, *producer, *place)
-    if call.version >= _FIRST_COMMIT_WITH_ABORTABLE:
-        return code
-    if code is ErrorCode.transaction_abortable:
+        code = await broker.transactions.add_partitions(request.transactional_id, producer, [place])
+    else:
+        code = await broker.transactions.verify(request.transactional_id, *producer, *place)
+    if code is ErrorCode.producer_fenced:
+        return ErrorCode.invalid_producer_epoch
+    if code is ErrorCode.transaction_abortable and call.version < _FIRST_COMMIT_WITH_ABORTABLE:
         return ErrorCode.invalid_txn_state
-    return known_to_version(code, call.version, _FIRST_COMMIT_WITH_ABORTABLE)
+    return code
 
 
 # --- the end
