@@ -166,24 +166,34 @@ class ConsumerGroups:
             self._append_and_replay(plan_static_leave(group, member), now_ms)
             group.deadlines.cancel((Wait.REBALANCE, member.member_id))
         else:
-            self._remove(group, member, now_ms)
+            self._remove(group, [member], now_ms)
         return ConsumerHeartbeatReply(member_id=member.member_id, member_epoch=request.member_epoch), ()
 
-    def _remove(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
-        """A member goes, or is thrown out. If only classic members remain, the group becomes classic."""
-        if can_downgrade(group, member):
-            records, classic = downgrade(group, self._topics, now_ms, leaving=member.member_id)
-            self._append(records)
+    def _remove(self, group: ConsumerGroup, members: Sequence[ConsumerMember], now_ms: int) -> None:
+        """Members go, or are thrown out. If only classic members remain, the group becomes classic."""
+        # The last one decides what the group becomes, so it is one of the new protocol if any of them is.
+        *others, last = sorted(members, key=lambda member: member.classic is None)
+        records: Sequence[ConsumerRecord] = ()
+        without_others = group
+        if others:
+            records = raise_epoch(group, self._topics, [member.member_id for member in others])
+            without_others = group.copy()
+            for record in records:
+                without_others.replay(record)
+        if can_downgrade(without_others, last):
+            conversion, classic = downgrade(without_others, self._topics, now_ms, leaving=last.member_id)
+            self._append([*records, *conversion])
             self._groups[group.group_id] = classic
         else:
-            self._append_and_replay(raise_epoch(group, self._topics, [member.member_id]), now_ms)
+            gone = [member.member_id for member in members]
+            self._append_and_replay(raise_epoch(group, self._topics, gone), now_ms)
 
     def tick(self, group: ConsumerGroup, now_ms: int) -> None:
         """Remove the members that are overdue."""
         for member_id in group.overdue(now_ms):
             member = group.members.get(member_id)
             if self._groups.get(group.group_id) is group and member is not None:
-                self._remove(group, member, now_ms)
+                self._remove(group, [member], now_ms)
 
     # -- the classic protocol --------------------------------------------------------------------------
 
@@ -263,7 +273,7 @@ class ConsumerGroups:
     def leave(self, group: ConsumerGroup, members: Sequence[LeavingMember], now_ms: int) -> LeaveReply:
         """LeaveGroup for several members at once: the epoch rises once for all of them."""
         left: list[LeftMember] = []
-        gone: dict[str, None] = {}
+        gone: dict[str, ConsumerMember] = {}
         for each in members:
             try:
                 member = require_leaving(group, each)
@@ -272,10 +282,10 @@ class ConsumerGroups:
             except Refused as refusal:
                 left.append(LeftMember(each.member_id, each.instance_id, refusal.code))
             else:
-                gone[member.member_id] = None
+                gone[member.member_id] = member
                 left.append(LeftMember(each.member_id, each.instance_id))
         if gone:
-            self._append_and_replay(raise_epoch(group, self._topics, gone), now_ms)
+            self._remove(group, list(gone.values()), now_ms)
         return LeaveReply(members=tuple(left))
 
     # -- views -----------------------------------------------------------------------------------------

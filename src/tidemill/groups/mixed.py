@@ -142,12 +142,20 @@ def must_join_again(group: ConsumerGroup, member: ConsumerMember) -> bool:
 
 
 def require_leaving(group: ConsumerGroup, leaving: LeavingMember) -> ConsumerMember:
-    """LeaveGroup: the member that goes; an operator names it by its instance id only."""
-    member_id = leaving.member_id
-    if leaving.instance_id is not None and not member_id:
-        holder = group.static_member(leaving.instance_id)
-        member_id = "" if holder is None else holder.member_id
-    return _require_classic(group, member_id, leaving.instance_id)[0]
+    """LeaveGroup: the member that goes, of either protocol; a static one may be named by its instance id."""
+    instance_id = leaving.instance_id
+    if instance_id is None:
+        member = group.members.get(leaving.member_id)
+    elif leaving.member_id:
+        return require_static_member(group, instance_id, leaving.member_id)
+    else:
+        member = group.static_member(instance_id)
+    if member is None:
+        raise Refused(
+            ErrorCode.unknown_member_id,
+            f"group {group.group_id!r} has no member {(instance_id or leaving.member_id)[:200]!r}",
+        )
+    return member
 
 
 def _require_classic(

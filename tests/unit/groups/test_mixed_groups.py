@@ -236,9 +236,11 @@ def test_requests_of_classic_members_are_checked(script: ConsumerScript) -> None
     assert wrong.error is ErrorCode.inconsistent_group_protocol
     script.join("third", "t")
     assert script.classic_sync(member_id, generation).error is ErrorCode.rebalance_in_progress
-    assert script.classic_leave(LeavingMember("new"), LeavingMember("", "j")) == [
+    leaving = (LeavingMember("nobody"), LeavingMember("", "j"), LeavingMember("other", "i"))
+    assert script.classic_leave(*leaving) == [
         ErrorCode.unknown_member_id,
         ErrorCode.unknown_member_id,
+        ErrorCode.fenced_instance_id,
     ]
 
 
@@ -253,6 +255,44 @@ def test_classic_members_leave_one_by_one_or_by_instance_id(script: ConsumerScri
     assert script.group.epoch == epoch + 1
     script.settle("new")
     assert script.assigned("new") == ALL
+
+
+def test_an_operator_removes_members_of_the_new_protocol(script: ConsumerScript) -> None:
+    script.join("static", "t", instance_id="i")
+    script.join("dynamic", "t")
+    script.join("stays", "t")
+    epoch = script.group.epoch
+    leaving = (LeavingMember("", "i"), LeavingMember("dynamic"), LeavingMember("static", "i"))
+    assert script.classic_leave(*leaving) == [ErrorCode.none, ErrorCode.none, ErrorCode.unknown_member_id]
+    assert set(script.group.members) == {"stays"}
+    assert script.group.epoch == epoch + 1
+    assert script.send("static", epoch, instance_id="i").error is ErrorCode.unknown_member_id
+    script.settle("stays")
+    assert script.assigned("stays") == ALL
+    assert script.join("again", "t", instance_id="i").error is ErrorCode.none, "the instance id is free"
+
+
+def test_a_static_member_that_left_for_a_while_is_removed_for_good(script: ConsumerScript) -> None:
+    script.join("static", "t", instance_id="i")
+    script.join("other", "t")
+    assert script.send("static", -2, instance_id="i").error is ErrorCode.none
+    assert script.classic_leave(LeavingMember("", "i")) == [ErrorCode.none]
+    assert set(script.group.members) == {"other"}
+    assert set(script.reloaded().groups["g"].members) == {"other"}  # type: ignore[union-attr]
+
+
+def test_removing_all_members_of_the_new_protocol_leaves_a_classic_group_behind(
+    script: ConsumerScript,
+) -> None:
+    script.join("first", "t", instance_id="i")
+    script.join("second", "t")
+    stays, goes = joined(script.classic_join()), joined(script.classic_join())
+    leaving = (LeavingMember("second"), LeavingMember("", "i"), LeavingMember(goes.member_id))
+    assert script.classic_leave(*leaving) == [ErrorCode.none] * 3
+    assert [each.member_id for each in classic(script).members] == [stays.member_id]
+    reloaded = script.reloaded().groups["g"]
+    assert isinstance(reloaded, ClassicGroup)
+    assert [each.member_id for each in reloaded.members] == [stays.member_id]
 
 
 def test_a_classic_member_has_the_session_timeout_that_it_asked_for(script: ConsumerScript) -> None:
