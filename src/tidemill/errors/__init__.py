@@ -4,6 +4,7 @@ The tree::
 
     TidemillError                  carries a Kafka error code; ``retriable`` follows from the code
     ├── ApiError                   a request that is refused; nothing was changed
+    │   ├── InvalidRecords         a batch that is refused for what its records are
     │   └── TableError             the same for tables and scans, with a code of ``TableCode``
     ├── ProtocolError              the peer sent bytes that are not the protocol; its connection is closed
     ├── ConfigError                a setting that cannot be used
@@ -30,6 +31,7 @@ __all__ = (
     "DataDirectoryInUse",
     "DiskFull",
     "ErrorCode",
+    "InvalidRecords",
     "MetadataConflict",
     "NodeUnavailable",
     "ProtocolError",
@@ -75,21 +77,50 @@ class ApiError(TidemillError):
         super().__init__(message, code=code)
 
 
+class InvalidRecords(ApiError):
+    """A producer's batch that is refused because of its records. ``record_errors`` has (number of the record
+    in its batch, what is wrong with it) for those at fault, as far as they are known.
+
+    >>> error = InvalidRecords("record 3 has no key", record_errors=((3, "it has no key"),))
+    >>> error.code.name, error.record_errors
+    ('invalid_record', ((3, 'it has no key'),))
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: ErrorCode = ErrorCode.invalid_record,
+        record_errors: tuple[tuple[int, str], ...] = (),
+    ) -> None:
+        super().__init__(code, message)
+        self.record_errors = record_errors
+
+
 class TableError(ApiError):
     """A request about a table, a scan or a snapshot that is refused. The refusal changed nothing.
 
     ``code`` is what a Kafka client is told, ``table_code`` says it exactly. ``index`` is the number of the
-    row at fault, where one row is.
+    first row at fault, where a row is; ``record_errors`` has the others too, as far as they are known, each
+    with what is wrong with it.
 
     >>> error = TableError(TableCode.too_many_scanners, "8 scans of bucket 0 are open")
     >>> error.table_code.value, error.retriable, error.name
     (1069, True, 'TOO_MANY_SCANNERS')
     """
 
-    def __init__(self, table_code: TableCode, message: str, *, index: int | None = None) -> None:
+    def __init__(
+        self,
+        table_code: TableCode,
+        message: str,
+        *,
+        index: int | None = None,
+        record_errors: tuple[tuple[int, str], ...] = (),
+    ) -> None:
         super().__init__(table_code.kafka, message)
         self.table_code = table_code
         self.index = index
+        self.record_errors = record_errors or (() if index is None else ((index, message),))
 
     @property
     def retriable(self) -> bool:

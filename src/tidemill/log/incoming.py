@@ -6,7 +6,7 @@ Everything that can refuse a batch, but for sequence numbers, is decided here an
 from __future__ import annotations
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, ErrorCode, InvalidRecords
 from tidemill.log.storage import Buffer
 from tidemill.records.batch import (
     NO_TIMESTAMP,
@@ -21,6 +21,8 @@ from tidemill.records.record import MAX_DECOMPRESSED_BYTES, read_records, recomp
 __all__ = ("prepare_batch",)
 
 _UNLIMITED_MS = 2**63 - 1
+#: So many records at fault are named.
+_NAMED_RECORDS_MAX = 1_000
 
 
 def prepare_batch(
@@ -83,23 +85,28 @@ def _check_create_time(header: BatchHeader, config: TopicConfig, now_ms: int) ->
 
 def _check_records(data: Buffer, config: TopicConfig, now_ms: int, max_bytes: int) -> None:
     base_offset = parse_header(data).base_offset
+    without_key: list[tuple[int, str]] = []
+    too_old: list[tuple[int, str]] = []
     for delta, record in enumerate(read_records(data, max_bytes)):
         if record.offset != base_offset + delta:
             raise ApiError(
                 ErrorCode.invalid_record,
                 f"record {delta} says that it is number {record.offset - base_offset}",
             )
-        if config.compacts and record.key is None:
-            raise ApiError(
-                ErrorCode.invalid_record, "a record without a key cannot be written to a compacted topic"
-            )
+        if config.compacts and record.key is None and len(without_key) < _NAMED_RECORDS_MAX:
+            without_key.append((delta, "a record without a key cannot be written to a compacted topic"))
         if (
             config.timestamp_type == "CreateTime"
             and record.timestamp_ms != NO_TIMESTAMP
             and now_ms - record.timestamp_ms > config.timestamp_before_max_ms
+            and len(too_old) < _NAMED_RECORDS_MAX
         ):
-            raise ApiError(
-                ErrorCode.invalid_timestamp,
+            behind = (
                 f"timestamp {record.timestamp_ms} is more than message.timestamp.before.max.ms "
-                f"({config.timestamp_before_max_ms}) behind the broker's clock {now_ms}",
+                f"({config.timestamp_before_max_ms}) behind the broker's clock {now_ms}"
             )
+            too_old.append((delta, behind))
+    if without_key:
+        raise InvalidRecords(without_key[0][1], record_errors=tuple(without_key))
+    if too_old:
+        raise InvalidRecords(too_old[0][1], code=ErrorCode.invalid_timestamp, record_errors=tuple(too_old))

@@ -11,6 +11,7 @@ format.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,8 @@ __all__ = ("OFFSET_BYTES", "Changes", "prepare", "prepare_checked", "state_value
 #: The log offset in front of every state row.
 OFFSET_BYTES = 8
 _BYTES_PER_CHANGE = 32
+#: So many records at fault are named.
+_NAMED_RECORDS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +58,29 @@ def prepare_checked(
     """The changes of a batch that wants to be appended to ``bucket`` of ``place``; None for a table without a
     key.
 
-    Raises ``TableError`` with the index of the first record at fault.
+    Raises ``TableError`` with the records at fault: all that have the first fault that was found, but of rows
+    that cannot be read the first only.
     """
     _check_numbers(table, columns)
     if not table.has_primary_key:
         _check_log_records(table, columns, place)
         return None
-    if columns.key_null.any():
-        raise TableError(
-            TableCode.key_refused,
-            f"a record for table {table.name!r} has no key; the key is {_spelling(table)}",
-            index=int(np.argmax(columns.key_null)),
-        )
+    _refuse_where(
+        columns.key_null,
+        TableCode.key_refused,
+        lambda _: f"a record for table {table.name!r} has no key; the key is {_spelling(table)}",
+    )
     keys = columns.keys()
     changes, key_columns = _prepare(table, columns, keys)
     routed = table.bucket_map.route(keys, changes.state_keys)
-    wrong = routed != bucket
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        raise TableError(
-            TableCode.wrong_bucket,
-            f"the key {_shown(keys[index].as_py())} belongs to bucket {int(routed[index])} of table "
-            f"{table.name!r}, "
-            f"not to {bucket}; {_advice(table)}",
-            index=index,
-        )
+    _refuse_where(
+        routed != bucket,
+        TableCode.wrong_bucket,
+        lambda at: (
+            f"the key {_shown(keys[at].as_py())} belongs to bucket {int(routed[at])} of table "
+            f"{table.name!r}, not to {bucket}; {_advice(table)}"
+        ),
+    )
     if table.partition_column is not None:
         _check_partition(table, key_columns[table.primary_key.index(table.partition_column)], place)
     return changes
@@ -139,6 +140,19 @@ def _translated(indexes: Any, work: Any) -> Any:
         raise TableError(error.table_code, error.message, index=int(indexes[error.index])) from None
 
 
+def _refuse_where(wrong: Any, code: TableCode, message: Callable[[int], str], places: Any = None) -> None:
+    """Raise ``TableError`` if ``wrong`` is true anywhere; it names each such record, with its ``message``.
+
+    ``places``: the numbers of the records that ``wrong`` is about, if it is not about all of the batch.
+    """
+    at = np.flatnonzero(wrong)[:_NAMED_RECORDS_MAX]
+    if not len(at):
+        return
+    numbers = at if places is None else places[at]
+    faults = tuple((int(number), message(int(index))) for number, index in zip(numbers, at, strict=True))
+    raise TableError(code, faults[0][1], index=faults[0][0], record_errors=faults)
+
+
 def _check_same_keys(
     table: TableDefinition, keys: pa.BinaryArray, live: Any, key_columns: list[pa.Array]
 ) -> None:
@@ -146,12 +160,14 @@ def _check_same_keys(
     canonical = table.keys.canonical(key_columns)
     if given.equals(canonical):
         return
-    at = int(np.argmax(pc.not_equal(given, canonical).to_numpy(zero_copy_only=False)))
-    raise TableError(
+    _refuse_where(
+        pc.not_equal(given, canonical).to_numpy(zero_copy_only=False),
         TableCode.key_refused,
-        f"the key {_shown(given[at].as_py())} of a record for table {table.name!r} is not that of its row, "
-        f"{_shown(canonical[at].as_py())}; the key is {_spelling(table)}",
-        index=int(live[at]),
+        lambda at: (
+            f"the key {_shown(given[at].as_py())} of a record for table {table.name!r} is not that of its "
+            f"row, {_shown(canonical[at].as_py())}; the key is {_spelling(table)}"
+        ),
+        live,
     )
 
 
@@ -178,13 +194,14 @@ def _spread(rows: pa.BinaryArray, live: Any, count: int) -> pa.BinaryArray:
 
 
 def _check_log_records(table: TableDefinition, columns: RecordColumns, place: Partition) -> None:
-    if columns.value_null.any():
-        raise TableError(
-            TableCode.row_refused,
+    _refuse_where(
+        columns.value_null,
+        TableCode.row_refused,
+        lambda _: (
             f"a record for table {table.name!r} has no value; it has no primary key, so there is nothing to "
-            "delete",
-            index=int(np.argmax(columns.value_null)),
-        )
+            "delete"
+        ),
+    )
     batch = table.format.to_batch(columns.body, columns.value_starts, columns.value_ends)
     if table.partition_column is not None:
         _check_partition(table, batch.column(table.partition_column), place)
@@ -192,28 +209,24 @@ def _check_log_records(table: TableDefinition, columns: RecordColumns, place: Pa
 
 def _check_partition(table: TableDefinition, column: pa.Array, place: Partition) -> None:
     texts = partition_texts(column)
-    wrong = pc.not_equal(texts, place.value).to_numpy(zero_copy_only=False)
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        raise TableError(
-            TableCode.wrong_bucket,
-            f"a row of partition {texts[index].as_py()!r} of table {table.name!r} was sent to the topic of "
-            f"partition {place.value!r}",
-            index=index,
-        )
+    _refuse_where(
+        pc.not_equal(texts, place.value).to_numpy(zero_copy_only=False),
+        TableCode.wrong_bucket,
+        lambda at: (
+            f"a row of partition {texts[at].as_py()!r} of table {table.name!r} was sent to the topic of "
+            f"partition {place.value!r}"
+        ),
+    )
 
 
 def _check_numbers(table: TableDefinition, columns: RecordColumns) -> None:
     """Records stand in their order, without gaps: offsets are given to them by their place."""
     numbers = columns.offsets - columns.header.base_offset
-    wrong = numbers != np.arange(columns.record_count)
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        raise TableError(
-            TableCode.row_refused,
-            f"record {index} of a batch for table {table.name!r} says that it is number {numbers[index]}",
-            index=index,
-        )
+    _refuse_where(
+        numbers != np.arange(columns.record_count),
+        TableCode.row_refused,
+        lambda at: f"record {at} of a batch for table {table.name!r} says that it is number {numbers[at]}",
+    )
 
 
 def _spelling(table: TableDefinition) -> str:

@@ -35,6 +35,7 @@ async def node() -> AsyncIterator[Exchange]:
         "small": (1, {"max.message.bytes": "200"}),
         "keyed": (1, {"cleanup.policy": "compact"}),
         "lazy": (1, {"flush.ms": "3600000"}),
+        "recent": (1, {"message.timestamp.before.max.ms": "5000"}),
     }
     async with Exchange(topics) as started:
         yield started
@@ -132,6 +133,43 @@ async def test_other_acks_are_refused(node: Exchange, acks: int) -> None:
     answer = node.produce(9, produce_part("t", BATCH), acks=acks)
     assert await code(node, answer) == ErrorCode.invalid_required_acks
     assert node.partition("t").log.end_offset == 0
+
+
+# --- the records at fault
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version >= 8])
+async def test_ten_bad_records_of_a_hundred_are_named_and_the_batch_is_refused(
+    node: Exchange, version: int
+) -> None:
+    bad = range(5, 100, 10)
+    records = [Record(None if number in bad else b"k", b"v") for number in range(100)]
+    answer = node.produce(version, produce_part("keyed", build_batch(records)))
+    assert await code(node, answer) == ErrorCode.invalid_record
+    faults = result(answer).record_errors
+    assert [fault.batch_index for fault in faults] == list(bad)
+    assert {fault.batch_index_error_message for fault in faults} == {result(answer).error_message}
+    assert "without a key" in result(answer).error_message
+    assert node.partition("keyed").log.end_offset == 0
+
+
+async def test_old_timestamps_are_named(node: Exchange) -> None:
+    now = node.node.now_ms
+    records = [Record(b"k", b"v", timestamp_ms=time_ms) for time_ms in (now, now - 10_000, now, now - 9_000)]
+    answer = node.produce(9, produce_part("recent", build_batch(records)))
+    assert await code(node, answer) == ErrorCode.invalid_timestamp
+    assert [fault.batch_index for fault in result(answer).record_errors] == [1, 3]
+    message = result(answer).record_errors[1].batch_index_error_message
+    assert "message.timestamp.before.max.ms" in message
+
+
+async def test_an_answer_names_a_thousand_records_at_most(node: Exchange) -> None:
+    batch = build_batch([Record(None, b"v")] * 700)
+    answer = node.produce(9, produce_part("keyed", batch), produce_part("keyed", batch))
+    await node.flush()
+    counts = [len(result(answer, topic).record_errors) for topic in range(2)]
+    assert counts == [700, 300]
+    assert [result(answer, topic).error_code for topic in range(2)] == [ErrorCode.invalid_record] * 2
 
 
 # --- refusals

@@ -119,6 +119,20 @@ async def test_a_batch_is_refused_whole_and_the_record_at_fault_is_named(
     assert await rows(world, table) == [(7, None)]
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"), [(NO_KEY, "has no key"), ((b"2", GOOD[1]), "is not that of its row, '1'")]
+)
+async def test_ten_bad_rows_of_a_hundred_are_named(
+    world: TableWorld, table: TableDefinition, bad: Any, message: str
+) -> None:
+    records = [bad if number % 10 == 3 else GOOD for number in range(100)]
+    result = await world.produce(table.name, 0, batch_of(*records))
+    assert result.error_code == ErrorCode.invalid_record
+    assert [fault.batch_index for fault in result.record_errors] == list(range(3, 100, 10))
+    assert all(message in fault.batch_index_error_message for fault in result.record_errors)
+    assert end(world) == 0
+
+
 @pytest.mark.parametrize("version", range(3, 8))
 async def test_versions_without_records_errors_get_the_code(
     world: TableWorld, table: TableDefinition, version: int

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from tidemill.control.image import TopicImage
-from tidemill.errors import ApiError, ErrorCode, StorageError, TableError, TidemillError
+from tidemill.errors import ApiError, ErrorCode, InvalidRecords, StorageError, TableError, TidemillError
 from tidemill.log.storage import Buffer
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.compression import ZSTD
@@ -35,6 +35,8 @@ _TOPIC_ID_MIN_VERSION = 13
 _NO_TOPIC_ID = UUID(int=0)
 #: Names in messages come from clients, and the old string format ends at 32767 bytes.
 _MESSAGE_CHARACTERS_MAX = 1_000
+#: So many records at fault are named in one answer: with a message for each it could outgrow the request.
+_RECORD_ERRORS_MAX = 1_000
 
 TopicResults = list[tuple[str | UUID, list[PartitionResult]]]
 
@@ -103,7 +105,9 @@ def _append_one(
         if rows is not None:
             broker.rows_appended(*rows, partition, appended)
     except TidemillError as error:
-        results.append(_refusal(entry.index, error))
+        refusal = _refusal(entry.index, error, pending.record_errors_left)
+        pending.record_errors_left -= len(refusal.record_errors)
+        results.append(refusal)
         return
     append_time = now_ms if partition.config.timestamp_type == "LogAppendTime" else -1
     results.append(
@@ -147,18 +151,21 @@ def _checked_records(records: bytes | None, version: int) -> Buffer:
     return records
 
 
-def _refusal(index: int, error: TidemillError) -> PartitionResult:
+def _refusal(index: int, error: TidemillError, record_errors_max: int = 0) -> PartitionResult:
     message = error.message[:_MESSAGE_CHARACTERS_MAX]
-    faults: tuple[tuple[int, str], ...] = ()
-    if isinstance(error, TableError) and error.index is not None:
-        faults = ((error.index, message),)
+    faults: list[tuple[int, str]] = []
+    if isinstance(error, InvalidRecords | TableError):
+        faults = [
+            (number, text[:_MESSAGE_CHARACTERS_MAX])
+            for number, text in error.record_errors[:record_errors_max]
+        ]
     return PartitionResult(index, error.code, -1, -1, -1, record_errors=faults, error_message=message)
 
 
 class _Pending:
     """An answer that waits for its partitions."""
 
-    __slots__ = ("_call", "_sent", "_started", "_timer", "_waiting", "topics")
+    __slots__ = ("_call", "_sent", "_started", "_timer", "_waiting", "record_errors_left", "topics")
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -168,6 +175,7 @@ class _Pending:
         #: The places in ``topics`` whose batches are not durable yet: (number of the topic, place in it).
         self._waiting: dict[tuple[int, int], list[PartitionResult]] = {}
         self.topics: TopicResults = []
+        self.record_errors_left = _RECORD_ERRORS_MAX
 
     def wait_for(self, partition: Partition, offset: int, results: list[PartitionResult], place: int) -> None:
         """Send nothing before ``partition`` is durable up to ``offset``."""
