@@ -101,6 +101,11 @@ async def test_groups_are_described(broker: Broker, ask: Ask, version: int) -> N
         1,
     )
     assert found.assignor_name == "uniform"
+    assert found.authorized_operations == -(2**31)
+    asked = await ask(
+        broker, "ConsumerGroupDescribe", version, group_ids=["g"], include_authorized_operations=True
+    )
+    assert asked.groups[0].authorized_operations == 0b1101_0100_1000
     (member,) = found.members
     assert (member.member_id, member.instance_id, member.rack_id, member.member_epoch) == ("m", "i", "r", 1)
     assert (member.client_id, member.client_host) == ("the-client", "10.1.2.3")

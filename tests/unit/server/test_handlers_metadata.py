@@ -62,6 +62,24 @@ async def test_metadata_describes_nodes_and_partitions(broker: Broker, ask: Ask,
         assert answer.error_code is ErrorCode.none
 
 
+@pytest.mark.parametrize("version", [version for version in VERSIONS["Metadata"] if version >= 8])
+async def test_metadata_tells_authorized_operations_to_who_asks(
+    broker: Broker, ask: Ask, version: int
+) -> None:
+    await create(broker, "events")
+    answer = await ask(
+        broker,
+        "Metadata",
+        version,
+        topics=named("events"),
+        include_cluster_authorized_operations=True,
+        include_topic_authorized_operations=True,
+    )
+    assert answer.topics[0].topic_authorized_operations == 0b1101_1111_1000
+    if version <= 10:
+        assert answer.cluster_authorized_operations == 0b1_1111_1010_0000
+
+
 @pytest.mark.parametrize("version", VERSIONS["Metadata"])
 async def test_metadata_of_all_topics_and_of_none(broker: Broker, ask: Ask, version: int) -> None:
     await create(broker, "b")
@@ -196,6 +214,8 @@ async def test_describe_cluster(broker: Broker, ask: Ask, version: int) -> None:
     (node,) = answer.brokers
     assert (node.broker_id, node.host, node.port, node.rack) == (1, "advertised", 9999, None)
     assert answer.cluster_authorized_operations == NOT_ASKED_FOR
+    asked = await ask(broker, "DescribeCluster", version, include_cluster_authorized_operations=True)
+    assert asked.cluster_authorized_operations == 0b1_1111_1010_0000
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -240,6 +260,7 @@ async def test_describe_topic_partitions_says_what_it_knows_of_a_partition(broke
     created = await create(broker, "a")
     answer = await ask(broker, "DescribeTopicPartitions", 0, topics=named("a"), response_partition_limit=0)
     (topic,) = answer.topics
+    assert topic.topic_authorized_operations == 0b1101_1111_1000
     assert (topic.error_code, topic.topic_id, topic.is_internal) == (ErrorCode.none, created.id, False)
     (partition,) = topic.partitions
     assert (partition.leader_id, partition.leader_epoch, partition.replica_nodes) == (1, 0, (1,))

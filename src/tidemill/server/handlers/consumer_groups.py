@@ -17,6 +17,7 @@ from tidemill.groups.consumer_messages import (
 )
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
+from tidemill.server.handlers.authorized_operations import GROUP_OPERATIONS, NOT_ASKED_FOR
 from tidemill.server.handlers.committed_offsets import has_groups, prepare_groups
 from tidemill.wire.requests import ms
 
@@ -100,6 +101,11 @@ def _described(call: Call, group: ConsumerGroupDescription) -> dict[str, Any]:
         "assignment_epoch": group.target_epoch,
         "assignor_name": group.assignor,
         "members": [_described_member(call, each) for each in group.members],
+        "authorized_operations": (
+            GROUP_OPERATIONS
+            if group.error is ErrorCode.none and call.request.include_authorized_operations
+            else NOT_ASKED_FOR
+        ),
     }
 
 

@@ -20,6 +20,7 @@ from tidemill.groups.messages import (
 )
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
+from tidemill.server.handlers.authorized_operations import GROUP_OPERATIONS, NOT_ASKED_FOR
 from tidemill.server.handlers.committed_offsets import (
     has_groups,
     offset_commit,
@@ -213,6 +214,11 @@ def _described(call: Call, group: GroupDescription) -> dict[str, Any]:
             }
             for each in group.members
         ],
+        "authorized_operations": (
+            GROUP_OPERATIONS
+            if error is ErrorCode.none and call.field("include_authorized_operations", False)
+            else NOT_ASKED_FOR
+        ),
     }
 
 

@@ -2,7 +2,7 @@
 
 - A partition whose log is stopped on this node has no leader (LEADER_NOT_AVAILABLE), and this node is among
   its offline replicas: what Kafka says of a partition in a log directory that failed.
-- Nobody is authorized or not authorized yet, so authorized operations stay at "not asked for".
+- Authorized operations are told to who asks for them; DescribeTopicPartitions tells them always.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from tidemill.control.placement import check_topic_name
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.call import Call
+from tidemill.server.handlers.authorized_operations import (
+    CLUSTER_OPERATIONS,
+    NOT_ASKED_FOR,
+    TOPIC_OPERATIONS,
+)
 from tidemill.server.handlers.outcome import outcome, refused
 
 __all__ = ("describe_cluster", "describe_topic_partitions", "find_coordinator", "metadata")
@@ -48,8 +53,14 @@ async def metadata(broker: Broker, call: Call) -> dict[str, Any]:
         "brokers": _nodes(broker, "node_id"),
         "cluster_id": broker.image.cluster_id,
         "controller_id": broker.node_id,
+        "cluster_authorized_operations": _cluster_operations(call),
         "topics": topics,
     }
+
+
+def _cluster_operations(call: Call) -> int:
+    asked = call.field("include_cluster_authorized_operations", False)
+    return CLUSTER_OPERATIONS if asked else NOT_ASKED_FOR
 
 
 async def _create_missing(broker: Broker, asked: Iterable[Any]) -> dict[str, TidemillError]:
@@ -125,6 +136,9 @@ def _topic_body(broker: Broker, call: Call, topic: TopicImage) -> dict[str, Any]
         "topic_id": topic.id,
         "is_internal": topic.internal,
         "partitions": partitions,
+        "topic_authorized_operations": (
+            TOPIC_OPERATIONS if call.field("include_topic_authorized_operations", False) else NOT_ASKED_FOR
+        ),
     }
 
 
@@ -196,6 +210,7 @@ async def describe_cluster(broker: Broker, call: Call) -> dict[str, Any]:
         "cluster_id": broker.image.cluster_id or "",
         "controller_id": broker.node_id,
         "brokers": _nodes(broker, "broker_id"),
+        "cluster_authorized_operations": _cluster_operations(call),
     }
 
 
@@ -248,6 +263,7 @@ def _described(broker: Broker, topic: TopicImage, indexes: range) -> dict[str, A
         "topic_id": topic.id,
         "is_internal": topic.internal,
         "partitions": [{**body, "eligible_leader_replicas": (), "last_known_elr": ()} for body in bodies],
+        "topic_authorized_operations": TOPIC_OPERATIONS,
     }
 
 
