@@ -37,6 +37,16 @@ class EpochHistory:
         self._entries.append((epoch, start_offset))
         return True
 
+    def extended(self, epoch: int, start_offset: int) -> EpochHistory:
+        """A copy in which ``epoch`` writes from ``start_offset`` on.
+
+        >>> EpochHistory([(0, 0)]).extended(2, 10).entries
+        ((0, 0), (2, 10))
+        """
+        copied = EpochHistory(list(self._entries))
+        copied.assign(epoch, start_offset)
+        return copied
+
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The largest known epoch not above ``epoch``, and the offset where it ended; (-1, -1) if unknown.
 

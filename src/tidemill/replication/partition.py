@@ -27,6 +27,7 @@ from tidemill.log.compacting import (
     roll_for_compaction,
 )
 from tidemill.log.compaction import NO_FLOOR, is_due
+from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import prepare_batch
 from tidemill.log.log import Appended, PartitionLog
@@ -106,6 +107,17 @@ class Partition:
     @property
     def log_start_offset(self) -> int:
         return self.log.log_start_offset
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """Which leader epoch wrote from where on. The present one counts before its first record, too.
+
+        A reader that was told the present epoch at the log end must find it here after the next restart.
+        """
+        history = self.log.epochs
+        if history.latest_epoch >= self.leader_epoch:
+            return history
+        return history.extended(self.leader_epoch, self.log.end_offset)
 
     @property
     def config(self) -> TopicConfig:

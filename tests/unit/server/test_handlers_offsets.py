@@ -125,6 +125,33 @@ async def test_list_offsets_refusals(node: Exchange) -> None:
     assert newer.error_code == ErrorCode.fenced_leader_epoch
 
 
+@pytest.mark.parametrize("timestamp", [LATEST, EARLIEST, EARLIEST_LOCAL])
+async def test_an_empty_log_has_the_epoch_of_its_leader(node: Exchange, timestamp: int) -> None:
+    for power_loss in (False, True):
+        found = await listed(node, 11, timestamp)
+        assert (found.offset, found.leader_epoch) == (0, node.partition("t").leader_epoch)
+        await node.restart(power_loss=power_loss)
+
+
+@pytest.mark.parametrize("timestamp", [EARLIEST, EARLIEST_LOCAL])
+async def test_the_start_of_a_log_has_the_epoch_that_wrote_it(node: Exchange, timestamp: int) -> None:
+    await filled(node)
+    wrote = node.partition("t").leader_epoch
+    await node.restart(power_loss=False)
+    found = await listed(node, 11, timestamp)
+    assert (found.offset, found.leader_epoch) == (1, wrote)
+    node.partition("t").delete_records(4)
+    emptied = await listed(node, 11, timestamp)
+    assert (emptied.offset, emptied.leader_epoch) == (4, node.partition("t").leader_epoch)
+
+
+@pytest.mark.parametrize("timestamp", [LATEST_TIERED, EARLIEST_PENDING])
+async def test_nothing_is_tiered_and_nothing_waits_for_it(node: Exchange, timestamp: int) -> None:
+    await filled(node)
+    found = await listed(node, 11, timestamp)
+    assert (found.error_code, found.offset, found.leader_epoch) == (ErrorCode.none, -1, -1)
+
+
 # --- OffsetForLeaderEpoch
 
 
@@ -166,6 +193,23 @@ async def test_an_epoch_ends_where_the_log_does_also_if_that_is_not_durable(node
     assert node.partition("t").high_watermark == 1
     assert (await epoch_end(node, first)).end_offset == 3
     assert (await epoch_end(node, first + 1)).end_offset == 4
+
+
+async def test_an_epoch_without_records_is_known_after_restarts(node: Exchange) -> None:
+    """Else a consumer that was told this epoch takes its log for cut off, and resets its position."""
+    await node.write("t", "a", "b")
+    first = node.partition("t").leader_epoch
+    await node.restart(power_loss=False)
+    latest = await listed(node, 5, LATEST)
+    assert (latest.offset, latest.leader_epoch) == (2, first + 1)
+    present = await epoch_end(node, latest.leader_epoch)
+    assert (present.leader_epoch, present.end_offset) == (first + 1, 2)
+    await node.restart(power_loss=False)
+    passed = await epoch_end(node, latest.leader_epoch)
+    assert (passed.leader_epoch, passed.end_offset) == (first, 2)
+    await node.write("t", "c")
+    assert (await epoch_end(node, latest.leader_epoch)).end_offset == 2
+    assert (await epoch_end(node, first + 2)).end_offset == 3
 
 
 async def test_offset_for_leader_epoch_refusals(node: Exchange) -> None:

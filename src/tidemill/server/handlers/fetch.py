@@ -202,7 +202,7 @@ class _Fetch:
         """(epoch, end offset) if the reader's last epoch and position cannot both be of this log."""
         if wanted.last_fetched_epoch < 0:
             return None
-        epoch, end_offset = partition.log.epochs.end_offset_for(
+        epoch, end_offset = partition.epochs.end_offset_for(
             wanted.last_fetched_epoch, partition.log.end_offset
         )
         if epoch < 0:

@@ -73,7 +73,7 @@ def _find(partition: Partition, timestamp: int, version: int, upper: int) -> Tim
     if timestamp == _LATEST:
         return TimedOffset(-1, upper, partition.leader_epoch)
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
-        return TimedOffset(-1, log.log_start_offset, log.epochs.epoch_at(log.log_start_offset))
+        return TimedOffset(-1, log.log_start_offset, partition.epochs.epoch_at(log.log_start_offset))
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return TimedOffset(-1, -1, -1)
     if timestamp == _MAX_TIMESTAMP:
@@ -98,7 +98,7 @@ def _epoch_end(broker: Broker, topic: str, entry: Any) -> dict[str, Any]:
     except TidemillError as error:
         return {"partition": entry.partition, "error_code": error.code, "leader_epoch": -1, "end_offset": -1}
     # The log end, not the high watermark: a reader that stands between the two was not cut off.
-    epoch, end_offset = partition.log.epochs.end_offset_for(entry.leader_epoch, partition.log.end_offset)
+    epoch, end_offset = partition.epochs.end_offset_for(entry.leader_epoch, partition.log.end_offset)
     return {"partition": entry.partition, "leader_epoch": epoch, "end_offset": end_offset}
 
 
