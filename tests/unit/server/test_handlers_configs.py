@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from tidemill.config.kafka_names import BROKER_CONFIGS, BROKER_CONFIGS_OF_TOPICS
 from tidemill.config.settings import SETTINGS
 from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.control.commands import CreateTopic, SetTopicConfigs
@@ -24,7 +25,7 @@ Ask = Callable[..., Awaitable[Any]]
 MakeBroker = Callable[..., Awaitable[Broker]]
 VERSIONS = {api.name: range(api.min_version, api.max_version + 1) for api in APIS.values()}
 
-TOPIC, BROKER, BROKER_LOGGER, GROUP = 2, 4, 8, 32
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
 
@@ -114,7 +115,9 @@ async def test_describe_configs_of_the_node(make_broker: MakeBroker, ask: Ask, v
     (result,) = answer.results
     assert result.error_code is ErrorCode.none
     shown = {each.name: each for each in result.configs}
-    assert set(shown) == {info.name for info in SETTINGS} | {"topic.retention.ms"}
+    kafka = {each.name for each in BROKER_CONFIGS} | set(BROKER_CONFIGS_OF_TOPICS)
+    assert set(shown) == {info.name for info in SETTINGS} | {"topic.retention.ms"} | kafka
+    assert len(shown) == len(result.configs), "each name once"
     assert all(each.read_only for each in result.configs)
     flag = shown["auto_create_topics"]
     assert (flag.value, flag.config_source) == ("false", 4)
@@ -123,6 +126,109 @@ async def test_describe_configs_of_the_node(make_broker: MakeBroker, ask: Ask, v
     assert (shown["topic.retention.ms"].value, shown["topic.retention.ms"].config_source) == ("77", 4)
     if version >= 3:
         assert (flag.config_type, shown["default_partitions"].config_type) == (1, 3)
+
+
+@pytest.mark.parametrize("version", VERSIONS["DescribeConfigs"])
+async def test_configs_of_the_node_are_found_under_kafkas_names(
+    make_broker: MakeBroker, ask: Ask, version: int
+) -> None:
+    broker = await make_broker(
+        auto_create_topics=False, default_partitions=3, topic_defaults={"max.message.bytes": "5000"}
+    )
+    expected = {
+        "auto.create.topics.enable": ("false", 4, 1),
+        "default.replication.factor": ("1", 5, 3),
+        "log.retention.ms": ("604800000", 5, 5),
+        "log.segment.bytes": ("1073741824", 5, 3),
+        "max.connections.per.ip": (str(2**31 - 1), 5, 3),
+        "message.max.bytes": ("5000", 4, 3),
+        "num.partitions": ("3", 4, 3),
+        "offsets.topic.num.partitions": ("2", 4, 3),
+        "socket.request.max.bytes": ("104857600", 5, 3),
+    }
+    more = {"include_documentation": True} if version >= 3 else {}
+    answer = await ask(
+        broker,
+        "DescribeConfigs",
+        version,
+        resources=[resource(BROKER, "1", list(expected))],
+        include_synonyms=True,
+        **more,
+    )
+    shown = {each.name: each for each in answer.results[0].configs}
+    assert {name: (each.value, each.config_source) for name, each in shown.items()} == {
+        name: (value, source) for name, (value, source, _) in expected.items()
+    }
+    assert all(each.read_only for each in shown.values())
+    synonyms = [(each.name, each.value, each.source) for each in shown["num.partitions"].synonyms]
+    assert synonyms == [("default_partitions", "3", 4), ("default_partitions", "1", 5)]
+    if version >= 3:
+        assert {name: each.config_type for name, each in shown.items()} == {
+            name: kind for name, (_, _, kind) in expected.items()
+        }
+        assert "Set it as default_partitions." in shown["num.partitions"].documentation
+        assert "Set it as topic.max.message.bytes." in shown["message.max.bytes"].documentation
+
+
+@pytest.mark.parametrize("version", VERSIONS["DescribeConfigs"])
+async def test_configs_of_groups_are_the_nodes_and_there_are_no_client_metrics(
+    make_broker: MakeBroker, ask: Ask, version: int
+) -> None:
+    broker = await make_broker(group_consumer_session_timeout_ms=50_000)
+    asked = [
+        resource(GROUP, "g"),
+        resource(CLIENT_METRICS, "any"),
+        resource(GROUP, ""),
+        resource(CLIENT_METRICS, ""),
+    ]
+    group, metrics, *nameless = (await ask(broker, "DescribeConfigs", version, resources=asked)).results
+    assert [(each.name, each.value, each.config_source) for each in group.configs] == [
+        ("consumer.heartbeat.interval.ms", "5000", 5),
+        ("consumer.session.timeout.ms", "50000", 4),
+    ]
+    assert (metrics.error_code, metrics.configs) == (ErrorCode.none, ())
+    assert [each.error_code for each in nameless] == [ErrorCode.invalid_request] * 2
+
+
+@pytest.mark.parametrize("version", VERSIONS["IncrementalAlterConfigs"])
+async def test_groups_and_client_metrics_are_not_altered_and_it_says_why(
+    broker: Broker, ask: Ask, version: int
+) -> None:
+    resources = [
+        altered(GROUP, "g", change("consumer.session.timeout.ms", SET, "1")),
+        altered(CLIENT_METRICS, "m", change("interval.ms", SET, "1000")),
+    ]
+    answer = await ask(broker, "IncrementalAlterConfigs", version, resources=resources, validate_only=False)
+    assert [each.error_code for each in answer.responses] == [ErrorCode.invalid_request] * 2
+    assert "group_consumer_session_timeout_ms" in answer.responses[0].error_message
+    assert "takes no metrics from clients" in answer.responses[1].error_message
+
+
+async def test_a_resource_named_twice_is_not_described(broker: Broker, ask: Ask) -> None:
+    asked = [resource(BROKER, "1"), resource(BROKER, ""), resource(BROKER, "1")]
+    answer = await ask(broker, "DescribeConfigs", 4, resources=asked)
+    assert [(each.error_code, len(each.configs)) for each in answer.results] == [
+        (ErrorCode.invalid_request, 0),
+        (ErrorCode.none, 0),
+        (ErrorCode.invalid_request, 0),
+    ]
+
+
+async def test_config_resources_are_listed_by_type(broker: Broker, ask: Ask) -> None:
+    for name in ("b", "a"):
+        await create(broker, name)
+    assert (await ask(broker, "ListConfigResources", 0)).config_resources == ()
+
+    async def listed(*kinds: int) -> list[tuple[int, str]]:
+        answer = await ask(broker, "ListConfigResources", 1, resource_types=list(kinds))
+        assert answer.error_code is ErrorCode.none
+        return [(each.resource_type, each.resource_name) for each in answer.config_resources]
+
+    assert await listed() == [(TOPIC, "a"), (TOPIC, "b"), (BROKER, "1")]
+    assert await listed(BROKER, BROKER) == [(BROKER, "1")]
+    assert await listed(CLIENT_METRICS, GROUP) == []
+    unknown = await ask(broker, "ListConfigResources", 1, resource_types=[TOPIC, BROKER_LOGGER])
+    assert (unknown.error_code, unknown.config_resources) == (ErrorCode.unsupported_version, ())
 
 
 @pytest.mark.parametrize("version", VERSIONS["DescribeConfigs"])

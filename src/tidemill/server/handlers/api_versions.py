@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.errors import ErrorCode
+from tidemill.server.handlers.features import FEATURES
 from tidemill.wire.apis import APIS, Api
 
 __all__ = ("api_versions_body",)
 
 _PRODUCE_KEY = 0
-
-#: What clients may rely on beyond the versions of APIs: with the one a consumer may use the new protocol,
-#: with the other a producer uses transactions V2.
-_FEATURES = {"group.version": 1, "transaction.version": 2}
 
 
 def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
@@ -25,12 +22,12 @@ def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
             for api in APIS.values()
         ],
         "supported_features": [
-            {"name": name, "min_version": 0, "max_version": level} for name, level in _FEATURES.items()
+            {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
         ],
         "finalized_features_epoch": 0,
         "finalized_features": [
             {"name": name, "min_version_level": level, "max_version_level": level}
-            for name, level in _FEATURES.items()
+            for name, level in FEATURES.items()
         ],
     }
 

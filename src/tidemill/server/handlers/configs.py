@@ -1,17 +1,26 @@
-"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
 - Configs of topics can be read and changed. A change is checked as a whole before anything is written.
-- The settings of this node can be read. They come from flags, ``TIDEMILL_*`` and ``tidemill.toml``, so
-  changing them over the protocol is refused.
+- The settings of this node can be read, under their own names and under Kafka's where they mean the same.
+  They come from flags, ``TIDEMILL_*`` and ``tidemill.toml``, so changing them over the protocol is refused.
+- Configs of a group can be read: they are the node's, for all groups alike.
+- Nobody can subscribe to metrics of clients, so there are no such subscriptions to read or to change.
 - Every resource of a request is answered for itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
+from tidemill.config.kafka_names import (
+    BROKER_CONFIGS,
+    BROKER_CONFIGS_OF_TOPICS,
+    GROUP_CONFIGS,
+    KafkaName,
+)
 from tidemill.config.schema import Kind, SettingInfo
 from tidemill.config.settings import SETTINGS
 from tidemill.config.topic import apply_changes, check_overrides
@@ -23,7 +32,13 @@ from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.server.handlers.outcome import outcome, refused, repeated
 
-__all__ = ("alter_configs", "describe_configs", "incremental_alter_configs", "topic_config_entries")
+__all__ = (
+    "alter_configs",
+    "describe_configs",
+    "incremental_alter_configs",
+    "list_config_resources",
+    "topic_config_entries",
+)
 
 Entry = dict[str, Any]
 """One config of an answer, under the field names of DescribeConfigs."""
@@ -34,6 +49,8 @@ class ResourceType(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    CLIENT_METRICS = 16
+    GROUP = 32
 
 
 class ConfigSource(IntEnum):
@@ -44,7 +61,14 @@ class ConfigSource(IntEnum):
     DEFAULT = 5
 
 
+Values = list[tuple[str, ConfigSource]]
+"""What is given for a config and where, what is in force first."""
+
 _CONFLICTS_MAX: Final = 10
+_FIRST_LIST_OF_TYPES: Final = 1
+#: So many resources are described before others get their turn.
+_RESOURCES_AT_ONCE: Final = 20
+_SETTINGS_BY_NAME: Final = {info.name: info for info in SETTINGS}
 _FIRST_FLEXIBLE_DESCRIBE: Final = 4
 _OLD_STRING_BYTES_MAX: Final = 0x7FFF
 
@@ -65,10 +89,16 @@ _SETTING_TYPES: Final = {
 async def describe_configs(broker: Broker, call: Call) -> dict[str, Any]:
     """The configs of topics and of this node, all or those asked for."""
     results = []
-    for resource in call.request.resources:
+    resources = call.request.resources
+    twice = repeated((resource.resource_type, resource.resource_name) for resource in resources)
+    for number, resource in enumerate(resources):
+        if number % _RESOURCES_AT_ONCE == _RESOURCES_AT_ONCE - 1:
+            await asyncio.sleep(0)
         configs: list[Entry] = []
         error: TidemillError | None = None
         try:
+            if (resource.resource_type, resource.resource_name) in twice:
+                raise refused("the resource is named more than once; ask for all of its configs together")
             configs = [_trimmed(call, entry) for entry in _entries(broker, resource)]
             _check_sendable(call, configs)
         except TidemillError as failure:
@@ -88,6 +118,12 @@ def _entries(broker: Broker, resource: Any) -> list[Entry]:
             entries = _node_entries(broker) if name else []
             if name and name != str(broker.node_id):
                 raise refused(f"this is node {broker.node_id}; ask node {name[:40]!r} for its own settings")
+        case ResourceType.CLIENT_METRICS:
+            _require_name(name, "a subscription to metrics of clients")
+            entries = []
+        case ResourceType.GROUP:
+            _require_name(name, "a group")
+            entries = [_named_entry(each, getattr(broker.settings, each.setting)) for each in GROUP_CONFIGS]
         case unserved:
             raise _unserved_type(unserved)
     # Kafka takes an empty list for all, as it does no list.
@@ -119,22 +155,52 @@ def _node_entries(broker: Broker) -> list[Entry]:
         key = TOPIC_KEYS[name]
         doc = f"The default of {name} for topics of this node. {key.doc}"
         entries.append(_entry(f"topic.{name}", [(value, ConfigSource.NODE)], key.kind, doc, read_only=True))
+    entries += (_named_entry(each, getattr(settings, each.setting)) for each in BROKER_CONFIGS)
+    entries += (
+        _topic_default_entry(name, TOPIC_KEYS[key], settings.topic_defaults)
+        for name, key in BROKER_CONFIGS_OF_TOPICS.items()
+    )
     return entries
 
 
 def _setting_entry(info: SettingInfo, value: object) -> Entry:
-    values = []
+    kind = _SETTING_TYPES[info.spec.kind]
+    return _entry(info.name, _setting_values(info, value), kind, info.spec.doc, read_only=True)
+
+
+def _setting_values(info: SettingInfo, value: object) -> Values:
+    values = [(info.default_text, ConfigSource.DEFAULT)]
     if value != info.default:
         text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
-        values.append((text, ConfigSource.NODE))
-    values.append((info.default_text, ConfigSource.DEFAULT))
-    return _entry(info.name, values, _SETTING_TYPES[info.spec.kind], info.spec.doc, read_only=True)
+        values.insert(0, (text, ConfigSource.NODE))
+    return values
+
+
+def _named_entry(known: KafkaName, value: object) -> Entry:
+    """A setting under Kafka's name for it."""
+    info = _SETTINGS_BY_NAME[known.setting]
+    values = [(known.spellings.get(text, text), source) for text, source in _setting_values(info, value)]
+    doc = f"{info.spec.doc} Set it as {info.name}."
+    return _entry(known.name, values, known.kind, doc, read_only=True, set_as=info.name)
+
+
+def _topic_default_entry(name: str, key: ConfigKey, defaults: Mapping[str, str]) -> Entry:
+    """The default of a topic config under Kafka's name for a broker's."""
+    candidates = ((defaults.get(key.name), ConfigSource.NODE), (key.default, ConfigSource.DEFAULT))
+    values = [(value.strip(), source) for value, source in candidates if value is not None]
+    doc = f"The default of {key.name} for topics of this node. {key.doc} Set it as topic.{key.name}."
+    return _entry(name, values, key.kind, doc, read_only=True, set_as=f"topic.{key.name}")
+
+
+def _require_name(name: str, what: str) -> None:
+    if not name:
+        raise refused(f"the name of {what} must not be empty")
 
 
 def _entry(
-    name: str, values: list[tuple[str, ConfigSource]], kind: ConfigKind, doc: str, *, read_only: bool
+    name: str, values: Values, kind: ConfigKind, doc: str, *, read_only: bool, set_as: str | None = None
 ) -> Entry:
-    """``values`` are all that are given for the config; the first of them is in force."""
+    """``values`` are all that are given for the config, under the name ``set_as``; the first is in force."""
     value, source = values[0] if values else (None, ConfigSource.DEFAULT)
     return {
         "name": name,
@@ -142,7 +208,7 @@ def _entry(
         "config_source": source,
         "read_only": read_only,
         "is_sensitive": False,
-        "synonyms": [{"name": name, "value": text, "source": origin} for text, origin in values],
+        "synonyms": [{"name": set_as or name, "value": text, "source": origin} for text, origin in values],
         "config_type": kind,
         "documentation": doc,
     }
@@ -164,6 +230,29 @@ def _check_sendable(call: Call, entries: list[Entry]) -> None:
                 f"the value of {entry['name']} is too long for DescribeConfigs version {call.version};"
                 f" ask with version {_FIRST_FLEXIBLE_DESCRIBE} or later, or for other configs by name"
             )
+
+
+async def list_config_resources(broker: Broker, call: Call) -> dict[str, Any]:
+    """What has configs of its own, by type. Before v1 only subscriptions to metrics of clients are meant."""
+    listed = {
+        ResourceType.TOPIC: sorted(broker.image.topics),
+        ResourceType.BROKER: [str(node_id) for node_id in sorted(broker.image.nodes)],
+        ResourceType.CLIENT_METRICS: [],
+        # No group has configs of its own.
+        ResourceType.GROUP: [],
+    }
+    if call.version < _FIRST_LIST_OF_TYPES:
+        asked: list[int] = [ResourceType.CLIENT_METRICS]
+    else:
+        asked = list(dict.fromkeys(call.request.resource_types)) or list(listed)
+    if any(kind not in listed for kind in asked):
+        return {"error_code": ErrorCode.unsupported_version}
+    resources = [
+        {"resource_name": name, "resource_type": kind}
+        for kind in asked
+        for name in listed[ResourceType(kind)]
+    ]
+    return {"error_code": ErrorCode.none, "config_resources": resources}
 
 
 # --- changing
@@ -205,6 +294,14 @@ def _check_alterable(resource_type: int) -> None:
             "settings of a node are not changed over the protocol: they come from flags, TIDEMILL_* variables"
             " and tidemill.toml; change them there and restart the node"
         )
+    if resource_type == ResourceType.GROUP:
+        raise refused(
+            "configs of a group are the node's, for all groups alike: change"
+            " group_consumer_session_timeout_ms or group_consumer_heartbeat_interval_ms in its settings and"
+            " restart the node"
+        )
+    if resource_type == ResourceType.CLIENT_METRICS:
+        raise refused("this node takes no metrics from clients, so nobody can subscribe to them")
     if resource_type != ResourceType.TOPIC:
         raise _unserved_type(resource_type)
 
@@ -265,4 +362,7 @@ def _resource_fields(resource: Any) -> dict[str, Any]:
 
 
 def _unserved_type(resource_type: int) -> ApiError:
-    return refused(f"resources of type {resource_type} have no configs here; 2 is a topic, 4 is a node")
+    return refused(
+        f"resources of type {resource_type} have no configs here; 2 is a topic, 4 a node, 16 a subscription"
+        " to metrics of clients, 32 a group"
+    )
