@@ -32,6 +32,9 @@ OFFSET_BYTES = 8
 _BYTES_PER_CHANGE = 32
 #: So many records at fault are named.
 _NAMED_RECORDS_MAX = 1_000
+#: How many rows, or how many times the rows of a batch, are read again to name more than the first bad one.
+_REREAD_ROWS = 10_000
+_REREAD_TIMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,7 @@ def prepare_checked(
     """The changes of a batch that wants to be appended to ``bucket`` of ``place``; None for a table without a
     key.
 
-    Raises ``TableError`` with the records at fault: all that have the first fault that was found, but of rows
-    that cannot be read the first only.
+    Raises ``TableError`` with the records at fault: those that have the first fault that was found.
     """
     _check_numbers(table, columns)
     if not table.has_primary_key:
@@ -127,17 +129,49 @@ def _live_rows(table: TableDefinition, columns: RecordColumns, live: Any) -> pa.
     starts, ends = columns.value_starts, columns.value_ends
     if len(live) != columns.record_count:
         starts, ends = starts[live], ends[live]
-    return _translated(live, lambda: table.format.to_batch(columns.body, starts, ends))
+    return _translated(live, lambda: _read_rows(table, columns.body, starts, ends))
+
+
+def _read_rows(table: TableDefinition, body: Any, starts: Any, ends: Any) -> pa.RecordBatch:
+    """The rows at these positions. ``TableError`` names those that cannot be read, while looking is cheap."""
+    try:
+        return table.format.to_batch(body, starts, ends)
+    except TableError as error:
+        if error.index is None:
+            raise
+        raise _with_later_faults(
+            error, lambda first: table.format.to_batch(body, starts[first:], ends[first:]), len(starts)
+        ) from None
+
+
+def _with_later_faults(error: TableError, read_from: Callable[[int], object], count: int) -> TableError:
+    """The error with the faults of later rows too.
+
+    A format stops at the first bad row, so the rows behind it are read again for the next one.
+    """
+    faults = list(error.record_errors)
+    rows_left = max(_REREAD_ROWS, _REREAD_TIMES * count)
+    while rows_left > 0 and len(faults) < _NAMED_RECORDS_MAX:
+        following = faults[-1][0] + 1
+        rows_left -= count - following
+        try:
+            if following < count:
+                read_from(following)
+            break
+        except TableError as later:
+            faults += ((following + number, text) for number, text in later.record_errors)
+    return TableError(error.table_code, error.message, index=error.index, record_errors=tuple(faults))
 
 
 def _translated(indexes: Any, work: Any) -> Any:
-    """Run ``work``, which sees some of the records, and name the record at fault by its place among all."""
+    """Run ``work``, which sees some of the records, and name those at fault by their place among all."""
     try:
         return work()
     except TableError as error:
         if error.index is None:
             raise
-        raise TableError(error.table_code, error.message, index=int(indexes[error.index])) from None
+        faults = tuple((int(indexes[number]), text) for number, text in error.record_errors)
+        raise TableError(error.table_code, error.message, index=faults[0][0], record_errors=faults) from None
 
 
 def _refuse_where(wrong: Any, code: TableCode, message: Callable[[int], str], places: Any = None) -> None:
@@ -202,7 +236,7 @@ def _check_log_records(table: TableDefinition, columns: RecordColumns, place: Pa
             "delete"
         ),
     )
-    batch = table.format.to_batch(columns.body, columns.value_starts, columns.value_ends)
+    batch = _read_rows(table, columns.body, columns.value_starts, columns.value_ends)
     if table.partition_column is not None:
         _check_partition(table, batch.column(table.partition_column), place)
 

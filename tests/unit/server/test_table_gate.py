@@ -120,7 +120,13 @@ async def test_a_batch_is_refused_whole_and_the_record_at_fault_is_named(
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"), [(NO_KEY, "has no key"), ((b"2", GOOD[1]), "is not that of its row, '1'")]
+    ("bad", "message"),
+    [
+        (NO_KEY, "has no key"),
+        ((b"2", GOOD[1]), "is not that of its row, '1'"),
+        (BAD_ROW, "colour"),
+        ((b"1", b"{"), "the row"),
+    ],
 )
 async def test_ten_bad_rows_of_a_hundred_are_named(
     world: TableWorld, table: TableDefinition, bad: Any, message: str
