@@ -117,6 +117,26 @@ async def test_an_unclean_start_gives_new_leader_epochs_to_written_partitions_on
     assert second.broker.partition(second.broker.topic("t"), 1).leader_epoch == before[1] + 1
 
 
+async def test_a_client_finds_what_it_was_just_acknowledged_with_acks_1(make: Make) -> None:
+    """With a real disk, whose syncs take longer than the way from client to node."""
+    node = make()
+    await node.start()
+    await create(node, "t")
+    client = await StreamClient.connect(node.address)
+    for offset in range(50):
+        answer = await client.ask("Produce", 9, **{**produce_body("t", "v"), "acks": 1})
+        assert answer.responses[0].partition_responses[0].base_offset == offset
+        place = {"partition_index": 0, "timestamp": -1}
+        latest = await client.ask("ListOffsets", 5, topics=[{"name": "t", "partitions": [place]}])
+        assert latest.topics[0].partitions[0].offset == offset + 1
+        entry = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 10**6}
+        body = {"max_wait": 0, "min_bytes": 0, "max_bytes": 10**6}
+        fetched = await client.ask("Fetch", 11, topics=[{"topic": "t", "partitions": [entry]}], **body)
+        partition = fetched.responses[0].partitions[0]
+        assert (partition.error_code, bool(partition.records)) == (ErrorCode.none, True)
+    await client.close()
+
+
 async def test_a_second_node_on_the_directory_is_told_of_the_first(make: Make) -> None:
     first, second = make(), make()
     await first.start()
