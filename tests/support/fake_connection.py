@@ -7,12 +7,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.config.settings import Settings
-from tidemill.server.budget import ByteBudget
+from tidemill.server.budget import Account, BudgetLimits, ByteBudget, Stall
 from tidemill.server.call import Call
 from tidemill.server.connection import Connection
 from tidemill.server.frame_buffers import FrameBuffers
 
-__all__ = ("FakeDispatcher", "FakeLoop", "FakeTransport", "Peer")
+__all__ = ("FakeDispatcher", "FakeLoop", "FakeTransport", "Peer", "filled", "make_budget")
+
+
+def make_budget(total_bytes: int, frame_bytes: int, **limits: Any) -> ByteBudget:
+    """A budget of ``total_bytes`` for frames of at most ``frame_bytes``."""
+    return ByteBudget(BudgetLimits(total_bytes, frame_bytes, **limits))
+
+
+class _Nobody:
+    """Owns an account that a test uses as it likes."""
+
+    def unwritten_bytes(self) -> int:
+        return 0
+
+    def give_way(self, why: Stall) -> None:
+        pass
+
+
+def filled(budget: ByteBudget, count: int, address: str = "10.9.9.9") -> Account:
+    """An account of somebody else, who has taken ``count`` bytes."""
+    account = budget.open(address, _Nobody())
+    account.take(count)
+    return account
 
 
 @dataclass
@@ -64,6 +86,7 @@ class FakeDispatcher:
     def __init__(self, on_call: Callable[[Call], None] | None = None) -> None:
         self.calls: list[Call] = []
         self.closed_connections: list[Connection] = []
+        self.closing_reasons: list[str] = []
         self.lets_in = True
         self._on_call = on_call
 
@@ -77,6 +100,9 @@ class FakeDispatcher:
 
     def closed(self, connection: Connection) -> None:
         self.closed_connections.append(connection)
+
+    def closing(self, connection: Connection, why: str) -> None:
+        self.closing_reasons.append(why)
 
     @property
     def started(self) -> list[int]:
@@ -100,12 +126,13 @@ class FakeTransport:
     closing: bool = False
     aborted: bool = False
     takes_writes: bool = True
+    host: str = "10.0.0.1"
     arrived: bytearray = field(default_factory=bytearray)
     sent: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
 
     def get_extra_info(self, name: str) -> Any:
-        return ("10.0.0.1", 4711)
+        return (self.host, 4711)
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
         assert (high, low) == (0, 0)
@@ -151,13 +178,14 @@ class Peer:
         loop: FakeLoop | None = None,
         budget: ByteBudget | None = None,
         buffers: FrameBuffers | None = None,
+        host: str = "10.0.0.1",
         **limits: int,
     ) -> None:
         self.dispatcher = dispatcher or FakeDispatcher()
         self.loop = loop or FakeLoop()
         self.limits = Settings(**limits)  # type: ignore[arg-type]
-        self.budget = budget or ByteBudget(self.limits.max_inflight_bytes)
-        self.transport = FakeTransport()
+        self.budget = budget or make_budget(self.limits.max_inflight_bytes, self.limits.max_frame_bytes)
+        self.transport = FakeTransport(host=host)
         self.connection = Connection(
             self.loop,  # type: ignore[arg-type]
             self.dispatcher,

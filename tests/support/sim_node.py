@@ -29,7 +29,7 @@ from tidemill.log.flush import FlushJob
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Replicas
 from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
-from tidemill.server.budget import ByteBudget
+from tidemill.server.budget import BudgetLimits, ByteBudget
 from tidemill.server.connection import Connection
 from tidemill.server.dispatch import BrokerDispatcher
 from tidemill.server.frame_buffers import FrameBuffers
@@ -164,7 +164,7 @@ class SimNode:
         self.clock = VirtualClock()
         self.clock.ms = 1_700_000_000_000
         self.flusher = SimFlusher(rng)
-        self.budget = ByteBudget(64 * 1024 * 1024)
+        self.budget = ByteBudget(BudgetLimits(64 * 1024 * 1024, 32 * 1024 * 1024))
         self.settings = Settings(
             data_dir=Path("sim"), offsets_topic_partitions=1, transactions_topic_partitions=1
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import socket
 import struct
 import subprocess
 import threading
@@ -122,8 +123,62 @@ def test_a_frame_whose_length_is_only_claimed_costs_no_memory(node: NodeProcess)
     for client in clients:
         client.wait_for_close()
         client.close()
-    # All of them together claimed 200 MiB; a first buffer of little more than 1 MiB each is what they get.
-    assert node.resident_bytes() - before < 100 * MIB
+    # All of them together claimed 200 MiB; 16 KiB each is what they get at first.
+    assert node.resident_bytes() - before < 20 * MIB
+
+
+@pytest.fixture
+def stalled(tmp_path: Path, topic: str) -> Iterator[tuple[NodeProcess, list[RawClient]]]:
+    """A node whose memory for large requests is held by eight clients, which send most of one and then stop.
+
+    Deadlines are so long that nothing here ends by itself.
+    """
+    limits = {
+        "frame_deadline_ms": 3_600_000,
+        "stall_timeout_ms": 2_000,
+        "max_frame_bytes": 10 * MIB,
+        "max_inflight_bytes": 52 * MIB,
+    }
+    with NodeProcess(tmp_path / "data", **limits) as node, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(node.address)) for _ in range(8)]
+        create_topic(clients[0], topic)
+        for client in clients:
+            client.request(_API_VERSIONS, 0, {})
+        senders = [threading.Thread(target=send_most_of_a_frame, args=(client,)) for client in clients]
+        for sender in senders:
+            sender.start()
+        try:
+            wait_until(
+                lambda: node.metric("tidemill_connections_waiting") > 0, "there is no memory for more of it"
+            )
+            yield node, clients
+        finally:
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.socket.shutdown(socket.SHUT_RDWR)
+            for sender in senders:
+                sender.join()
+
+
+def send_most_of_a_frame(client: RawClient) -> None:
+    with contextlib.suppress(OSError):
+        client.send(struct.pack(">i", 9 * MIB) + struct.pack(">hhih", 0, 9, 1, -1) + bytes(8 * MIB))
+
+
+def test_eight_stalled_large_requests_hold_up_nobody_and_give_way(
+    stalled: tuple[NodeProcess, list[RawClient]], topic: str
+) -> None:
+    node, _ = stalled
+    assert node.metric("tidemill_connections_closed_total") == 0
+    with RawClient(node.address) as other:
+        for number in range(50):
+            assert other.request(_API_VERSIONS, 0, {}).error_code == ErrorCode.none
+            assert other.produce(topic, batch_of(b"small")).base_offset == number
+            assert len(other.fetch(topic).records) > 0
+        # Also what is large is read, as soon as one of those who stalled has given way.
+        assert other.produce(topic, batch_of(bytes(900_000))).error_code == ErrorCode.none
+    assert node.metric("tidemill_inflight_bytes") <= 52 * MIB
+    wait_until(lambda: node.metric("tidemill_connections_closed_total") > 0, "a stalled client is closed")
 
 
 # --- requests
@@ -229,6 +284,10 @@ def test_a_connection_too_many_is_closed_at_once(node: NodeProcess) -> None:
             assert clients[-1].request(_API_VERSIONS, 0, {}).error_code == ErrorCode.none
         with RawClient(node.address) as refused:
             assert refused.wait_for_close() == 0
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(RawClient(node.address)).wait_for_close()
+        assert node.log_text().count("refused a connection of 127.0.0.1") <= 1, "one line, then a sum"
         clients.pop().close()
         wait_until(lambda: accepts(node), "the place that became free is given to another client")
     finally:

@@ -130,8 +130,9 @@ class Settings:
     max_inflight_bytes: Annotated[
         int,
         _bytes(
-            "Request bytes in memory over all connections. Above it, connections are not read until "
-            "there is room."
+            "Bytes of requests and answers in memory over all connections. Above it, connections are not "
+            "read until there is room. An eighth of it is kept for connections that hold little, and one "
+            "address gets a part of the rest."
         ),
     ] = 512 * MIB
     max_in_flight_requests_per_connection: Annotated[
@@ -150,6 +151,15 @@ class Settings:
         int,
         _ms("The time from a request's first byte to its last."),
     ] = 60_000
+    stall_timeout_ms: Annotated[
+        int,
+        _ms(
+            "While others wait for memory (max_inflight_bytes), a client that sends its request, or reads "
+            "its answers, too slowly to be done in time (frame_deadline_ms, idle_timeout_ms) is closed after "
+            "this.",
+            100,
+        ),
+    ] = 5_000
     idle_timeout_ms: Annotated[
         int,
         _ms("A connection that is silent for longer is closed."),

@@ -1,90 +1,500 @@
-"""The node's memory for requests and answers under way, as one number of bytes.
+"""The node's memory for requests and answers under way: who gets how much of it, and who has to give way.
 
-A connection takes bytes before it reserves memory for a frame, and stops reading its socket while there are
-none: TCP then slows the sender down. Rules:
+A connection has an account. It reserves bytes before it takes memory for a frame, and stops reading its
+socket while there are none: TCP then slows the sender down. A state machine: time is passed in, nothing is
+awaited.
 
-- Waiting connections are served in order; while one waits, no other is granted anything, so that a large
-  frame is not starved by small ones.
-- The first in the queue is served as if the others in it held nothing: two half-read frames that wait for
-  each other would wait for ever. Only that, and bytes that exist already, go over the limit.
+Rules:
+
+- **Reserve.** Connections that hold little (``small_bytes`` with the frame they read) may use all of the
+  budget, the others seven eighths of it: while large frames fill it, small requests are read and answered as
+  ever.
+- **Share of an address.** All connections of one address hold at most half of what is there for large
+  frames.
+- **Ordinary and huge.** Connections that hold more than 2 MiB leave a quarter of either to those that hold
+  less.
+- **Order.** Of those who wait, the address that holds least comes first, and of its connections the one that
+  holds least; among equals, who asked first.
+- **Leader.** Half-read frames could wait for each other for ever, and large ones for small ones. So the room
+  of one frame of the largest size is kept for the one that waits longest, the leader, until its frame is
+  complete.
+- **Giving way.** While somebody waits, a client that sends its frame, or takes its answers, so slowly that
+  it would not be done within the deadline, is closed after ``stall_seconds``; the largest first, and no more
+  than needed.
+
+Over the limit goes only what exists already (answers, frames that arrived as a whole, the first bytes of a
+frame that waits for room), and the leader in a budget smaller than two of the largest frames, by half of
+such a frame at most.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import enum
+from bisect import bisect_left, insort
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-__all__ = ("ByteBudget",)
+__all__ = ("Account", "BudgetLimits", "ByteBudget", "Owner", "Stall")
 
-#: Takes what it needs and says True, or says False and stays in the queue.
-Retry = Callable[[], bool]
+KIB = 1024
+_ORDINARY_BYTES = 2 * 1024 * KIB
+#: Connections that go on, or have to give way, at a time: each takes a while, and others want their turn.
+_AT_ONCE = 100
+
+
+class Stall(enum.Enum):
+    """What it is that a connection holds memory for without getting on."""
+
+    FRAME = "its request arrives too slowly while others wait for memory"
+    ANSWERS = "it does not read its answers while others wait for memory"
+    #: The node works on its requests, or they wait for something: long polls can be answered now.
+    REQUESTS = "its requests take long while others wait for memory"
+
+
+class Owner(Protocol):
+    """The connection behind an account."""
+
+    def unwritten_bytes(self) -> int:
+        """Bytes of answers that the client has not taken yet."""
+        ...
+
+    def give_way(self, why: Stall) -> None:
+        """Let go of memory for others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """The size of a budget, and what is expected of those who use it."""
+
+    total_bytes: int
+    #: The largest frame. It must not be above ``total_bytes``.
+    frame_bytes: int
+    #: Connections that hold no more than this may use the reserve.
+    small_bytes: int = 128 * KIB
+    stall_seconds: float = 5.0
+    #: A frame that is slower than this from end to end has stalled.
+    frame_seconds: float = 60.0
+    #: The same of an answer.
+    answer_seconds: float = 600.0
+
+    #: What connections that hold much may use, the leader among them.
+    large_bytes: int = field(init=False)
+    #: What all but the leader may use of ``large_bytes``.
+    shared_bytes: int = field(init=False)
+    #: What one address may hold of ``shared_bytes``.
+    address_bytes: int = field(init=False)
+    #: Connections that hold more than this leave a quarter of the room to the others.
+    ordinary_bytes: int = field(init=False)
+    #: Up to where the leader may go.
+    leader_bytes: int = field(init=False)
+    #: Up to where connections that hold little may go.
+    small_limit_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        reserve = self.total_bytes // 8
+        large = max(self.total_bytes - reserve, self.frame_bytes)
+        shared = max(large - self.frame_bytes, large // 2)
+        for name, value in (
+            ("large_bytes", large),
+            ("shared_bytes", shared),
+            ("address_bytes", shared // 2),
+            ("ordinary_bytes", min(_ORDINARY_BYTES, shared // 16)),
+            ("leader_bytes", max(large, shared + self.frame_bytes)),
+            ("small_limit_bytes", large + reserve),
+        ):
+            object.__setattr__(self, name, value)
+
+
+class _Place(NamedTuple):
+    """A place in a queue. The number is never the same twice, so that accounts are not compared."""
+
+    held_bytes: int
+    number: int
+    account: Account
+
+
+class _Address:
+    """What the connections of one address hold, and those of them that wait."""
+
+    __slots__ = ("accounts", "held_bytes", "large", "small", "uncounted")
+
+    def __init__(self) -> None:
+        self.accounts = 0
+        self.held_bytes = 0
+        self.uncounted = 0
+        #: Those who wait, in the order in which they are served.
+        self.small: list[_Place] = []
+        self.large: list[_Place] = []
+
+
+class Account:
+    """One connection's part of the budget. ``reading_bytes`` are those of the frame that is being read."""
+
+    __slots__ = (
+        "_address",
+        "_budget",
+        "_frame_is_small",
+        "_marked",
+        "_resume",
+        "_uncounted",
+        "_wanted",
+        "frame_bytes",
+        "held_bytes",
+        "moved_bytes",
+        "owner",
+        "reading_bytes",
+    )
+
+    def __init__(self, budget: ByteBudget, address: _Address, owner: Owner) -> None:
+        self._budget = budget
+        self._address = address
+        self.owner = owner
+        self.reading_bytes = 0
+        #: Length of the frame that is being read; 0 between frames.
+        self.frame_bytes = 0
+        #: Requests that are complete, and answers.
+        self.held_bytes = 0
+        #: Counts up with every byte that arrives and every answer that is written.
+        self.moved_bytes = 0
+        #: Decided when the frame begins: a small one gets all of its bytes at once, so none waits half-read.
+        self._frame_is_small = False
+        #: Bytes of ``reading_bytes`` that were here before there was room for them.
+        self._uncounted = 0
+        self._wanted: int | None = None
+        self._resume: Callable[[], None] = _nothing
+        #: Whether it was the client's turn to move bytes, since when, and how many it had moved.
+        self._marked: tuple[bool, float, int] | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        return self.reading_bytes + self.held_bytes
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._wanted is not None
+
+    @property
+    def is_small(self) -> bool:
+        if self.frame_bytes:
+            return self._frame_is_small
+        return self.held_bytes <= self._budget.limits.small_bytes
+
+    def begin_frame(self, frame_bytes: int) -> bool:
+        """A frame of this length has begun to arrive. True: reserve all of it; False: as it arrives."""
+        self._frame_is_small = self.held_bytes + frame_bytes <= self._budget.limits.small_bytes
+        self.frame_bytes = frame_bytes
+        self._marked = None
+        return self._frame_is_small
+
+    def reserve(self, count: int) -> bool:
+        """Take ``count`` more bytes for the frame that is being read; False if they are not there."""
+        return self._budget._reserve(self, count)
+
+    def reserve_arrived(self, count: int) -> None:
+        """Take bytes for the beginning of a frame, which is here in any case; ``wait`` has to follow."""
+        self.reading_bytes += count
+        self._uncounted += count
+        self._address.uncounted += count
+        self._budget._uncounted += count
+        self._budget._count(self, count)
+
+    def frame_complete(self) -> None:
+        """The frame is a request now."""
+        self.held_bytes += self.reading_bytes
+        self.reading_bytes = self.frame_bytes = 0
+        self._budget._frame_ended(self)
+
+    def take(self, count: int) -> None:
+        """Take bytes that exist already: a request that arrived as a whole, an answer that was just made."""
+        self.held_bytes += count
+        self._budget._count(self, count)
+
+    def give_back(self, count: int) -> None:
+        """Return bytes of requests and answers, and let those who wait for them go on."""
+        if count:
+            self.held_bytes -= count
+            assert self.held_bytes >= 0, "more bytes were given back than taken"
+            self._budget._count(self, -count)
+            self._budget._serve()
+
+    def may_read_on(self) -> bool:
+        """Whether another frame may begin."""
+        return not self.is_waiting and self._budget._has_room(self, 0)
+
+    def wait(self, count: int, resume: Callable[[], None]) -> None:
+        """Call ``resume`` once ``count`` bytes were taken for the frame that is being read."""
+        assert self._wanted is None, "it waits already"
+        self._wanted, self._resume = count, resume
+        self._budget._enqueue(self)
+
+    def close(self) -> None:
+        """Give everything back and wait for nothing more."""
+        self._budget._close(self)
 
 
 class ByteBudget:
-    """A counter with a queue."""
+    """The accounts of a node and their sum."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, limits: BudgetLimits) -> None:
+        self.limits = limits
         self.used_bytes = 0
-        #: Who waits, and how much of what is in use each of them holds.
-        self._waiting: deque[tuple[Retry, int]] = deque()
-        self._held_by_waiting = 0
+        self._addresses: dict[str, _Address] = {}
+        self._accounts: dict[Account, str] = {}
+        #: Those who wait, who asked first at the beginning.
+        self._waiting: dict[Account, _Place] = {}
+        self._places = 0
+        #: Addresses with somebody who waits.
+        self._waiting_addresses: dict[_Address, None] = {}
+        self._uncounted = 0
+        self._leader: Account | None = None
         self._serving = False
 
     @property
-    def available_bytes(self) -> int:
-        return max(0, self.limit_bytes - self.used_bytes)
+    def waiting(self) -> int:
+        """Connections that are not read because there is no room."""
+        return len(self._waiting)
 
-    def try_take(self, count: int) -> bool:
-        """Take ``count`` bytes if they are there. Something is always granted when nothing is in use."""
-        if self._waiting and not self._serving:
-            return False
-        in_use = self.used_bytes - self._held_by_waiting
-        if in_use and in_use + count > self.limit_bytes:
-            return False
+    def open(self, address: str, owner: Owner) -> Account:
+        """An account for a connection from ``address``."""
+        group = self._addresses.setdefault(address, _Address())
+        group.accounts += 1
+        account = Account(self, group, owner)
+        self._accounts[account] = address
+        return account
+
+    def answer_room(self, address: str) -> int:
+        """Bytes that the next answer to ``address`` may have; 0 if there is no room for a large one."""
+        held = self._addresses[address].held_bytes if address in self._addresses else 0
+        limits = self.limits
+        return max(0, min(limits.shared_bytes - self._used_by_others(), limits.address_bytes - held))
+
+    # --- counting
+
+    def _used_by_others(self) -> int:
+        """What is in use, but for the frame of the leader and what was here before there was room."""
+        return self.used_bytes - self._uncounted - self._led_bytes()
+
+    def _led_bytes(self) -> int:
+        leader = self._leader
+        return leader.reading_bytes - leader._uncounted if leader is not None else 0
+
+    def _has_room(self, account: Account, count: int) -> bool:
+        return self._lack(account, count) <= 0 and self._share_lack(account, count) <= 0
+
+    def _lack(self, account: Account, count: int) -> int:
+        """How many bytes too many are in use for the account to take ``count``; 0 or less if it may."""
+        limits = self.limits
+        count += account._uncounted
+        if account is self._leader:
+            return self.used_bytes - self._uncounted + count - limits.leader_bytes
+        if account.is_small:
+            return self.used_bytes - self._uncounted + count - limits.small_limit_bytes
+        limit = limits.shared_bytes
+        if account.total_bytes + count > limits.ordinary_bytes:
+            limit -= limit // 4
+        return self._used_by_others() + count - limit
+
+    def _share_lack(self, account: Account, count: int) -> int:
+        """The same for what its address may hold."""
+        if account is self._leader or account.is_small:
+            return 0
+        group, limit = account._address, self.limits.address_bytes
+        count += account._uncounted
+        held = group.held_bytes - group.uncounted
+        if self._leader is not None and self._leader._address is group:
+            held -= self._led_bytes()
+        if account.total_bytes + count > self.limits.ordinary_bytes:
+            limit -= limit // 4
+        return held + count - limit
+
+    def _count(self, account: Account, count: int) -> None:
         self.used_bytes += count
+        account._address.held_bytes += count
+
+    def _reserve(self, account: Account, count: int) -> bool:
+        if account is not self._leader:
+            # Nobody overtakes those who wait: of the same address, or for room in the same part.
+            group = account._address
+            if group.small if account.is_small else (group.large or self._waits_for_room()):
+                return False
+        if not self._has_room(account, count):
+            return False
+        account.reading_bytes += count
+        self._count(account, count)
         return True
 
-    def take(self, count: int) -> None:
-        """Take bytes that exist already (an answer that was just made); may go over the limit."""
-        self.used_bytes += count
+    def _waits_for_room(self) -> bool:
+        """Whether somebody waits although its address has not used up its share."""
+        firsts = (group.large[0].account for group in self._waiting_addresses if group.large)
+        return any(self._share_lack(first, first._wanted or 0) <= 0 for first in firsts)
 
-    def wait(self, retry: Retry, held_bytes: int = 0, *, at_front: bool = False) -> None:
-        """Call ``retry`` whenever there may be room, until it says True; those behind it wait as long.
+    def _uncounted_is_over(self, account: Account) -> None:
+        self._uncounted -= account._uncounted
+        account._address.uncounted -= account._uncounted
+        account._uncounted = 0
 
-        ``held_bytes`` are those that the caller has taken and keeps while it waits.
-        """
-        if at_front:
-            self._waiting.appendleft((retry, held_bytes))
-        else:
-            self._waiting.append((retry, held_bytes))
-        self._held_by_waiting += held_bytes
+    # --- waiting
+
+    def _enqueue(self, account: Account) -> None:
+        group = account._address
+        self._places += 1
+        place = _Place(account.total_bytes, self._places, account)
+        insort(group.small if account.is_small else group.large, place)
+        self._waiting[account] = place
+        self._waiting_addresses[group] = None
         self._serve()
 
-    def cancel(self, retry: Retry) -> None:
-        """Leave the queue."""
-        for entry in [entry for entry in self._waiting if entry[0] == retry]:
-            self._waiting.remove(entry)
-            self._held_by_waiting -= entry[1]
+    def _leave_queue(self, account: Account) -> None:
+        group = account._address
+        place = self._waiting.pop(account)
+        for queue in (group.small, group.large):
+            index = bisect_left(queue, place)
+            if index < len(queue) and queue[index] is place:
+                del queue[index]
+        if not group.small and not group.large:
+            del self._waiting_addresses[group]
+        account._wanted = None
 
-    def give_back(self, count: int) -> None:
-        """Return bytes that were taken, and let those who wait for them go on."""
-        self.used_bytes -= count
-        assert self.used_bytes >= 0, "more bytes were given back than taken"
+    def _frame_ended(self, account: Account) -> None:
+        if account is self._leader:
+            self._leader = None
+            self._serve()
+
+    def _close(self, account: Account) -> None:
+        if account not in self._accounts:
+            return
+        group = account._address
+        if account._wanted is not None:
+            self._leave_queue(account)
+        self._uncounted_is_over(account)
+        self._count(account, -account.total_bytes)
+        account.reading_bytes = account.held_bytes = account.frame_bytes = 0
+        address = self._accounts.pop(account)
+        group.accounts -= 1
+        if not group.accounts:
+            del self._addresses[address]
+        if account is self._leader:
+            self._leader = None
         self._serve()
 
     def _serve(self) -> None:
+        """Let go on whoever can. What they do then may make room or need it: the loop goes on with that."""
         if self._serving:
-            # Somebody who is being served waits again or gives something back: the loop goes on with it.
             return
         self._serving = True
         try:
-            while self._waiting:
-                retry, held_bytes = self._waiting.popleft()
-                self._held_by_waiting -= held_bytes
-                if not retry():
-                    self._waiting.appendleft((retry, held_bytes))
-                    self._held_by_waiting += held_bytes
+            for _ in range(_AT_ONCE):
+                account = self._next() if self._waiting else None
+                if account is None:
                     break
+                self._grant(account)
         finally:
             self._serving = False
+
+    def _grant(self, account: Account) -> None:
+        count = account._wanted or 0
+        self._leave_queue(account)
+        self._uncounted_is_over(account)
+        account.reading_bytes += count
+        self._count(account, count)
+        resume, account._resume = account._resume, _nothing
+        resume()
+
+    def _next(self) -> Account | None:
+        """Who is served next; None if nobody can be."""
+        leader = self._leader
+        if leader is not None and leader._wanted is not None and self._has_room(leader, leader._wanted):
+            return leader
+        for group in sorted(self._waiting_addresses, key=lambda group: group.held_bytes):
+            for queue in (group.small, group.large):
+                # A leader that waits had its turn above.
+                first = next((place.account for place in queue if place.account is not leader), None)
+                if first is not None and self._has_room(first, first._wanted or 0):
+                    return first
+        if leader is None:
+            self._leader = leader = next(filter(self._may_lead, self._waiting), None)
+            if leader is not None and self._has_room(leader, leader._wanted or 0):
+                return leader
+        return None
+
+    def _may_lead(self, account: Account) -> bool:
+        if not account.frame_bytes or account.is_small:
+            return False
+        # What its address holds besides must be within its share.
+        group = account._address
+        counted = account.reading_bytes - account._uncounted
+        return group.held_bytes - group.uncounted - counted <= self.limits.address_bytes
+
+    # --- giving way
+
+    def stalled(self, now: float) -> list[tuple[Account, Stall]]:
+        """Who has to give way now. Call it about once a second."""
+        self._serve()
+        if not self._waiting:
+            for account in self._accounts:
+                account._marked = None
+            return []
+        # Those who hold little have nothing that would help a large frame.
+        floor = 0 if any(account.is_small for account in self._waiting) else self.limits.small_bytes
+        found = [
+            (account, why)
+            for account in self._accounts
+            if (why := self._mark(account, now)) is not None and account.total_bytes > floor
+        ]
+        found.sort(key=lambda each: -each[0].total_bytes)
+        needed, needed_of = self._needed()
+        result: list[tuple[Account, Stall]] = []
+        for account, why in found[:_AT_ONCE]:
+            group, held = account._address, account.total_bytes
+            if needed <= 0 and needed_of.get(group, 0) <= 0:
+                continue
+            result.append((account, why))
+            # Those who are only hurried may not give anything back.
+            if why is not Stall.REQUESTS:
+                needed -= held
+                needed_of[group] = needed_of.get(group, 0) - held
+        return result
+
+    def _needed(self) -> tuple[int, dict[_Address, int]]:
+        """Bytes that must be given back for all who wait: by anybody, and by those of their own address."""
+        wants, over = 0, 0
+        wants_of: dict[_Address, int] = {}
+        over_of: dict[_Address, int] = {}
+        for account in self._waiting:
+            group, want = account._address, max(1, account.frame_bytes - account.reading_bytes)
+            lack, share_lack = self._lack(account, want), self._share_lack(account, want)
+            if lack > 0:
+                wants, over = wants + want, max(over, lack - want)
+            if share_lack > 0:
+                wants_of[group] = wants_of.get(group, 0) + want
+                over_of[group] = max(over_of.get(group, 0), share_lack - want)
+        return wants + over, {group: want + over_of[group] for group, want in wants_of.items()}
+
+    def _mark(self, account: Account, now: float) -> Stall | None:
+        """Compare an account's progress with what it was; why it has stalled, if it has."""
+        limits = self.limits
+        unwritten = account.owner.unwritten_bytes()
+        if unwritten:
+            why, least = Stall.ANSWERS, unwritten * limits.stall_seconds / limits.answer_seconds
+        elif account.frame_bytes and not account.is_waiting:
+            why, least = Stall.FRAME, account.frame_bytes * limits.stall_seconds / limits.frame_seconds
+        elif account.held_bytes:
+            why, least = Stall.REQUESTS, 1
+        else:
+            account._marked = None
+            return None
+        moved, is_clients_turn = account.moved_bytes - unwritten, why is not Stall.REQUESTS
+        if account._marked is None or account._marked[0] is not is_clients_turn:
+            account._marked = (is_clients_turn, now, moved)
+            return None
+        _, since, moved_before = account._marked
+        if now - since < limits.stall_seconds:
+            return None
+        account._marked = (is_clients_turn, now, moved)
+        return why if moved - moved_before < max(1, least) else None
+
+
+def _nothing() -> None:
+    pass

@@ -3,24 +3,25 @@
 Rules:
 
 - Bytes are read straight into the frame they belong to. A frame's memory is taken from the node's budget
-  before it is allocated, and grows with what arrives: a length that is only claimed costs one frame buffer.
+  before it is allocated, and grows with what arrives: a length that is only claimed costs next to nothing.
+- A connection is read ahead of its answers up to a number of requests, and up to a number of bytes.
 - Produce and Fetch may overlap with each other; any other request starts when everything before it is
   answered, and holds up everything behind it. Answers leave in the order of the requests.
 - A frame must be complete within a deadline, the first one within its own; a silent connection is closed
-  after the idle timeout, and a client that does not read its answers is not read from.
+  after the idle timeout, and a client that does not read its answers is not read from. While others wait for
+  memory, a client that sends or takes too little is closed earlier (``budget.py``).
 - Bytes that are not the protocol close the connection, and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from typing import Protocol, cast
 
 from tidemill.config.settings import Settings
 from tidemill.errors import ProtocolError
-from tidemill.server.budget import ByteBudget
+from tidemill.server.budget import Account, ByteBudget, Stall
 from tidemill.server.call import Call, ReplyBuffers
 from tidemill.server.frame_buffers import FrameBuffers
 from tidemill.wire.apis import is_served
@@ -28,9 +29,13 @@ from tidemill.wire.requests import RequestHeader, decode_request, parse_header
 
 __all__ = ("Connection", "Dispatcher")
 
-logger = logging.getLogger(__name__)
-
 _LENGTH_BYTES = 4
+#: A frame's first memory, if little of it has arrived, it is not small, and none as large came before it.
+_FIRST_BYTES = 16 * 1024
+#: Requests and answers of one connection in memory, above which no other request is read or started.
+_AHEAD_BYTES = 16 * 1024 * 1024
+#: What is read at once of a frame that just begins, while others wait for memory.
+_CONTENDED_READ_BYTES = 16 * 1024
 #: API keys whose requests may run beside each other: Produce and Fetch.
 _OVERLAPPING = frozenset({0, 1})
 
@@ -50,15 +55,20 @@ class Dispatcher(Protocol):
         """A connection is gone, also one that was not let in."""
         ...
 
+    def closing(self, connection: Connection, why: str) -> None:
+        """The node closes a connection because of what its client did."""
+        ...
+
 
 class _Slot:
     """The place of an answer in the order of answers."""
 
-    __slots__ = ("barrier", "buffers", "call", "frame_bytes")
+    __slots__ = ("answer_bytes", "barrier", "buffers", "call", "frame_bytes")
 
     def __init__(self, frame_bytes: int, barrier: bool) -> None:
         self.frame_bytes = frame_bytes
         self.barrier = barrier
+        self.answer_bytes = 0
         self.buffers: ReplyBuffers | None = None
         self.call: Call | None = None
 
@@ -81,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._dispatcher = dispatcher
         self._budget = budget
+        self._account: Account
         self._limits = limits
         self._buffers = buffers
         self._transport: asyncio.Transport | None = None
@@ -89,15 +100,13 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_view: memoryview | None = None
         self._frame_length = 0
         self._filled = 0
-        self._taken = 0
+        self._trusted_bytes = 0
         self._queue: deque[tuple[RequestHeader, bytes | memoryview]] = deque()
         self._queued_bytes = 0
         self._slots: deque[_Slot] = deque()
         self._running_barrier = False
         self._unsent = 0
         self._writable = True
-        self._waiting_for_budget = False
-        self._frame_waited = False
         self._pumping = False
         self._closing_after_replies = False
         self._was_answered = False
@@ -115,6 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if isinstance(peer, tuple) and peer else ""
+        self._account = self._budget.open(self.host, self)
         if not self._dispatcher.opened(self):
             transport.abort()
             return
@@ -125,10 +135,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
         self._set_deadline(None)
-        self._budget.cancel(self._budget_freed)
-        self._budget.give_back(self._taken + self._queued_bytes + self._unsent)
-        self._budget.give_back(sum(slot.frame_bytes for slot in self._slots))
-        self._taken = self._queued_bytes = self._unsent = 0
+        self._account.close()
+        self._queued_bytes = self._unsent = 0
         unanswered = list(self._slots)
         self._slots.clear()
         self._queue.clear()
@@ -144,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._writable = True
         unsent, self._unsent = self._unsent, 0
-        self._budget.give_back(unsent)
+        self._account.give_back(unsent)
         self._pump()
         self._update_reading()
 
@@ -162,21 +170,37 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._slots:
             self._transport.close()
 
+    # --- memory
+
+    def unwritten_bytes(self) -> int:
+        """Bytes of answers that the client has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def give_way(self, why: Stall) -> None:
+        """Let go of memory: others wait for it."""
+        if why is Stall.REQUESTS:
+            for slot in list(self._slots):
+                slot.hurry()
+        else:
+            self._close_because(why.value)
+
     # --- bytes in
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame_view is not None:
             return self._frame_view[self._filled :]
-        return self._buffers.scratch
+        scratch = self._buffers.scratch
+        return scratch[:_CONTENDED_READ_BYTES] if self._budget.waiting else scratch
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._account.moved_bytes += nbytes
         try:
-            if self._frame is not None:
+            if self._frame_view is not None:
                 self._filled += nbytes
                 if self._filled == self._frame_length:
-                    self._frame_complete(self._frame)
-                elif self._filled == len(self._frame) and not self._grow_frame(self._frame):
-                    self._wait_for_budget()
+                    self._frame_complete()
+                elif self._filled == len(self._frame_view):
+                    self._grow_frame()
             else:
                 self._take_scratch(nbytes)
         except ProtocolError as error:
@@ -186,7 +210,10 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _refuse(self, error: ProtocolError) -> None:
-        logger.info("closing the connection of %s: %s", self.host, error)
+        self._close_because(str(error))
+
+    def _close_because(self, why: str) -> None:
+        self._dispatcher.closing(self, why)
         self.close()
 
     def _take_scratch(self, nbytes: int) -> None:
@@ -202,14 +229,14 @@ class Connection(asyncio.BufferedProtocol):
             if len(data) - start < length:
                 self._begin_frame(length, data[start:])
                 return
-            self._budget.take(length)
+            self._account.take(length)
             self._enqueue(bytes(data[start : start + length]))
             position = start + length
         self._prefix = bytes(data[position:])
         self._set_deadline_for_input()
-        if self._budget.used_bytes > self._budget.limit_bytes:
+        if not self._account.may_read_on():
             # These frames are here in any case; no more are read until there is room.
-            self._wait_for_budget()
+            self._account.wait(0, self._update_reading)
 
     def _check_length(self, length: int) -> None:
         limits = self._limits
@@ -219,58 +246,52 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_frame(self, length: int, start: memoryview) -> None:
         self._frame_length = length
-        self._filled = len(start)
-        size = min(length, self._buffers.size_bytes)
-        has_room = self._budget.try_take(size)
+        self._filled = arrived = len(start)
+        whole = self._account.begin_frame(length)
+        size = length if whole else min(length, max(_FIRST_BYTES, 2 * arrived, self._trusted_bytes))
+        has_room = self._account.reserve(size)
         if has_room:
-            self._frame = self._buffers.take(length)
-            self._frame[: len(start)] = start
+            self._frame = self._buffers.take(size)
+            self._frame[:arrived] = start
+            self._frame_view = memoryview(self._frame)[:size]
         else:
             # What arrived is here in any case; room for more is waited for.
-            size = len(start)
-            self._budget.take(size)
+            self._account.reserve_arrived(arrived)
             self._frame = bytearray(start)
-        self._taken = size
-        self._frame_view = memoryview(self._frame)[:size]
+            self._frame_view = memoryview(self._frame)
         self._set_deadline_for_input()
         if not has_room:
-            self._wait_for_budget()
+            self._account.wait(size - arrived, lambda: self._frame_has_room(size))
 
-    def _grow_frame(self, full: bytearray) -> bool:
-        """Make room for more of the frame; False if the budget has none."""
-        size = min(self._frame_length, max(2 * len(full), self._buffers.size_bytes))
-        if not self._budget.try_take(size - self._taken):
-            return False
-        self._taken = size
-        # The loop still holds the old buffer, so it cannot be resized in place.
-        self._frame = bytearray(size)
-        self._frame[: self._filled] = full
-        self._frame_view = memoryview(self._frame)
-        self._buffers.give_back(full)
-        return True
+    def _grow_frame(self) -> None:
+        """Make room for as much again of the frame as has arrived, or wait for it."""
+        size = min(self._frame_length, 2 * self._filled)
+        if self._account.reserve(size - self._filled):
+            self._frame_has_room(size)
+        else:
+            self._account.wait(size - self._filled, lambda: self._frame_has_room(size))
 
-    def _wait_for_budget(self) -> None:
-        if not self._waiting_for_budget:
-            self._waiting_for_budget = True
-            # A frame that has waited before goes on before others begin: the fewer are half-read, the better.
-            at_front, self._frame_waited = self._frame_waited, self._frame is not None
-            self._budget.wait(self._budget_freed, self._taken, at_front=at_front)
-
-    def _budget_freed(self) -> bool:
-        """Go on reading if there is room now; False if there is not."""
+    def _frame_has_room(self, size: int) -> None:
+        """Go on reading: ``size`` bytes of the frame are taken from the budget."""
         frame = self._frame
-        is_full = frame is not None and self._filled == len(frame)
-        if not (self._grow_frame(frame) if frame is not None and is_full else self._budget.try_take(0)):
-            return False
-        self._waiting_for_budget = False
+        assert frame is not None
+        if len(frame) < size:
+            # The loop still holds the old buffer, so it cannot be resized in place.
+            full, frame = frame, self._buffers.take(size)
+            frame[: self._filled] = memoryview(full)[: self._filled]
+            self._frame = frame
+            self._buffers.give_back(full)
+        self._frame_view = memoryview(frame)[:size]
         self._update_reading()
-        return True
 
-    def _frame_complete(self, frame: bytearray) -> None:
+    def _frame_complete(self) -> None:
+        view = self._frame_view
+        assert view is not None
         self._frame = self._frame_view = None
-        self._taken = 0
-        self._frame_waited = False
-        self._enqueue(memoryview(frame)[: self._frame_length].toreadonly())
+        # The next one is likely to be as large: growing it in steps would cost more than reading it.
+        self._trusted_bytes = min(self._frame_length, self._buffers.size_bytes)
+        self._account.frame_complete()
+        self._enqueue(view.toreadonly())
         self._set_deadline_for_input()
 
     # --- flow control
@@ -279,10 +300,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         stop = (
-            self._waiting_for_budget
+            self._account.is_waiting
             or self._closing_after_replies
             or not self._writable
-            or len(self._queue) + len(self._slots) >= self._limits.max_in_flight_requests_per_connection
+            or (self._frame is None and self._is_far_ahead())
         )
         if stop and self._transport.is_reading():
             self._transport.pause_reading()
@@ -290,6 +311,14 @@ class Connection(asyncio.BufferedProtocol):
         elif not stop and not self._transport.is_reading():
             self._transport.resume_reading()
             self._set_deadline_for_input()
+
+    def _is_far_ahead(self) -> bool:
+        """Whether its answers have to go out before another request is read."""
+        requests = len(self._queue) + len(self._slots)
+        return (
+            requests >= self._limits.max_in_flight_requests_per_connection
+            or self._account.held_bytes >= _AHEAD_BYTES
+        )
 
     def _set_deadline_for_input(self) -> None:
         if not self._had_request:
@@ -324,8 +353,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._slots or left > 0:
                 self._deadline = self._loop.call_later(max(left, 1.0), self._deadline_passed)
                 return
-        logger.info("closing the connection of %s: %s timeout", self.host, self._deadline_kind)
-        self.close()
+        self._close_because(f"{self._deadline_kind} timeout")
 
     # --- requests
 
@@ -358,7 +386,10 @@ class Connection(asyncio.BufferedProtocol):
             self._pumping = False
 
     def _may_start(self) -> bool:
-        return self._transport is not None and self._writable and not self._closing_after_replies
+        if self._transport is None or not self._writable or self._closing_after_replies:
+            return False
+        # Answers that wait behind a slow one take memory as those that the client does not read.
+        return not self._slots or self._account.held_bytes - self._queued_bytes < _AHEAD_BYTES
 
     def _start(self, header: RequestHeader, frame: bytes | memoryview, barrier: bool) -> None:
         known = is_served(header.api_key, header.api_version)
@@ -379,6 +410,8 @@ class Connection(asyncio.BufferedProtocol):
         slot.buffers = buffers
         if self._transport is None:
             return
+        slot.answer_bytes = sum(map(len, buffers))
+        self._account.take(slot.answer_bytes)
         if slot.barrier:
             self._running_barrier = False
         if slot is self._slots[0]:
@@ -394,18 +427,17 @@ class Connection(asyncio.BufferedProtocol):
         while self._slots and self._slots[0].buffers is not None:
             slot = self._slots.popleft()
             freed += slot.frame_bytes
+            self._unsent += slot.answer_bytes
+            self._account.moved_bytes += slot.answer_bytes
             out += slot.buffers or ()
         transport = self._transport
         assert transport is not None
         if out:
-            size = sum(map(len, out))
-            self._budget.take(size)
-            self._unsent += size
             transport.writelines(out)
             if transport.get_write_buffer_size() == 0:
                 freed += self._unsent
                 self._unsent = 0
         self._set_deadline_for_input()
-        self._budget.give_back(freed)
+        self._account.give_back(freed)
         if self._closing_after_replies and not self._slots:
             transport.close()

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from tidemill.coordination.log_summary import LogSummary
 from tidemill.errors import ErrorCode
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 #: How long a stop waits for the answers to requests that run.
 _CLOSE_TIMEOUT_SECONDS = 1.0
+_DETAIL_MAX = 200
 
 Handler = Callable[[Broker, Call], Awaitable[dict[str, Any]]]
 
@@ -130,6 +132,8 @@ class BrokerDispatcher:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._per_host: dict[str, int] = {}
+        #: Of what clients can cause as often as they like.
+        self._summary = LogSummary()
 
     # --- connections
 
@@ -139,7 +143,10 @@ class BrokerDispatcher:
         per_ip = settings.max_connections_per_ip
         if len(self.connections) >= settings.max_connections or (per_ip and here >= per_ip):
             self._metrics.connections_refused += 1
-            logger.warning("refused a connection of %s: too many are open", connection.host)
+            limit = "max_connections_per_ip" if per_ip and here >= per_ip else "max_connections"
+            why = f"{limit} ({getattr(settings, limit)}) are open"
+            if self._note("connections refused", connection.host, why):
+                logger.warning("refused a connection of %s: %s", connection.host, why)
             return False
         self.connections.add(connection)
         self._all_closed.clear()
@@ -156,6 +163,22 @@ class BrokerDispatcher:
                 del self._per_host[connection.host]
             if not self.connections:
                 self._all_closed.set()
+
+    def closing(self, connection: Connection, why: str) -> None:
+        self._metrics.connections_closed += 1
+        if self._note("connections closed", connection.host, why, logging.INFO):
+            logger.info("closing the connection of %s: %s", connection.host, why)
+
+    def tick(self) -> None:
+        """Once a second: memory for those who wait for it, and log lines that were held back."""
+        now = _now()
+        for account, why in self._broker.budget.stalled(now):
+            account.owner.give_way(why)
+        for level, line in self._summary.due(now):
+            logger.log(level, line)
+
+    def _note(self, kind: str, source: str, detail: str, level: int = logging.WARNING) -> bool:
+        return self._summary.note(kind, source, detail, _now(), level)
 
     # --- requests
 
@@ -183,7 +206,9 @@ class BrokerDispatcher:
 
     def _failed(self, call: Call, error: Exception) -> None:
         # A bug must not leave the client waiting, nor reach whoever's progress started the request.
-        logger.error("API %d version %d failed", call.header.api_key, call.version, exc_info=error)
+        kind = f"API {call.header.api_key} version {call.version} failed"
+        if self._note(kind, call.client_host, repr(error)[:_DETAIL_MAX], logging.ERROR):
+            logger.error(kind, exc_info=error)
         self._metrics.failures += 1
         call.abort()
 
@@ -199,6 +224,12 @@ class BrokerDispatcher:
         for connection in list(self.connections):
             connection.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for level, line in self._summary.rest(_now()):
+            logger.log(level, line)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _answer_api_versions(call: Call) -> None:

@@ -30,11 +30,13 @@ class FrameBuffers:
         self._keep = keep
         self._free: list[bytearray] = []
 
-    def take(self, length: int) -> bytearray:
-        """Memory for a frame of ``length`` bytes, or for its beginning; a small frame gets its exact size."""
-        if length < self._pooled_min_bytes:
-            return bytearray(length)
-        return self._free.pop() if self._free else bytearray(self.size_bytes)
+    def take(self, size: int) -> bytearray:
+        """Memory for at least ``size`` bytes. Never much more than that, unless it is there already."""
+        if self._pooled_min_bytes <= size <= self.size_bytes and self._free:
+            return self._free.pop()
+        if self.size_bytes // 2 <= size <= self.size_bytes:
+            return bytearray(self.size_bytes)
+        return bytearray(size)
 
     def give_back(self, buffer: bytearray) -> None:
         """Take back any buffer that a frame had; those of the common size are used again."""

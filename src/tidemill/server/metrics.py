@@ -19,6 +19,7 @@ class RequestMetrics:
     requests: dict[int, int] = field(default_factory=dict)
     failures: int = 0
     connections_refused: int = 0
+    connections_closed: int = 0
 
     def count(self, api_key: int) -> None:
         self.requests[api_key] = self.requests.get(api_key, 0) + 1
@@ -36,6 +37,12 @@ class RequestMetrics:
             "counter",
             "Connections over the limit.",
             self.connections_refused,
+        )
+        yield Metric(
+            "tidemill_connections_closed_total",
+            "counter",
+            "Connections closed for what their clients sent, or did not send or read in time.",
+            self.connections_closed,
         )
 
 

@@ -26,7 +26,7 @@ from tidemill.log.storage import LocalStorage
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.replicas import Placement, Replicas
 from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
-from tidemill.server.budget import ByteBudget
+from tidemill.server.budget import BudgetLimits, ByteBudget
 from tidemill.server.connection import Connection
 from tidemill.server.data_directory import DataDirectory
 from tidemill.server.dispatch import BrokerDispatcher
@@ -44,6 +44,7 @@ _MINUTE_MS = 60_000
 _OFFSET_EXPIRY_INTERVAL_MS = 10 * _MINUTE_MS
 _TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS = 60 * _MINUTE_MS
 _LISTEN_BACKLOG = 1024
+_CONNECTION_CHECK_INTERVAL_MS = 1_000
 #: How long the start waits until what a crash has interrupted is visible everywhere.
 _DECISIONS_WAIT_MS = 10_000
 
@@ -103,7 +104,7 @@ class Node:
             flusher.request,
             max_decompressed_bytes=settings.max_decompressed_bytes,
         )
-        budget = ByteBudget(settings.max_inflight_bytes)
+        budget = ByteBudget(_budget_limits(settings))
         self._broker = broker = Broker(settings, controller, replicas, flusher, budget)
         await self._open_listener(loop, budget)
         broker.advertised = settings.advertised_listener or self.address
@@ -132,6 +133,7 @@ class Node:
             loop.create_task(self._every(_OFFSET_EXPIRY_INTERVAL_MS, broker.groups.expire)),
             loop.create_task(self._every(_TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS, broker.transactions.expire)),
             loop.create_task(self._every(settings.kv_check_interval_ms, broker.housekeep_tables)),
+            loop.create_task(self._every(_CONNECTION_CHECK_INTERVAL_MS, self._look_after_connections)),
         ]
 
     async def _open_listener(self, loop: asyncio.AbstractEventLoop, budget: ByteBudget) -> None:
@@ -241,6 +243,10 @@ class Node:
         if topic:
             await broker.transactions.start(settle_ms=_DECISIONS_WAIT_MS)
 
+    async def _look_after_connections(self) -> None:
+        assert self._dispatcher is not None
+        self._dispatcher.tick()
+
     async def _every(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(interval_ms / 1000)
@@ -337,6 +343,12 @@ class Node:
             "Bytes of requests and answers under way.",
             broker.budget.used_bytes,
         )
+        yield Metric(
+            "tidemill_connections_waiting",
+            "gauge",
+            "Connections that are not read until there is memory for their requests.",
+            broker.budget.waiting,
+        )
         yield Metric("tidemill_topics", "gauge", "Topics.", len(broker.image.topics))
         yield Metric("tidemill_partitions_open", "gauge", "Partitions with open files.", len(broker.replicas))
         yield Metric(
@@ -360,6 +372,16 @@ class Node:
             )
             yield Metric("tidemill_log_start_offset", "gauge", "Oldest offset.", log.log_start_offset, labels)
             yield Metric("tidemill_log_bytes", "gauge", "Bytes on disk.", log.size_bytes, labels)
+
+
+def _budget_limits(settings: Settings) -> BudgetLimits:
+    return BudgetLimits(
+        settings.max_inflight_bytes,
+        settings.max_frame_bytes,
+        stall_seconds=settings.stall_timeout_ms / 1000,
+        frame_seconds=settings.frame_deadline_ms / 1000,
+        answer_seconds=settings.idle_timeout_ms / 1000,
+    )
 
 
 def raise_open_files_limit() -> None:

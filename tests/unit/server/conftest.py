@@ -23,7 +23,7 @@ from tidemill.log.storage import LocalStorage
 from tidemill.replication.flusher import Flusher, wall_clock_ms
 from tidemill.replication.replicas import Replicas
 from tidemill.server.broker import Broker
-from tidemill.server.budget import ByteBudget
+from tidemill.server.budget import BudgetLimits, ByteBudget
 from tidemill.server.call import Call, ReplyBuffers
 from tidemill.server.handlers import (
     configs,
@@ -151,7 +151,7 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
         )
         flusher = Flusher(asyncio.get_running_loop(), 1)
         replicas = Replicas(LocalStorage(tmp_path), flusher.request, max_decompressed_bytes=MIB)
-        budget = ByteBudget(settings.max_inflight_bytes)
+        budget = ByteBudget(BudgetLimits(settings.max_inflight_bytes, settings.max_frame_bytes))
         broker = Broker(settings, controller, replicas, flusher, budget, clock_ms=clock_ms)
         broker.advertised = Address("advertised", 9999)
         group_settings = GroupSettings(partitions=2, initial_rebalance_delay_ms=0)

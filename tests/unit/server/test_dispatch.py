@@ -8,7 +8,7 @@ import pytest
 
 from support.batches import plain_batch
 from support.exchange import Exchange, fetch_part
-from support.fake_connection import Peer
+from support.fake_connection import Peer, make_budget
 from tidemill.config.settings import Settings
 from tidemill.server import dispatch
 from tidemill.server.broker import Broker
@@ -32,6 +32,7 @@ def test_every_api_in_the_table_has_a_handler() -> None:
 class FakeBroker:
     def __init__(self, **limits: int) -> None:
         self.settings = Settings(**limits)  # type: ignore[arg-type]
+        self.budget = make_budget(self.settings.max_inflight_bytes, self.settings.max_frame_bytes)
 
 
 def limited(**limits: int) -> tuple[BrokerDispatcher, RequestMetrics]:
@@ -57,6 +58,38 @@ async def test_one_address_may_have_a_limit_of_its_own() -> None:
     second.lose()
     first.lose()
     assert not Peer(dispatcher).transport.aborted  # type: ignore[arg-type]
+
+
+async def test_a_flood_of_refused_connections_is_one_log_line_and_one_with_their_number(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(dispatch, "_now", lambda: now)
+    dispatcher, metrics = limited(max_connections=1)
+    peers = [Peer(dispatcher) for _ in range(901)]  # type: ignore[arg-type]
+    assert metrics.connections_refused == 900
+    assert caplog.messages == ["refused a connection of 10.0.0.1: max_connections (1) are open"]
+    for now in (1.0, 5.0, 10.0, 11.0, 60.0):  # noqa: B007 - the clock of the dispatcher
+        dispatcher.tick()
+    more = "connections refused: 899 more in 10 s, most by 10.0.0.1 (899); the last one: "
+    assert caplog.messages[1:] == [f"{more}max_connections (1) are open"]
+    for peer in peers:
+        peer.lose()
+
+
+async def test_connections_that_are_closed_for_rubbish_do_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    dispatcher, metrics = limited()
+    for _ in range(100):
+        peer = Peer(dispatcher)  # type: ignore[arg-type]
+        peer.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert peer.is_lost
+    assert metrics.connections_closed == 100
+    assert len(caplog.messages) == 1
+    await dispatcher.close()
+    assert "connections closed: 99 more" in caplog.messages[1]
 
 
 @pytest.mark.parametrize("api", ["Metadata", "Fetch"])

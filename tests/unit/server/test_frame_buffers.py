@@ -11,7 +11,11 @@ def test_a_large_frames_buffer_is_used_again() -> None:
     assert len(first) == 800
     assert buffers.take(500) is not first
     buffers.give_back(first)
-    assert buffers.take(10_000) is first
+    assert buffers.take(100) is first, "what is there already costs nothing more"
+
+
+def test_the_memory_of_a_large_frame_has_its_exact_size() -> None:
+    assert len(FrameBuffers(size_bytes=800, scratch_bytes=10).take(10_000)) == 10_000
 
 
 def test_a_small_frame_gets_memory_of_its_own_size() -> None:
@@ -19,7 +23,8 @@ def test_a_small_frame_gets_memory_of_its_own_size() -> None:
     small = buffers.take(99)
     assert len(small) == 99
     buffers.give_back(small)
-    assert len(buffers.take(100)) == 800
+    assert len(buffers.take(300)) == 300, "half of a frame buffer would be too much for it"
+    assert len(buffers.take(400)) == 800
 
 
 def test_only_a_few_buffers_are_kept() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from support.batches import plain_batch
 from support.exchange import Answer, Exchange, fetch_part, produce_part
+from support.fake_connection import filled
 from tidemill.control.commands import BumpLeaderEpochs, DeleteTopic
 from tidemill.errors import ErrorCode, SyncFailed
 from tidemill.records.batch import HEADER_BYTES, parse_header
@@ -196,10 +197,10 @@ async def test_an_out_of_range_offset_is_told_also_when_there_is_no_room_left(no
 async def test_answers_do_not_go_far_over_the_nodes_budget(node: Exchange) -> None:
     for _ in range(4):
         await node.write("t", "x" * 1_000)
-    node.node.budget.take(node.node.budget.limit_bytes)
+    other = filled(node.node.budget, node.node.budget.limits.total_bytes)
     partition = await got(node, node.fetch(11, fetch_part("t")))
     assert len(values(partition)) == 1
-    node.node.budget.give_back(node.node.budget.limit_bytes)
+    other.close()
 
 
 # --- waiting

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from support.fake_connection import filled
 from support.table_world import ManualClock, TableWorld, rows_of
 from tidemill.errors import ErrorCode, TableCode, TableError
 from tidemill.kv.engine import KvStore
@@ -322,13 +323,12 @@ async def test_answers_are_small_while_the_memory_for_them_is_used_up(
 ) -> None:
     await world.upsert(table, [row(number, "x" * 1_000) for number in range(500)])
     assert not (await world.open_scan(table)).has_more
-    budget = world.broker.budget
-    budget.take(budget.limit_bytes)
+    other = filled(world.broker.budget, world.broker.budget.limits.total_bytes)
     try:
         response = await world.open_scan(table)
         assert response.has_more
         assert len(response.records) < 2 * 64 * 1024
         assert (await look_up(world, table, *range(500))).error_code == TableCode.answer_too_large
     finally:
-        budget.give_back(budget.limit_bytes)
+        other.close()
     assert (await look_up(world, table, *range(500))).error_code == 0

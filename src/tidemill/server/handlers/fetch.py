@@ -234,11 +234,11 @@ class _Fetch:
         self._call.reply_buffers(buffers)
 
     def _read_all(self) -> list[tuple[str | UUID, list[FetchPartition]]]:
-        budget = self._broker.budget
+        answer_room = self._broker.budget.answer_room(self._call.client_host)
         room = min(
             max(0, self._call.request.max_bytes),
             self._broker.settings.fetch_max_bytes,
-            max(budget.available_bytes, 1),
+            max(answer_room, 1),
         )
         first = True
         topics: dict[str | UUID, list[FetchPartition]] = {}

@@ -42,14 +42,14 @@ async def look_up_kv(broker: Broker, call: Call) -> dict[str, Any]:
         request.columns,
         request.min_offset,
         request.max_wait_ms,
-        _room(broker),
+        _room(broker, call),
     )
     return {"log_offset": found.log_offset, "records": found.records}
 
 
-def _room(broker: Broker) -> int:
+def _room(broker: Broker, call: Call) -> int:
     """Bytes that the next answer may have."""
-    return max(broker.budget.available_bytes, _ANSWER_BYTES_MIN)
+    return max(broker.budget.answer_room(call.client_host), _ANSWER_BYTES_MIN)
 
 
 @table_handler
@@ -67,7 +67,7 @@ async def scan_kv(broker: Broker, call: Call) -> dict[str, Any]:
             raise refused("only a scan that is open can be kept alive: the request names none")
         scans.keep_alive(request.scanner_id)
         return {"scanner_id": request.scanner_id, "has_more": True, "log_offset": -1}
-    size = min(request.batch_size_bytes, _room(broker))
+    size = min(request.batch_size_bytes, _room(broker, call))
     if request.scanner_id is not None:
         answer = await scans.go_on(request.scanner_id, request.call_sequence, size)
     else:
