@@ -292,14 +292,16 @@ async def test_an_empty_bucket_has_no_more_and_no_id(db: AsyncTidemill, raw: Raw
 
 
 async def test_limits_are_told_and_scanners_succeed_as_places_become_free(
-    table: AsyncTable, raw: Raw
+    table: AsyncTable, raw: Raw, connect: Callable[[], Coroutine[Any, Any, Raw]]
 ) -> None:
-    held = [await raw.open(bucket) for bucket in (0, 0, 0, 1, 1)]
-    assert [response.error_code for response in held] == [0] * 5
+    held = [await raw.open(0) for _ in range(3)]
+    held.append(await (await connect()).open(1))
+    assert [response.error_code for response in held] == [0] * 4
     per_bucket, per_node = await raw.open(0), await raw.open(1)
     assert (per_bucket.error_code, per_node.error_code) == (TOO_MANY, TOO_MANY)
-    assert "3 scans of bucket 0 are open" in per_bucket.error_message
-    assert "5 scans are open on this node" in per_node.error_message
+    assert "3 scans of bucket 0 can be open at a time" in per_bucket.error_message
+    assert "5 scans on this node can be open at a time" in per_node.error_message
+    assert "the connections of 127.0.0.1 hold 4 of them" in per_node.error_message
 
     async def read(bucket: int) -> list[int]:
         async with table.bucket_scanner(bucket, fetch_max_bytes=1_000) as scanner:

@@ -289,11 +289,11 @@ class Settings:
     ] = 10 * MIB
     scan_sessions_per_bucket: Annotated[
         int,
-        _count("Scans that may read one bucket at a time."),
-    ] = 8
+        _count("Scans that may read one bucket at a time, of which one client gets a part."),
+    ] = 16
     scan_sessions: Annotated[
         int,
-        _count("Scans of buckets that may be open on the node at a time."),
+        _count("Scans of buckets that may be open on the node at a time, of which one client gets a part."),
     ] = 200
     scan_idle_ms: Annotated[
         int,
@@ -301,7 +301,7 @@ class Settings:
     ] = 600_000
     scan_pins: Annotated[
         int,
-        _count("Tables that may be held still for whole scans at a time."),
+        _count("Tables that may be held still for whole scans at a time, of which one client gets a part."),
     ] = 100
 
     #: Defaults of topic configs on this node, under Kafka's names; the table ``[topic]`` of the file.

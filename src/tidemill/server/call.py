@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tidemill.coordination.shares import Client
 from tidemill.wire.encode import Body, encode_response
 from tidemill.wire.requests import RequestHeader
 
@@ -19,7 +20,7 @@ class Call:
     Exactly one of ``reply``, ``reply_buffers``, ``no_reply`` and ``abort`` is called, once.
     """
 
-    __slots__ = ("_close", "_send", "client_host", "header", "on_hurry", "request")
+    __slots__ = ("_close", "_connection_id", "_send", "client_host", "header", "on_hurry", "request")
 
     def __init__(
         self,
@@ -28,12 +29,14 @@ class Call:
         client_host: str,
         send: Callable[[ReplyBuffers], None],
         close: Callable[[], None],
+        connection_id: int = 0,
     ) -> None:
         self.header = header
         self.request = request
         self.client_host = client_host
         self._send = send
         self._close = close
+        self._connection_id = connection_id
         #: Set by a handler that waits for something: called when the answer should come now, because the
         #: client is gone or the node stops.
         self.on_hurry: Callable[[], None] | None = None
@@ -45,6 +48,11 @@ class Call:
     @property
     def client_id(self) -> str:
         return self.header.client_id or ""
+
+    @property
+    def client(self) -> Client:
+        """Who gets a share of what is limited."""
+        return Client(self.client_host, self._connection_id)
 
     def field(self, name: str, default: Any = None) -> Any:
         """A field of the request that not every version has."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import count
 from typing import Protocol, cast
 
 from tidemill.config.settings import Settings
@@ -36,6 +37,8 @@ _FIRST_BYTES = 16 * 1024
 _AHEAD_BYTES = 16 * 1024 * 1024
 #: What is read at once of a frame that just begins, while others wait for memory.
 _CONTENDED_READ_BYTES = 16 * 1024
+#: Numbers of connections; each is used once in the life of a process.
+_IDS = count(1)
 #: API keys whose requests may run beside each other: Produce and Fetch.
 _OVERLAPPING = frozenset({0, 1})
 
@@ -88,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         limits: Settings,
         buffers: FrameBuffers,
     ) -> None:
+        self._id = next(_IDS)
         self._loop = loop
         self._dispatcher = dispatcher
         self._budget = budget
@@ -399,7 +403,9 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.append(slot)
         self._running_barrier = barrier
         self.client_id = header.client_id or self.client_id
-        call = Call(header, request, self.host, lambda buffers: self._answered(slot, buffers), self.close)
+        call = Call(
+            header, request, self.host, lambda buffers: self._answered(slot, buffers), self.close, self._id
+        )
         slot.call = call
         self._dispatcher.dispatch(call)
         # Records are in the log now, and everything else was copied when it was decoded.

@@ -1,7 +1,9 @@
 """Pins: the state of all buckets of a table, held still under one id while many read it.
 
-A pin is cheap and lives in memory only: RocksDB snapshots, one per bucket. It expires when nobody has used it
-for its time; a session that reads it keeps it in use, and keeps its own view when the pin is released.
+A pin is cheap and lives in memory only: RocksDB snapshots, one per bucket. It expires when nobody has used
+it for its time; a session that reads it keeps it in use, and keeps its own view when the pin is released.
+Whoever pinned has a share of the places (``coordination/shares.py``); any client may use a pin that it knows
+the id of.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tidemill.coordination.shares import NOBODY, Client, Shares
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.scanners import BucketKey
 
@@ -47,6 +50,8 @@ class Pin:
     epochs: dict[BucketKey, int]
     idle_ms: int
     used_ms: int
+    #: Who pinned.
+    client: Client = NOBODY
 
 
 @dataclass(slots=True)
@@ -55,28 +60,42 @@ class Pins:
 
     limit: int
     _pins: dict[str, Pin] = field(default_factory=dict)
+    _shares: Shares = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._shares = Shares(self.limit)
 
     def __len__(self) -> int:
         return len(self._pins)
 
-    def check_room(self, now_ms: int) -> None:
+    def check_room(self, now_ms: int, client: Client = NOBODY) -> None:
         """See to it that there is room for one more: the pin that was unused for longest may have to go.
 
         Clients let go of pins that they are done with, but not all can: Spark does not know when a DataFrame
-        is not needed any more. Raises ``TableError`` if all are in use.
+        is not needed any more. It is one of the client's own, as long as it has any. Raises ``TableError`` if
+        they are in use.
         """
-        if len(self._pins) < self.limit:
-            return
-        oldest = min(self._pins.values(), key=lambda pin: pin.used_ms)
-        if now_ms - oldest.used_ms < UNUSED_MS:
-            raise TableError(
-                TableCode.too_many_pins,
-                f"{self.limit} scans of whole tables are under way on this node; try again later",
-            )
-        self.release(oldest.id)
+        while (refusal := self._shares.refusal(client)) is not None:
+            oldest = min(self._may_go(client), key=lambda pin: pin.used_ms)
+            if now_ms - oldest.used_ms < UNUSED_MS:
+                raise TableError(
+                    TableCode.too_many_pins,
+                    f"this node holds tables still for {self.limit} scans at most (scan_pins), and "
+                    f"{refusal}; close scans that are not needed any more, or try again later",
+                )
+            self.release(oldest.id)
+
+    def _may_go(self, client: Client) -> list[Pin]:
+        pins = list(self._pins.values())
+        own = [pin for pin in pins if pin.client == client]
+        address = client.address
+        if not self._shares.of_address(address):
+            address = max((pin.client.address for pin in pins), key=self._shares.of_address)
+        return own or [pin for pin in pins if pin.client.address == address]
 
     def add(self, pin: Pin) -> None:
         self._pins[pin.id] = pin
+        self._shares.take(pin.client)
 
     def get(self, pin_id: str, now_ms: int) -> Pin:
         """The pin, which counts as used now. Raises ``TableError``."""
@@ -94,6 +113,7 @@ class Pins:
         """Let go of a pin; one that is gone already is fine."""
         pin = self._pins.pop(pin_id, None)
         if pin is not None:
+            self._shares.give_back(pin.client)
             for view in pin.views.values():
                 view.release()
 

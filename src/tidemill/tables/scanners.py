@@ -4,9 +4,10 @@ Rules:
 
 - A session is opened by call 0. The next call has the number of the last one plus one; the last number again
   gives the same batch again, because it is read again from its first key, so a lost answer costs nothing.
-- At most ``per_bucket`` sessions read one bucket and ``per_node`` all of them. A session whose last batch has
-  been read gives its place free at once, and lingers until it is swept, so that even that batch can be asked
-  for again. At most ``lingering`` do: what they read is held as long.
+- At most ``per_bucket`` sessions read one bucket and ``per_node`` all of them, and a client has a share of
+  either (``coordination/shares.py``), so that others find a place. A session whose last batch has been read
+  gives its place free at once, and lingers until it is swept, so that even that batch can be asked for
+  again. At most ``lingering`` do: what they read is held as long.
 - A session that nobody asked for ``idle_ms`` has expired. Its id is remembered for twice that time, and so
   are those that a change of leader has ended: "it is over" and "it never was" are different answers.
 - Whoever ends a session gets it back, and has to let go of what it reads (``resource``).
@@ -17,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tidemill.coordination.shares import NOBODY, Client, Shares
 from tidemill.errors import TableCode, TableError
 
 __all__ = ("BucketKey", "ReadPlan", "ScanLimits", "ScanSession", "ScanSessions")
@@ -36,7 +38,7 @@ class BucketKey(NamedTuple):
 class ScanLimits:
     """How many sessions there may be, and for how long."""
 
-    per_bucket: int = 8
+    per_bucket: int = 16
     per_node: int = 200
     idle_ms: int = 600_000
     #: How long the last batch of a session that has come to its end can be asked for again, and how many may.
@@ -71,6 +73,8 @@ class ScanSession:
     batch_start: bytes = b""
     batch_end: bytes | None = None
     batch_rows_max: int | None = None
+    #: Who opened it.
+    client: Client = NOBODY
 
     @property
     def is_drained(self) -> bool:
@@ -119,40 +123,47 @@ class ScanSessions:
 
     limits: ScanLimits = field(default_factory=ScanLimits)
     _sessions: dict[bytes, ScanSession] = field(default_factory=dict)
-    #: Sessions that take a place, by bucket.
-    _active: dict[BucketKey, set[bytes]] = field(default_factory=dict)
-    _active_count: int = 0
+    #: Sessions that take a place.
+    _active: set[bytes] = field(default_factory=set)
+    _shares: Shares = field(init=False)
+    _bucket_shares: dict[BucketKey, Shares] = field(default_factory=dict)
     #: Sessions that have come to their end, the oldest first.
     _lingering: dict[bytes, None] = field(default_factory=dict)
     _ended: dict[bytes, _Ended] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._shares = Shares(self.limits.per_node)
+
     def __len__(self) -> int:
-        return self._active_count
+        return len(self._active)
 
     def count(self, bucket: BucketKey) -> int:
         """Sessions that take a place at the bucket."""
-        return len(self._active.get(bucket, ()))
+        return len(self._bucket_shares.get(bucket, ()))
 
-    def check_room(self, bucket: BucketKey) -> None:
+    def check_room(self, bucket: BucketKey, client: Client = NOBODY) -> None:
         """Raise ``TableError`` if another session of ``bucket`` has no place."""
-        if self.count(bucket) >= self.limits.per_bucket:
-            raise TableError(
-                TableCode.too_many_scanners,
-                f"{self.limits.per_bucket} scans of bucket {bucket.bucket} are open; close one, or try "
-                "again later",
-            )
-        if self._active_count >= self.limits.per_node:
-            raise TableError(
-                TableCode.too_many_scanners,
-                f"{self.limits.per_node} scans are open on this node; close one, or try again later",
-            )
+        places = self._bucket_shares.get(bucket) or Shares(self.limits.per_bucket)
+        for shares, what, setting in (
+            (places, f"of bucket {bucket.bucket}", "scan_sessions_per_bucket"),
+            (self._shares, "on this node", "scan_sessions"),
+        ):
+            refusal = shares.refusal(client)
+            if refusal is not None:
+                raise TableError(
+                    TableCode.too_many_scanners,
+                    f"{shares.limit} scans {what} can be open at a time ({setting}), and {refusal}; "
+                    "close one, or try again later",
+                )
 
     def open(self, session: ScanSession) -> None:
         """Add a session that is about to be asked for the first time. Raises ``TableError`` without room."""
-        self.check_room(session.bucket)
+        self.check_room(session.bucket, session.client)
         self._sessions[session.id] = session
-        self._active.setdefault(session.bucket, set()).add(session.id)
-        self._active_count += 1
+        self._active.add(session.id)
+        self._shares.take(session.client)
+        places = self._bucket_shares.setdefault(session.bucket, Shares(self.limits.per_bucket))
+        places.take(session.client)
 
     def get(self, scanner_id: bytes, now_ms: int) -> ScanSession:
         """The session, which counts as used now. Raises ``TableError``."""
@@ -218,9 +229,10 @@ class ScanSessions:
         return session
 
     def _give_place_free(self, session: ScanSession) -> None:
-        active = self._active.get(session.bucket)
-        if active is not None and session.id in active:
-            active.remove(session.id)
-            self._active_count -= 1
-            if not active:
-                del self._active[session.bucket]
+        if session.id in self._active:
+            self._active.remove(session.id)
+            self._shares.give_back(session.client)
+            places = self._bucket_shares[session.bucket]
+            places.give_back(session.client)
+            if not len(places):
+                del self._bucket_shares[session.bucket]

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tidemill.control.table_images import LeasedSnapshot
 from tidemill.coordination.moments import MomentGate
+from tidemill.coordination.shares import Client
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.engine import KvReader, open_read_only
 from tidemill.kv.view import KvView
@@ -137,11 +138,16 @@ class Scans:
     # --- pins
 
     async def pin(
-        self, table_id: int, min_offsets: dict[BucketKey, int], max_wait_ms: int, idle_ms: int
+        self,
+        table_id: int,
+        min_offsets: dict[BucketKey, int],
+        max_wait_ms: int,
+        idle_ms: int,
+        client: Client,
     ) -> Pin:
         """Hold the state of all buckets still that this node leads."""
         table = self._service.keyed(table_id)
-        self.pins.check_room(self._service.host.clock_ms())
+        self.pins.check_room(self._service.host.clock_ms(), client)
         views: dict[BucketKey, SharedView] = {}
         epochs: dict[BucketKey, int] = {}
         try:
@@ -156,8 +162,8 @@ class Scans:
                 views[key] = SharedView(view, log_offset, view.close)
             now_ms = self._service.host.clock_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
-            pin = Pin(secrets.token_hex(12), table_id, views, epochs, idle_ms, now_ms)
-            self.pins.check_room(now_ms)
+            pin = Pin(secrets.token_hex(12), table_id, views, epochs, idle_ms, now_ms, client)
+            self.pins.check_room(now_ms, client)
         except BaseException:
             for shared in views.values():
                 shared.release()
@@ -175,7 +181,7 @@ class Scans:
 
     # --- sessions
 
-    async def open(self, scan: OpenScan, sequence: int, batch_bytes: int) -> ScanAnswer:
+    async def open(self, scan: OpenScan, sequence: int, batch_bytes: int, client: Client) -> ScanAnswer:
         """The first call of a scan: its session, unless everything is in this answer, and the first batch."""
         table = self._service.keyed(scan.bucket.table_id)
         # In a thread: a filter can be large.
@@ -186,7 +192,7 @@ class Scans:
         if scan.limit < 0:
             raise TableError(TableCode.invalid_scan_request, f"a scan cannot give {scan.limit} rows")
         self._service.log(scan.bucket).check_leader_epoch(scan.leader_epoch)
-        self.sessions.check_room(scan.bucket)
+        self.sessions.check_room(scan.bucket, client)
         view = await self._view_of(scan)
         try:
             # Found again: the rows may be of a schema that the table got meanwhile.
@@ -204,6 +210,7 @@ class Scans:
             self._service.host.clock_ms(),
             next_start=scan.start_key or b"",
             rows_left=scan.limit or None,
+            client=client,
         )
         try:
             self.sessions.open(session)

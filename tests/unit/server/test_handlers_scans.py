@@ -255,14 +255,17 @@ async def test_the_idle_time_is_a_setting(make_world: Callable[..., Awaitable[Ta
 # --- places
 
 
-async def test_a_bucket_takes_eight_scans_and_the_ninth_is_told_to_come_back(
+async def test_a_client_takes_nine_scans_of_a_bucket_and_with_the_tenth_is_told_to_come_back(
     world: TableWorld, table: TableDefinition
 ) -> None:
-    opened = [await world.open_scan(table, batch_size_bytes=SMALL) for _ in range(8)]
+    opened = [await world.open_scan(table, batch_size_bytes=SMALL) for _ in range(9)]
     response = await world.open_scan(table, batch_size_bytes=SMALL)
     assert response.error_code == TOO_MANY
     assert TableCode(response.error_code).retriable
-    assert "8 scans of bucket 0 are open" in response.error_message
+    assert response.error_message == (
+        "16 scans of bucket 0 can be open at a time (scan_sessions_per_bucket), and this connection holds 9 "
+        "of them; close one, or try again later"
+    )
     await world.close_scan(opened[3].scanner_id)
     assert (await world.open_scan(table, batch_size_bytes=SMALL)).error_code == 0
 

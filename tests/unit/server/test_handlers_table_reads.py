@@ -12,10 +12,12 @@ import pytest
 
 from support.table_world import ManualClock, TableWorld, rows_of
 from tidemill.control.commands import BumpLeaderEpochs
-from tidemill.errors import ErrorCode, TableCode
+from tidemill.coordination.shares import Client
+from tidemill.errors import ErrorCode, TableCode, TableError
 from tidemill.server.broker import Broker
 from tidemill.tables import folding, scans
 from tidemill.tables.definition import TableDefinition
+from tidemill.tables.pins import Pin
 from tidemill.tables.scanners import BucketKey
 
 MakeBroker = Callable[..., Awaitable[Broker]]
@@ -251,6 +253,28 @@ async def test_too_many_pins_are_told_to_come_back(make_world: Callable[..., Awa
     taken = next(answer for answer in answers if answer.error_code == 0)
     await world.ask("ReleasePin", pin_id=taken.pin_id)
     assert (await pin(world, table)).error_code == 0
+
+
+async def test_a_hundred_unfinished_scans_of_one_client_leave_room_for_others(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    scans = (await world.broker.tables()).scans
+
+    async def pin_as(*clients: Client) -> Pin:
+        return [await scans.pin(table.table_id, {}, 1_000, 0, client) for client in clients][-1]
+
+    hog = Client("10.0.0.1", 1)
+    with pytest.raises(TableError, match="this connection holds 57 of them; close scans") as refused:
+        await pin_as(*[hog] * 100)
+    assert refused.value.table_code is TableCode.too_many_pins
+    # Another program on the same machine, and one on another machine.
+    for client in (Client("10.0.0.1", 2), Client("10.0.0.2", 3)):
+        pinned = await pin_as(client)
+        assert not (await world.open_scan(table, pin_id=pinned.id)).error_code
+    # Also when the machine has taken all that it may have, with any number of connections.
+    with pytest.raises(TableError, match=r"the connections of 10\.0\.0\.1 hold"):
+        await pin_as(*(Client("10.0.0.1", 100 + number) for number in range(100)))
+    await pin_as(Client("10.0.0.3", 1))
 
 
 async def test_a_pin_of_another_table_holds_nothing_of_this_one(

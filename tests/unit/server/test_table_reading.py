@@ -12,6 +12,7 @@ import pytest
 
 from support.fake_connection import filled
 from support.table_world import ManualClock, TableWorld, rows_of
+from tidemill.coordination.shares import NOBODY
 from tidemill.errors import ErrorCode, TableCode, TableError
 from tidemill.kv.engine import KvStore
 from tidemill.server.broker import Broker
@@ -312,7 +313,7 @@ async def test_a_pin_that_meets_a_bucket_being_dropped_is_refused_and_keeps_noth
     first.view = view  # type: ignore[method-assign]
     async with asyncio.timeout(SOON):
         with pytest.raises(TableError, match="is being closed"):
-            await tables_of(world).scans.pin(table.table_id, {}, 1_000, 0)
+            await tables_of(world).scans.pin(table.table_id, {}, 1_000, 0, NOBODY)
         while len(first.store._views):  # noqa: ASYNC110 - it is taken and let go in its turn
             await asyncio.sleep(0.01)
     second._closed = False

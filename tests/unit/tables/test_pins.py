@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.coordination.shares import NOBODY, Client
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.pins import UNUSED_MS, Pin, Pins, SharedView
 from tidemill.tables.scanners import BucketKey
@@ -24,9 +25,9 @@ class Views:
     def make(self, name: str) -> SharedView:
         return SharedView(name, 40, lambda: self.closed.append(name))
 
-    def pin(self, name: str, *, idle_ms: int = 1_000, now_ms: int = 0) -> Pin:
+    def pin(self, name: str, *, idle_ms: int = 1_000, now_ms: int = 0, client: Client = NOBODY) -> Pin:
         views = {bucket: self.make(f"{name}/{bucket.bucket}") for bucket in BUCKETS}
-        return Pin(name, 7, views, dict.fromkeys(BUCKETS, 3), idle_ms, now_ms)
+        return Pin(name, 7, views, dict.fromkeys(BUCKETS, 3), idle_ms, now_ms, client)
 
 
 @pytest.fixture
@@ -123,6 +124,28 @@ def test_the_pin_that_was_unused_for_longest_makes_room(pins: Pins, views: Views
     pins.check_room(UNUSED_MS)
     assert views.closed == ["two/0", "two/1"]
     pins.get("one", UNUSED_MS)
+
+
+def test_a_client_over_its_share_loses_a_pin_of_its_own_that_is_unused(views: Views) -> None:
+    pins = Pins(8)
+    hog, other = Client("10.0.0.1", 1), Client("10.0.0.2", 2)
+    pins.check_room(0, other)
+    pins.add(views.pin("other", client=other))
+    for number in range(5):
+        pins.check_room(1, hog)
+        pins.add(views.pin(f"hog {number}", now_ms=1, client=hog))
+    assert "this connection holds 5 of them" in refusal(lambda: pins.check_room(1, hog)).message
+    pins.check_room(1 + UNUSED_MS, hog)
+    assert views.closed == ["hog 0/0", "hog 0/1"], "not the other's, which is unused for longer"
+
+
+def test_with_all_places_taken_the_client_that_holds_most_makes_room(views: Views) -> None:
+    pins = Pins(3)
+    pins.add(views.pin("one", client=Client("a", 1)))
+    pins.add(views.pin("two", now_ms=5, client=Client("b", 2)))
+    pins.add(views.pin("three", now_ms=6, client=Client("b", 3)))
+    pins.check_room(6 + UNUSED_MS, Client("c", 4))
+    assert views.closed == ["two/0", "two/1"]
 
 
 def test_a_bucket_that_goes_takes_with_it_the_pins_that_hold_it(pins: Pins, views: Views) -> None:

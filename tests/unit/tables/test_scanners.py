@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from tidemill.coordination.shares import NOBODY, Client
 from tidemill.errors import TableCode, TableError
 from tidemill.tables import scanners
 from tidemill.tables.scanners import BucketKey, ReadPlan, ScanLimits, ScanSession, ScanSessions
@@ -23,8 +24,10 @@ BUCKETS = tuple(BucketKey(7, 0, number) for number in range(3))
 _ids = itertools.count()
 
 
-def new_session(bucket: BucketKey = BUCKETS[0], *, now_ms: int = 0, limit: int | None = None) -> ScanSession:
-    return ScanSession(b"scan %d" % next(_ids), bucket, object(), now_ms, b"", limit)
+def new_session(
+    bucket: BucketKey = BUCKETS[0], *, now_ms: int = 0, limit: int | None = None, client: Client = NOBODY
+) -> ScanSession:
+    return ScanSession(b"scan %d" % next(_ids), bucket, object(), now_ms, b"", limit, client=client)
 
 
 def read(plan: ReadPlan, size: int) -> tuple[list[bytes], bytes | None]:
@@ -201,16 +204,35 @@ def test_not_more_ended_ids_are_remembered_than_there_is_room_for(monkeypatch: p
 def test_a_bucket_takes_so_many_sessions_and_no_more(sessions: ScanSessions) -> None:
     for _ in range(2):
         sessions.open(new_session())
-    with pytest.raises(TableError, match="2 scans of bucket 0 are open") as error:
+    with pytest.raises(TableError, match="2 scans of bucket 0 can be open") as error:
         sessions.open(new_session())
     assert code_of(error) == (1069, True)
     sessions.open(new_session(BUCKETS[1]))
 
 
+def test_one_client_leaves_places_of_a_bucket_and_of_the_node_to_others() -> None:
+    sessions = ScanSessions(ScanLimits(per_bucket=8, per_node=16))
+    hog, neighbour, other = Client("a", 1), Client("a", 2), Client("b", 3)
+
+    def fill(client: Client, bucket: BucketKey) -> str:
+        while True:
+            try:
+                sessions.open(new_session(bucket, client=client))
+            except TableError as error:
+                return error.message
+
+    assert "(scan_sessions_per_bucket), and this connection holds 5 of them" in fill(hog, BUCKETS[0])
+    assert sessions.count(BUCKETS[0]) == 5
+    assert "(scan_sessions), and this connection holds 9 of them" in fill(hog, BUCKETS[1])
+    for client in (neighbour, other):
+        for bucket in BUCKETS[:2]:
+            sessions.open(new_session(bucket, client=client))
+
+
 def test_a_node_takes_so_many_sessions_and_no_more(sessions: ScanSessions) -> None:
     for bucket in (BUCKETS[0], BUCKETS[0], BUCKETS[1]):
         sessions.open(new_session(bucket))
-    with pytest.raises(TableError, match="3 scans are open on this node") as error:
+    with pytest.raises(TableError, match="3 scans on this node can be open") as error:
         sessions.open(new_session(BUCKETS[2]))
     assert code_of(error) == (1069, True)
 
@@ -281,7 +303,7 @@ def test_a_change_of_leader_ends_the_sessions_of_that_bucket_alone(sessions: Sca
 
 def test_the_defaults_are_those_of_the_source() -> None:
     limits = ScanLimits()
-    assert (limits.per_bucket, limits.per_node, limits.idle_ms) == (8, 200, 600_000)
+    assert (limits.per_bucket, limits.per_node, limits.idle_ms) == (16, 200, 600_000)
 
 
 # --- any order of calls

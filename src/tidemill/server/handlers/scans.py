@@ -71,7 +71,7 @@ async def scan_kv(broker: Broker, call: Call) -> dict[str, Any]:
     if request.scanner_id is not None:
         answer = await scans.go_on(request.scanner_id, request.call_sequence, size)
     else:
-        answer = await scans.open(tables.open_scan(request), request.call_sequence, size)
+        answer = await scans.open(tables.open_scan(request), request.call_sequence, size, call.client)
     return {
         "scanner_id": answer.scanner_id,
         "has_more": answer.has_more,
@@ -89,7 +89,7 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
     if len(request.min_offsets) > _MIN_OFFSETS_MAX:
         raise refused(f"{len(request.min_offsets)} offsets to wait for, {_MIN_OFFSETS_MAX} are the most")
     wanted = {tables.bucket_key(each, request.table_id): each.offset for each in request.min_offsets}
-    pin = await tables.scans.pin(request.table_id, wanted, request.max_wait_ms, request.idle_ms)
+    pin = await tables.scans.pin(request.table_id, wanted, request.max_wait_ms, request.idle_ms, call.client)
     return {
         "pin_id": pin.id,
         "expires_in_ms": pin.idle_ms,

@@ -1,0 +1,87 @@
+"""Shares in a fixed number of places, such as scans: no client takes all that is left.
+
+Nobody can tell an honest client from a clumsy one that never closes what it opens, so what one client may
+hold depends on what is left. An address may hold three times as many places as are free: alone it gets three
+quarters, of two each gets three sevenths, and something is left for the next one. Within what an address may
+hold, the same goes for each of its connections: programs on one machine, which share an address, leave room
+to each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple, TypeVar
+
+__all__ = ("NOBODY", "Client", "Shares")
+
+_T = TypeVar("_T")
+
+#: How many places one may hold for each one that is free.
+_HELD_PER_FREE = 3
+
+
+class Client(NamedTuple):
+    """Who asks: without authentication, an address and a connection is all there is to tell clients apart."""
+
+    address: str
+    connection: int
+
+
+NOBODY = Client("", 0)
+
+
+class Shares:
+    """Places that are taken, by client.
+
+    >>> shares, client = Shares(100), Client("10.0.0.1", 1)
+    >>> while shares.refusal(client) is None:
+    ...     shares.take(client)
+    >>> len(shares), shares.refusal(client)
+    (57, 'this connection holds 57 of them')
+    >>> shares.refusal(Client("10.0.0.1", 2)) is None
+    True
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._taken = 0
+        self._by_address: Counter[str] = Counter()
+        self._by_client: Counter[Client] = Counter()
+
+    def __len__(self) -> int:
+        return self._taken
+
+    def of_address(self, address: str) -> int:
+        """Places that all connections of an address hold."""
+        return self._by_address[address]
+
+    def refusal(self, client: Client) -> str | None:
+        """Why the client gets no other place now; None if it gets one."""
+        free = self.limit - self._taken
+        address, connection = self._by_address[client.address], self._by_client[client]
+        if free <= 0:
+            return f"all {self.limit} are taken"
+        if address >= _HELD_PER_FREE * free:
+            return f"the connections of {client.address} hold {address} of them"
+        # The most that the address can come to, at three for each free one of what others leave.
+        most = -(-_HELD_PER_FREE * (free + address) // (_HELD_PER_FREE + 1))
+        if connection >= _HELD_PER_FREE * (most - address):
+            return f"this connection holds {connection} of them"
+        return None
+
+    def take(self, client: Client) -> None:
+        self._taken += 1
+        self._by_address[client.address] += 1
+        self._by_client[client] += 1
+
+    def give_back(self, client: Client) -> None:
+        assert self._by_client[client] > 0, "more places were given back than taken"
+        self._taken -= 1
+        _one_less(self._by_address, client.address)
+        _one_less(self._by_client, client)
+
+
+def _one_less(counts: Counter[_T], key: _T) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
