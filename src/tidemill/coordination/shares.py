@@ -10,9 +10,11 @@ to each other.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
+from ipaddress import IPv6Address, IPv6Network
 from typing import NamedTuple, TypeVar
 
-__all__ = ("NOBODY", "Client", "Shares")
+__all__ = ("NOBODY", "Client", "Shares", "share_address")
 
 _T = TypeVar("_T")
 
@@ -28,6 +30,21 @@ class Client(NamedTuple):
 
 
 NOBODY = Client("", 0)
+
+
+@lru_cache(maxsize=4_096)
+def share_address(host: str) -> str:
+    """The address that shares are counted by: of IPv6 its network, in which a machine can have any number.
+
+    >>> [share_address(host) for host in ("10.0.0.1", "2001:db8::5:17%eth0", "::ffff:10.0.0.1", "a pipe")]
+    ['10.0.0.1', '2001:db8::/64', '10.0.0.1', 'a pipe']
+    """
+    try:
+        address = IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Network((address, 64), strict=False))
 
 
 class Shares:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidemill.coordination.shares import Client
+from tidemill.coordination.shares import Client, share_address
 from tidemill.wire.encode import Body, encode_response
 from tidemill.wire.requests import RequestHeader
 
@@ -52,7 +52,7 @@ class Call:
     @property
     def client(self) -> Client:
         """Who gets a share of what is limited."""
-        return Client(self.client_host, self._connection_id)
+        return Client(share_address(self.client_host), self._connection_id)
 
     def field(self, name: str, default: Any = None) -> Any:
         """A field of the request that not every version has."""

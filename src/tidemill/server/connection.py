@@ -21,6 +21,7 @@ from itertools import count
 from typing import Protocol, cast
 
 from tidemill.config.settings import Settings
+from tidemill.coordination.shares import share_address
 from tidemill.errors import ProtocolError
 from tidemill.server.budget import Account, ByteBudget, Stall
 from tidemill.server.call import Call, ReplyBuffers
@@ -128,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.host = peer[0] if isinstance(peer, tuple) and peer else ""
-        self._account = self._budget.open(self.host, self)
+        self._account = self._budget.open(share_address(self.host), self)
         if not self._dispatcher.opened(self):
             transport.abort()
             return

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from tidemill.coordination.log_summary import LogSummary
+from tidemill.coordination.shares import share_address
 from tidemill.errors import ErrorCode
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
@@ -131,7 +132,7 @@ class BrokerDispatcher:
         self.connections: set[Connection] = set()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
-        self._per_host: dict[str, int] = {}
+        self._per_address: dict[str, int] = {}
         #: Of what clients can cause as often as they like.
         self._summary = LogSummary()
 
@@ -139,7 +140,8 @@ class BrokerDispatcher:
 
     def opened(self, connection: Connection) -> bool:
         settings = self._broker.settings
-        here = self._per_host.get(connection.host, 0)
+        address = share_address(connection.host)
+        here = self._per_address.get(address, 0)
         per_ip = settings.max_connections_per_ip
         if len(self.connections) >= settings.max_connections or (per_ip and here >= per_ip):
             self._metrics.connections_refused += 1
@@ -150,17 +152,18 @@ class BrokerDispatcher:
             return False
         self.connections.add(connection)
         self._all_closed.clear()
-        self._per_host[connection.host] = here + 1
+        self._per_address[address] = here + 1
         return True
 
     def closed(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.remove(connection)
-            left = self._per_host[connection.host] - 1
+            address = share_address(connection.host)
+            left = self._per_address[address] - 1
             if left:
-                self._per_host[connection.host] = left
+                self._per_address[address] = left
             else:
-                del self._per_host[connection.host]
+                del self._per_address[address]
             if not self.connections:
                 self._all_closed.set()
 

@@ -60,6 +60,16 @@ async def test_one_address_may_have_a_limit_of_its_own() -> None:
     assert not Peer(dispatcher).transport.aborted  # type: ignore[arg-type]
 
 
+async def test_addresses_of_one_ipv6_network_count_as_one() -> None:
+    dispatcher, _ = limited(max_connections_per_ip=1)
+    hosts = ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1")
+    peers = [Peer(dispatcher, host=host) for host in hosts]  # type: ignore[arg-type]
+    assert [peer.transport.aborted for peer in peers] == [False, True, False]
+    for peer in peers:
+        peer.lose()
+    assert not dispatcher._per_address
+
+
 async def test_a_flood_of_refused_connections_is_one_log_line_and_one_with_their_number(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,7 +234,7 @@ class _Fetch:
         self._call.reply_buffers(buffers)
 
     def _read_all(self) -> list[tuple[str | UUID, list[FetchPartition]]]:
-        answer_room = self._broker.budget.answer_room(self._call.client_host)
+        answer_room = self._broker.budget.answer_room(self._call.client.address)
         room = min(
             max(0, self._call.request.max_bytes),
             self._broker.settings.fetch_max_bytes,

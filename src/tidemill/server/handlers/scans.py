@@ -49,7 +49,7 @@ async def look_up_kv(broker: Broker, call: Call) -> dict[str, Any]:
 
 def _room(broker: Broker, call: Call) -> int:
     """Bytes that the next answer may have."""
-    return max(broker.budget.answer_room(call.client_host), _ANSWER_BYTES_MIN)
+    return max(broker.budget.answer_room(call.client.address), _ANSWER_BYTES_MIN)
 
 
 @table_handler
