@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,12 +16,7 @@ import pytest
 import tidemill
 from support.processes import NodeProcess
 from support.table_nodes import SOON, new_name, records_of, rows_of
-from tidemill.client.connecting import AsyncTidemill
-from tidemill.client.sync import Follow, Scan, Table, TableLease, Tidemill
-from tidemill.client.tables.follow import AsyncFollow
-from tidemill.client.tables.lease import AsyncLease
-from tidemill.client.tables.scan import AsyncScan
-from tidemill.client.tables.table import AsyncTable
+from tidemill.client.sync import Table, Tidemill
 from tidemill.errors import ApiError, NodeUnavailable, TableCode, TableError, TidemillError
 
 COLUMNS = "id bigint, region string, amount double"
@@ -306,7 +300,7 @@ def test_a_follow_ends_when_another_thread_closes_the_connection(
         try:
             for _ in table.follow():
                 seen.set()
-        except RuntimeError as error:
+        except tidemill.ConnectionClosed as error:
             ended.append(error)
 
     thread = threading.Thread(target=follow)
@@ -413,61 +407,6 @@ def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def test_a_closed_connection_says_so(table_node: NodeProcess) -> None:
-    db = tidemill.connect(table_node.bootstrap_servers)
-    table = db.table("shared.orders") if "shared.orders" in [t.name for t in db.tables()] else None
-    db.close()
-    db.close()
-    if table is not None:
-        with pytest.raises(RuntimeError, match="closed"):
-            table.lookup(1)
-
-
-# --- the same names with await
-
-
-def public_names(kind: type) -> set[str]:
-    """Methods and properties for users."""
-    return {name for name in dir(kind) if not name.startswith("_")}
-
-
-#: What the parts of the async client ask each other for.
-INNER_NAMES = {"committed_ends", "starts", "places", "pin", "release_pin", "held_by", "renew", "topic_of"}
-
-
-@pytest.mark.parametrize(
-    ("plain", "awaiting", "only_plain", "only_awaiting"),
-    [
-        # Attributes of objects are no names of classes.
-        (Tidemill, AsyncTidemill, {"ping", "run", "iterate", "bootstrap_servers"}, set()),
-        (Table, AsyncTable, {"definition"}, INNER_NAMES),
-        # A stream of batches for whoever reads Arrow cannot be awaited.
-        (Scan, AsyncScan, {"to_reader"}, {"batches"}),
-        (TableLease, AsyncLease, set(), set()),
-        (Follow, AsyncFollow, set(), {"batches"}),
-    ],
-)
-def test_sync_and_async_clients_have_the_same_names(
-    plain: type, awaiting: type, only_plain: set[str], only_awaiting: set[str]
-) -> None:
-    assert public_names(plain) - only_plain == public_names(awaiting) - only_awaiting
-
-
-def test_sync_and_async_calls_take_the_same_arguments() -> None:
-    for plain, awaiting in ((Tidemill, AsyncTidemill), (Table, AsyncTable)):
-        for name in public_names(plain) & public_names(awaiting):
-            ours, theirs = getattr(plain, name), getattr(awaiting, name)
-            if not inspect.isfunction(ours):
-                continue
-            parameters = inspect.signature(ours).parameters
-            kinds = {each.kind for each in parameters.values()}
-            for key, other in inspect.signature(theirs).parameters.items():
-                if key in parameters:
-                    assert parameters[key].default == other.default, f"{plain.__name__}.{name}({key})"
-                else:
-                    assert inspect.Parameter.VAR_KEYWORD in kinds, f"{plain.__name__}.{name} has no {key}"
 
 
 async def test_the_async_client_does_all_of_it(table_node: NodeProcess) -> None:

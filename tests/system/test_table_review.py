@@ -59,7 +59,7 @@ def test_a_closed_connection_stays_closed(db: EmbeddedNode) -> None:
     client.close()
     client.close()
     for call in (client.tables, client.ping, lambda: client.table("x.y")):
-        with pytest.raises(RuntimeError, match="this connection is closed"):
+        with pytest.raises(tidemill.ConnectionClosed, match="this connection is closed"):
             call()
 
 

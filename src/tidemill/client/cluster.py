@@ -7,6 +7,8 @@ Rules:
   growing pauses until ``timeout_ms`` is over.
 - After every failure the cached metadata and coordinators are taken as stale.
 - Coordinators and fetches have connections of their own, so that a long poll holds up nobody.
+- A closed cluster stays closed. It belongs to one process and one event loop, and refuses to be used in
+  others: a call there would wait for ever.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from tidemill.client.connection import DEFAULT_TIMEOUT_MS, Connection, Versions
+from tidemill.client.process_bound import OpeningProcess
 from tidemill.config.values import Address, parse_address
 from tidemill.errors import (
     ApiError,
     ConfigError,
+    ConnectionClosed,
     ErrorCode,
     NodeUnavailable,
     ProtocolError,
@@ -47,6 +51,7 @@ TopicPartition = tuple[str, int]
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 1_000
 _METADATA_VERSIONS: Final[Versions] = (4, 13)
+_CLOSED: Final = "this connection is closed; open another one with connect_async"
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
@@ -122,6 +127,8 @@ class Cluster:
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> None:
         self.bootstrap = _addresses(bootstrap) if isinstance(bootstrap, str) else tuple(bootstrap)
+        #: The same as text.
+        self.servers = ",".join(map(str, self.bootstrap))
         self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.cluster_id: str | None = None
@@ -132,6 +139,14 @@ class Cluster:
         self._coordinators: dict[tuple[int, str], int] = {}
         self._connections: dict[tuple[int | None, str], Connection] = {}
         self._opening = asyncio.Lock()
+        self._process = OpeningProcess()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, so that every further request would fail."""
+        return self._closed
 
     async def __aenter__(self) -> Cluster:
         await self.connect()
@@ -147,7 +162,10 @@ class Cluster:
         await self.bootstrap_connection()
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection. Closing twice is fine; in a forked process there is nothing to close."""
+        if not self._process.is_this:
+            return
+        self._closed = True
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close()
@@ -260,12 +278,31 @@ class Cluster:
         return await self._connected((None, ""), [*self.bootstrap, *self.nodes.values()])
 
     async def _connected(self, key: tuple[int | None, str], addresses: Sequence[Address]) -> Connection:
+        self._check_usable_here()
         if (connection := self._usable(key, addresses)) is not None:
             return connection
         async with self._opening:
             if (connection := self._usable(key, addresses)) is None:
-                connection = self._connections[key] = await self._open_first(addresses)
+                connection = await self._open_first(addresses)
+                if self._closed:
+                    await connection.close()
+                    raise ConnectionClosed(_CLOSED)
+                self._connections[key] = connection
         return connection
+
+    def _check_usable_here(self) -> None:
+        """Raise ``ConnectionClosed`` after ``close``, in a forked process, and in another event loop."""
+        self._process.check(self.servers)
+        if self._closed:
+            raise ConnectionClosed(_CLOSED)
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        if self._loop is not running:
+            raise ConnectionClosed(
+                "this connection was opened in another event loop (each asyncio.run has one of its own); "
+                "open and use it in the same one"
+            )
 
     def _usable(self, key: tuple[int | None, str], addresses: Sequence[Address]) -> Connection | None:
         connection = self._connections.get(key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.connection import DEFAULT_TIMEOUT_MS
+from tidemill.client.process_bound import Unpicklable
 from tidemill.client.properties import pairs
 from tidemill.errors import TidemillError
 
@@ -59,8 +60,8 @@ async def connect_async(
     return AsyncTidemill(cluster, bootstrap_servers)
 
 
-class AsyncTidemill:
-    """A connection to a node or a cluster."""
+class AsyncTidemill(Unpicklable):
+    """A connection to a node or a cluster: of one process and one event loop."""
 
     def __init__(self, cluster: Cluster, bootstrap_servers: str) -> None:
         self.cluster = cluster
@@ -73,7 +74,10 @@ class AsyncTidemill:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<tidemill at {self.bootstrap_servers}>"
+        return f"<tidemill at {self.bootstrap_servers}{', closed' if self.cluster.closed else ''}>"
+
+    def _instead_of_a_pickle(self) -> str:
+        return f"Open one there: await tidemill.connect_async({self.bootstrap_servers!r})"
 
     async def close(self) -> None:
         """Close every connection. Closing twice is fine."""

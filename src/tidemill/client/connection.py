@@ -20,7 +20,14 @@ from typing import Any, Final, NamedTuple
 
 from tidemill.client.frames_in import FrameReceiver
 from tidemill.config.values import Address
-from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, ProtocolError, TidemillError
+from tidemill.errors import (
+    ApiError,
+    ConnectionClosed,
+    ErrorCode,
+    NodeUnavailable,
+    ProtocolError,
+    TidemillError,
+)
 from tidemill.wire.apis import APIS, Api
 from tidemill.wire.encode import encode_request
 from tidemill.wire.frames import FRAME_LENGTH_BYTES
@@ -129,7 +136,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close; requests under way fail. Closing twice is fine."""
-        self._fail(NodeUnavailable(f"the connection to {self.address} was closed by this client"))
+        self._fail(ConnectionClosed(f"the connection to {self.address} was closed by this client"))
         if self._transport is not None:
             await self._receiver.closed()
 

@@ -1,4 +1,7 @@
-"""An event loop on a thread of its own, for callers that do not have one."""
+"""An event loop on a thread of its own, for callers that do not have one.
+
+A process that is forked has no such thread: there, every call is refused and closing does nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,27 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-__all__ = ("LoopThread",)
+from tidemill.client.process_bound import OpeningProcess
+from tidemill.errors import ConnectionClosed, ErrorCode, TidemillError
+
+__all__ = ("CLOSED", "LoopThread")
 
 _T = TypeVar("_T")
+#: What is said about every use of a connection after its ``close``.
+CLOSED: Final = "this connection is closed; open another one with tidemill.connect or tidemill.open"
 
 
 class LoopThread:
-    """Runs coroutines for blocking callers. ``close`` ends the thread; nothing can be run afterwards."""
+    """Runs coroutines for blocking callers. ``close`` ends the thread; nothing can be run afterwards.
 
-    def __init__(self, name: str) -> None:
+    ``servers`` is what it is connected to, for the message that a forked process gets.
+    """
+
+    def __init__(self, name: str, servers: str) -> None:
+        self._servers = servers
+        self._process = OpeningProcess()
         self._loop = asyncio.new_event_loop()
         self._closing = False
         #: Nothing is scheduled behind the loop's end, where nobody would run it.
@@ -28,32 +41,36 @@ class LoopThread:
         """The result of ``work``; it is cancelled if the caller is interrupted."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError(
-                "a blocking call cannot be made from a callback of the client; use connect_async"
+            raise TidemillError(
+                "a blocking call cannot be made from a callback of the client; use connect_async",
+                code=ErrorCode.invalid_request,
             )
-        with self._scheduling:
-            if self._closing:
-                work.close()
-                raise RuntimeError("this connection is closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.spawn(work)
         try:
             return future.result()
         except BaseException as error:
             future.cancel()
             if isinstance(error, CancelledError) and self._closing:
-                raise RuntimeError("this connection was closed during the call") from None
+                raise ConnectionClosed("this connection was closed during the call") from None
             raise
 
     def spawn(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Begin ``work`` and go on; it is cancelled when the thread ends."""
-        with self._scheduling:
-            if self._closing:
-                work.close()
-                raise RuntimeError("this connection is closed")
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            # Before the lock: a thread that the fork has left behind may have held it.
+            self._process.check(self._servers)
+            with self._scheduling:
+                if self._closing:
+                    raise ConnectionClosed(CLOSED)
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except ConnectionClosed:
+            work.close()
+            raise
 
     def close(self) -> None:
-        """End the thread. Closing twice is fine."""
+        """End the thread. Closing twice is fine; in a forked process there is nothing to close."""
+        if not self._process.is_this:
+            return
         with self._scheduling:
             if not self._closing:
                 self._closing = True

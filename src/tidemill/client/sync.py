@@ -9,26 +9,19 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
 
 from tidemill.client.connecting import AsyncTidemill, DatabaseInfo, TableInfo, connect_async
 from tidemill.client.connection import DEFAULT_TIMEOUT_MS
-from tidemill.client.loop_thread import LoopThread
-from tidemill.errors import TidemillError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
-
-    import pyarrow as pa
-
-    from tidemill.client.tables.follow import AsyncFollow, ChangeBatch
-    from tidemill.client.tables.lease import AsyncLease
-    from tidemill.client.tables.scan import AsyncScan
-    from tidemill.client.tables.scanner import KvBatchScanner
-    from tidemill.client.tables.table import AsyncTable
-    from tidemill.client.tables.values import BucketStats, Lease, Snapshot, Written
+from tidemill.client.loop_thread import CLOSED, LoopThread
+from tidemill.client.process_bound import OpeningProcess, Unpicklable
+from tidemill.client.sync_table import BucketScanner, Follow, Scan, Table, TableLease
+from tidemill.client.tables.values import Lease
+from tidemill.errors import ConnectionClosed, TidemillError
 
 __all__ = ("BucketScanner", "Follow", "Scan", "Table", "TableLease", "Tidemill", "connect")
 
@@ -60,10 +53,11 @@ def connect(
     return db
 
 
-class Tidemill:
+class Tidemill(Unpicklable):
     """A connection to a node or a cluster. Use it in a ``with`` statement, or call ``close``.
 
-    Any number of threads may use it, and what it gives, at the same time.
+    Any number of threads may use it, and what it gives, at the same time. Processes that are forked cannot:
+    each opens a connection of its own.
     """
 
     def __init__(
@@ -76,6 +70,7 @@ class Tidemill:
         self._connected: AsyncTidemill | None = None
         self._connecting = threading.Lock()
         self._closed = False
+        self._process = OpeningProcess()
         #: Iterators over batches that have not come to their end.
         self._iterated: set[AsyncGenerator[Any]] = set()
 
@@ -84,7 +79,7 @@ class Tidemill:
         """What a Kafka client takes as ``bootstrap.servers``."""
         return self._bootstrap_servers
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -93,14 +88,22 @@ class Tidemill:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<tidemill at {self.bootstrap_servers}>"
+        return f"<tidemill at {self.bootstrap_servers}{', closed' if self._closed else ''}>"
+
+    def _instead_of_a_pickle(self) -> str:
+        return f"Open one there: tidemill.connect({self.bootstrap_servers!r})"
 
     def ping(self) -> None:
         """Make sure that the node answers."""
         self._connection()
 
     def close(self) -> None:
-        """Close every connection. Closing twice is fine. Iterators that are still open end with it."""
+        """Close every connection. Closing twice is fine. Iterators that are still open end with it.
+
+        A forked process closes nothing: the connection is its parent's.
+        """
+        if not self._process.is_this:
+            return
         with self._connecting:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -174,8 +177,14 @@ class Tidemill:
         comment: str | None = None,
         if_not_exists: bool = False,
     ) -> Table:
-        """Create a table ``database.table``; see ``AsyncTidemill.create_table`` for what can be said about
-        it.
+        """Create a table ``database.table``, and its database if that is missing.
+
+        ``schema`` is an Arrow schema, or Spark's words for one (``"id bigint, name string"``); key columns
+        become NOT NULL. Without ``primary_key`` the table is a typed log. ``buckets`` (1) says over how many
+        logs its rows are spread by the hash of their keys; ``boundaries``, keys in rising order, route by
+        ranges of keys instead. ``partition_by`` names a column each of whose values gets buckets of its own.
+        ``row_format`` is ``row``, ``json`` (for producers in other languages) or ``raw``. ``properties`` are
+        configs of its topics, ``snapshot.…``, and ``user.…``.
 
         >>> import tidemill
         >>> with tidemill.open() as db:
@@ -222,12 +231,14 @@ class Tidemill:
     # --- the thread
 
     def _connection(self) -> AsyncTidemill:
+        # Before the lock: a thread that the fork has left behind may have held it.
+        self._process.check(self.bootstrap_servers)
         with self._connecting:
             if self._closed:
-                raise RuntimeError("this connection is closed")
+                raise ConnectionClosed(CLOSED)
             if self._connected is None:
                 if self._thread is None:
-                    self._thread = LoopThread("tidemill-client")
+                    self._thread = LoopThread("tidemill-client", self.bootstrap_servers)
                     # A connection that is dropped without ``close``, or is open when the program ends.
                     weakref.finalize(self, self._thread.close)
                 self._connected = self._thread.run(
@@ -245,7 +256,7 @@ class Tidemill:
         thread = self._thread
         if thread is None:
             work.close()
-            raise RuntimeError("this connection is closed")
+            raise ConnectionClosed(CLOSED)
         return thread.run(work)
 
     def iterate(self, batches: AsyncGenerator[_T]) -> Iterator[_T]:
@@ -258,351 +269,10 @@ class Tidemill:
                 except StopAsyncIteration:
                     return
         finally:
-            # After ``close`` there is nothing left to do.
-            if batches in self._iterated:
+            # After ``close``, and in a forked process, there is nothing left to do.
+            if batches in self._iterated and self._process.is_this:
                 self._iterated.discard(batches)
                 self.run(_closing(batches))
-
-
-class Table:
-    """A table; from ``Tidemill.table`` or ``create_table``. See ``AsyncTable`` for every detail.
-
-    >>> import tidemill
-    >>> with tidemill.open() as db:
-    ...     columns = "id bigint, region string, amount double"
-    ...     orders = db.create_table("shop.orders", columns, primary_key=["id"])
-    ...     regions = ("us", "eu")
-    ...     _ = orders.upsert({"id": n, "region": regions[n % 2], "amount": 2.5 * n} for n in range(10))
-    ...     _ = orders.delete([{"id": 9}])
-    ...     orders.scan(columns=["id"], where="region = 'eu' AND amount > 10").to_arrow().to_pylist()
-    [{'id': 5}, {'id': 7}]
-    """
-
-    def __init__(self, db: Tidemill, table: AsyncTable) -> None:
-        self._db = db
-        self._table = table
-
-    @property
-    def name(self) -> str:
-        return self._table.name
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._table.schema
-
-    @property
-    def primary_key(self) -> tuple[str, ...]:
-        return self._table.primary_key
-
-    @property
-    def buckets(self) -> int:
-        return self._table.buckets
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        return self._table.properties
-
-    @property
-    def definition(self) -> Any:
-        """Everything that is known about the table."""
-        return self._table.definition
-
-    def __repr__(self) -> str:
-        return repr(self._table)
-
-    def _repr_html_(self) -> str:
-        return self._table._repr_html_()
-
-    def refresh(self) -> Table:
-        """Take over what was changed about the table meanwhile."""
-        self._db.run(self._table.refresh())
-        return self
-
-    # --- writing
-
-    def upsert(self, rows: Any, *, progress: Callable[[int], None] | None = None) -> Written:
-        """Write rows: new ones, and such that take the place of those with the same key.
-
-        ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this
-        returns.
-        """
-        return self._db.run(self._table.upsert(rows, progress=progress))
-
-    def append(self, rows: Any, *, progress: Callable[[int], None] | None = None) -> Written:
-        """Append rows to a table without a primary key."""
-        return self._db.run(self._table.append(rows, progress=progress))
-
-    def delete(self, keys: Any) -> Written:
-        """Delete the rows with these keys: dicts, tuples, single values, or an Arrow table of the key
-        columns.
-        """
-        return self._db.run(self._table.delete(keys))
-
-    # --- reading
-
-    def lookup(
-        self, keys: Any, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
-    ) -> Any:
-        """The row of a single key as a dict or None; the rows of several as an Arrow table in their order."""
-        return self._db.run(
-            self._table.lookup(keys, columns=columns, wait_for_own_writes=wait_for_own_writes)
-        )
-
-    def lookup_prefix(
-        self, prefix: Any, *, columns: Sequence[str] | None = None, limit: int | None = None
-    ) -> pa.Table:
-        """The rows whose first key columns have these values."""
-        return self._db.run(self._table.lookup_prefix(prefix, columns=columns, limit=limit))
-
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        where: Any = None,
-        key_range: tuple[Any, Any] | None = None,
-        limit: int | None = None,
-        **options: Any,
-    ) -> Scan:
-        """The rows of the table as of one moment; ``lease=`` those of a leased snapshot. See
-        ``AsyncTable.scan``.
-        """
-        if isinstance(options.get("lease"), TableLease):
-            options["lease"] = options["lease"].lease_id
-        return Scan(self._db, self._table.scan(columns, where, key_range, limit, **options))
-
-    def bucket_scanner(self, bucket: int, **options: Any) -> BucketScanner:
-        """A scanner of one bucket, for those who read bucket by bucket. See ``KvBatchScanner``."""
-        return BucketScanner(self._db, self._table.bucket_scanner(bucket, **options))
-
-    def follow(self, **options: Any) -> Follow:
-        """The rows of the table, and then every change after them, once and in order. See
-        ``AsyncTable.follow``.
-
-        >>> import tidemill
-        >>> with tidemill.open() as db:
-        ...     table = db.create_table("shop.stock", "item string, count int", primary_key="item")
-        ...     _ = table.upsert({"item": "apple", "count": 3})
-        ...     for batch in table.follow(until_now=True):
-        ...         for change in batch:
-        ...             print(change.op, change.row)
-        snapshot {'item': 'apple', 'count': 3}
-        """
-        return Follow(self._db, self._table.follow(**options))
-
-    # --- snapshots, leases, numbers
-
-    def stats(self) -> list[BucketStats]:
-        """Rows, bytes and offsets of every bucket."""
-        return self._db.run(self._table.stats())
-
-    def snapshots(self) -> list[Snapshot]:
-        """The durable snapshots of every bucket."""
-        return self._db.run(self._table.snapshots())
-
-    def create_snapshot(self) -> list[Snapshot]:
-        """Take a durable snapshot of every bucket now."""
-        return self._db.run(self._table.create_snapshot())
-
-    def lease(self, *, duration_ms: int = 600_000, holder: str = "", fresh: bool = False) -> TableLease:
-        """Keep the newest snapshots (``fresh``: new ones) while the ``with`` block lasts."""
-        return TableLease(self._db, self._table.lease(duration_ms=duration_ms, holder=holder, fresh=fresh))
-
-    def leases(self) -> list[Lease]:
-        """The leases of this table."""
-        return self._db.run(self._table.leases())
-
-    # --- changing it
-
-    def alter(
-        self,
-        *,
-        add_columns: pa.Schema | str | None = None,
-        set_properties: Mapping[str, str] | None = None,
-        unset_properties: Sequence[str] = (),
-        comment: str | None = None,
-    ) -> Table:
-        """Add nullable columns, and set or take back properties."""
-        self._db.run(
-            self._table.alter(
-                add_columns=add_columns,
-                set_properties=set_properties,
-                unset_properties=unset_properties,
-                comment=comment,
-            )
-        )
-        return self
-
-    def drop(self) -> None:
-        """Drop the table with everything in it."""
-        self._db.run(self._table.drop())
-
-    def create_partition(self, value: str) -> str:
-        """Add a partition, for those who write its topic with a Kafka client; gives the topic's name."""
-        return self._db.run(self._table.create_partition(value))
-
-    def drop_partition(self, value: str) -> None:
-        """Drop one partition with everything in it."""
-        self._db.run(self._table.drop_partition(value))
-
-
-class Scan:
-    """Rows of a table as of one moment: ``for batch in scan``, ``scan.to_arrow()``. Speaks the Arrow C stream
-    itself, so ``polars.DataFrame(scan)``, ``duckdb.from_arrow(scan)`` and ``pandas`` (``scan.to_pandas()``)
-    take it.
-    """
-
-    def __init__(self, db: Tidemill, scan: AsyncScan) -> None:
-        self._db = db
-        self._scan = scan
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._scan.schema
-
-    @property
-    def log_offsets(self) -> dict[tuple[str, int], int]:
-        """The log offset that the last iteration's rows stand for, by topic and bucket."""
-        return self._scan.log_offsets
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self._db.iterate(self._scan.batches())
-
-    def to_arrow(self) -> pa.Table:
-        """All rows as one Arrow table."""
-        return self._db.run(self._scan.to_arrow())
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as a stream of batches, for whoever reads Arrow."""
-        import pyarrow as pa
-
-        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
-
-    def to_pandas(self) -> Any:
-        """All rows as a pandas frame."""
-        return self.to_arrow().to_pandas()
-
-    def to_polars(self) -> Any:
-        """All rows as a polars frame."""
-        import polars as pl
-
-        return pl.from_arrow(self.to_arrow())
-
-    def count(self) -> int:
-        """How many rows there are."""
-        return self._db.run(self._scan.count())
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.to_reader().__arrow_c_stream__(requested_schema)
-
-    def _repr_html_(self) -> str:
-        import html
-
-        rows = []
-        for batch in self:
-            rows += batch.to_pylist()
-            if len(rows) >= _SHOWN_ROWS:
-                break
-        names = self.schema.names
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(str(row[name]))}</td>" for name in names) + "</tr>"
-            for row in rows[:_SHOWN_ROWS]
-        )
-        note = f"<i>the first {_SHOWN_ROWS} rows</i>" if len(rows) >= _SHOWN_ROWS else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
-
-
-_SHOWN_ROWS = 20
-
-
-class BucketScanner:
-    """``KvBatchScanner`` for programs that do not await."""
-
-    def __init__(self, db: Tidemill, scanner: KvBatchScanner) -> None:
-        self._db = db
-        self._scanner = scanner
-
-    @property
-    def state(self) -> Any:
-        return self._scanner.state
-
-    @property
-    def log_offset(self) -> int | None:
-        """The log offset that the scanned state stands for; known from the first batch on."""
-        return self._scanner.log_offset
-
-    @property
-    def next_key(self) -> bytes | None:
-        """The state key at which a scan would go on after the last batch (``start_key=``)."""
-        return self._scanner.next_key
-
-    def next_batch(self) -> pa.RecordBatch | None:
-        """The next rows, or None at the end. A scanner that has failed keeps failing."""
-        return self._db.run(self._scanner.next_batch())
-
-    def keep_alive(self) -> None:
-        """Tell the server that the caller is still at work on the last batch."""
-        self._db.run(self._scanner.keep_alive())
-
-    def close(self) -> None:
-        """Let go of the cursor on the server."""
-        self._db.run(self._scanner.close())
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        while (batch := self.next_batch()) is not None:
-            yield batch
-
-    def __enter__(self) -> BucketScanner:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class Follow:
-    """``for batch in table.follow()``: rows, then changes as they come. Leaving the loop ends it."""
-
-    def __init__(self, db: Tidemill, follow: AsyncFollow) -> None:
-        self._db = db
-        self._follow = follow
-
-    def __iter__(self) -> Iterator[ChangeBatch]:
-        return self._db.iterate(self._follow.batches())
-
-
-class TableLease:
-    """A lease while a ``with`` block lasts. ``lease_id`` is there inside."""
-
-    def __init__(self, db: Tidemill, lease: AsyncLease) -> None:
-        self._db = db
-        self._lease = lease
-
-    @property
-    def lease_id(self) -> str:
-        return self._lease.lease_id
-
-    @property
-    def log_offsets(self) -> Mapping[tuple[str, int], int]:
-        """Where changes go on behind the snapshots, by topic and bucket."""
-        return self._lease.log_offsets
-
-    def acquire(self) -> Lease:
-        """Begin the lease without a block: the caller renews and releases it."""
-        return self._db.run(self._lease.acquire())
-
-    def renew(self) -> Lease:
-        """Make it last for its whole duration from now on."""
-        return self._db.run(self._lease.renew())
-
-    def release(self) -> None:
-        """End it."""
-        self._db.run(self._lease.release())
-
-    def __enter__(self) -> TableLease:
-        self._db.run(self._lease.__aenter__())
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._db.run(self._lease.__aexit__(*exc))
 
 
 async def _next(batches: AsyncGenerator[_T]) -> _T:

@@ -10,6 +10,7 @@ The tree::
     ├── ConfigError                a setting that cannot be used
     ├── MetadataConflict           another writer changed the metadata first; read again and retry
     ├── NodeUnavailable            a client could not reach a node
+    ├── ConnectionClosed           a connection that was closed, or is of another process or event loop
     └── StorageError               the disk, or what is on it, is not usable
         ├── DiskFull               the write was undone; it works again when there is room
         ├── SyncFailed             an fsync failed: what is on disk is unknown, the partition stops
@@ -27,6 +28,7 @@ from tidemill.errors.table_codes import TableCode
 __all__ = (
     "ApiError",
     "ConfigError",
+    "ConnectionClosed",
     "CorruptData",
     "DataDirectoryInUse",
     "DiskFull",
@@ -153,6 +155,14 @@ class NodeUnavailable(TidemillError):
     """No node answered at the given address."""
 
     code = ErrorCode.broker_not_available
+
+
+class ConnectionClosed(TidemillError):
+    """A connection that cannot be used any more, or not here: this program has closed it, or it was opened in
+    the process that this one was forked from, or in another event loop. Open another one.
+    """
+
+    code = ErrorCode.invalid_request
 
 
 class StorageError(TidemillError):

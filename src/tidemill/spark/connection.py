@@ -38,7 +38,7 @@ class Connected:
     """A connection, and the thread that its coroutines run in."""
 
     def __init__(self, servers: str, timeout_ms: int, *, patient: bool) -> None:
-        self._loop = LoopThread("tidemill")
+        self._loop = LoopThread("tidemill", servers)
         self.cluster = Cluster(servers, client_id=f"spark-{os.getpid()}", timeout_ms=timeout_ms)
         self.client = AsyncTidemill(self.cluster, servers)
         try:

@@ -8,13 +8,14 @@ import threading
 import pytest
 
 from tidemill.client.loop_thread import LoopThread
+from tidemill.errors import ConnectionClosed, TidemillError
 
 SOON = 20
 
 
 @pytest.fixture
 def loop_thread() -> LoopThread:
-    return LoopThread("test")
+    return LoopThread("test", "127.0.0.1:9092")
 
 
 async def _seven() -> int:
@@ -35,20 +36,20 @@ def test_results_and_errors_reach_the_caller(loop_thread: LoopThread) -> None:
 def test_nothing_runs_after_the_close_and_closing_twice_is_fine(loop_thread: LoopThread) -> None:
     loop_thread.close()
     loop_thread.close()
-    with pytest.raises(RuntimeError, match="this connection is closed"):
+    with pytest.raises(ConnectionClosed, match="this connection is closed"):
         loop_thread.run(_seven())
 
 
 def test_every_call_ends_however_it_meets_the_close() -> None:
     for _ in range(30):
-        loop_thread = LoopThread("test")
+        loop_thread = LoopThread("test", "127.0.0.1:9092")
         ends: list[object] = []
 
         def call(loop_thread: LoopThread = loop_thread, ends: list[object] = ends) -> None:
             try:
                 while True:
                     loop_thread.run(_seven())
-            except RuntimeError as error:
+            except ConnectionClosed as error:
                 ends.append(error)
 
         threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]
@@ -70,7 +71,7 @@ def test_a_call_that_waits_is_told_of_the_close(loop_thread: LoopThread) -> None
     def call() -> None:
         try:
             loop_thread.run(wait())
-        except RuntimeError as error:
+        except ConnectionClosed as error:
             told.append(error)
 
     thread = threading.Thread(target=call)
@@ -86,7 +87,7 @@ def test_the_loops_own_thread_may_close_it_as_the_garbage_collector_does(loop_th
         loop_thread.close()
 
     # The call is told like any other that is under way.
-    with pytest.raises(RuntimeError, match="closed during the call"):
+    with pytest.raises(ConnectionClosed, match="closed during the call"):
         loop_thread.run(_then_wait(close()))
     loop_thread.close()
 
@@ -100,6 +101,6 @@ def test_a_blocking_call_on_the_loops_own_thread_is_refused(loop_thread: LoopThr
     async def call() -> None:
         loop_thread.run(_seven())
 
-    with pytest.raises(RuntimeError, match="use connect_async"):
+    with pytest.raises(TidemillError, match="use connect_async"):
         loop_thread.run(call())
     loop_thread.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from tidemill.errors import TableCode, TableError
 from tidemill.records import columns_compute as pc
@@ -12,7 +14,25 @@ from tidemill.tables.definition import TableDefinition
 if TYPE_CHECKING:
     from tidemill.tables.predicate import Predicate
 
-__all__ = ("bound", "is_single_key", "narrowed", "prefix_values", "to_predicate")
+__all__ = ("Key", "Keys", "Row", "bound", "is_single_key", "narrowed", "prefix_values", "to_predicate")
+
+
+class _ArrowStream(Protocol):
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+
+class _ArrowArray(Protocol):
+    def __arrow_c_array__(self, requested_schema: object = None) -> object: ...
+
+
+Row = dict[str, Any]
+"""A row: its values by column."""
+
+Key = Mapping[str, Any] | tuple[Any, ...] | str | bytes | SupportsIndex | date | Decimal
+"""One key: a value, or a tuple or dict of the values of all key columns."""
+
+Keys = Iterable[Any] | _ArrowStream | _ArrowArray
+"""Several keys: a list (or any other iterable) of them, or the key columns as Arrow, pandas or polars."""
 
 
 def is_single_key(keys: Any) -> bool:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidemill.client.fetching import BatchReader, FetchedBatches
+from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.values import DELETE, INSERT, SNAPSHOT, UPSERT
 from tidemill.errors import ApiError, ErrorCode, TableError
 from tidemill.records import columns_compute as pc
@@ -80,7 +81,7 @@ class ChangeBatch:
         return batch.append_column("_tidemill_timestamp_ms", self.timestamps_ms)
 
 
-class AsyncFollow:
+class AsyncFollow(Unpicklable):
     """``async for batch in table.follow()``; ends only if it was asked to."""
 
     def __init__(
@@ -98,6 +99,19 @@ class AsyncFollow:
         self._look_again_at = 0.0
         #: The partitions that are followed: the number of each by its topic.
         self._partition_ids: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        if self._scan is not None:
+            what = "rows, then changes"
+        elif self._from_offsets:
+            what = "changes from given offsets on"
+        else:
+            what = "changes from now on"
+        return f"<follow of {self._table.name}: {what}{', until now' if self._until_now else ''}>"
+
+    def _instead_of_a_pickle(self) -> str:
+        opening = opening_of_table(self._table.cluster.servers, self._table.name)
+        return f"Follow the table there: {opening}.follow()"
 
     def __aiter__(self) -> AsyncIterator[ChangeBatch]:
         return self.batches()

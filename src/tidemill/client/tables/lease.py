@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.requests import ask_controller
 from tidemill.client.tables.values import Lease, lease_from
-from tidemill.errors import TidemillError
+from tidemill.errors import TableCode, TableError, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.client.tables.table import AsyncTable
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("AsyncLease",)
 
 
-class AsyncLease:
+class AsyncLease(Unpicklable):
     """A lease while an ``async with`` block lasts. ``lease_id`` is there inside."""
 
     def __init__(self, table: AsyncTable, *, duration_ms: int, holder: str, fresh: bool) -> None:
@@ -27,22 +29,45 @@ class AsyncLease:
         self._holder = holder
         self._fresh = fresh
         self._lease: Lease | None = None
+        self._released = False
         self._keeper: asyncio.Task[None] | None = None
 
     @property
     def lease_id(self) -> str:
-        assert self._lease is not None, "the lease is not acquired"
-        return self._lease.lease_id
+        """What names the lease, also in other processes: ``table.scan(lease=lease_id)``."""
+        return self._acquired.lease_id
 
     @property
     def log_offsets(self) -> Mapping[tuple[str, int], int]:
         """Where changes go on behind the snapshots, by topic and bucket."""
-        assert self._lease is not None, "the lease is not acquired"
-        return self._lease.log_offsets
+        return self._acquired.log_offsets
+
+    @property
+    def _acquired(self) -> Lease:
+        if self._lease is None:
+            raise TableError(
+                TableCode.lease_not_found,
+                f"this lease of table {self._table.name!r} has not begun: use it in a with statement, or "
+                "call acquire()",
+            )
+        return self._lease
+
+    def __repr__(self) -> str:
+        if self._lease is None:
+            return f"<lease of {self._table.name}: not acquired>"
+        lease, state = self._lease, "released"
+        if not self._released:
+            expires = datetime.fromtimestamp(lease.expires_at_ms / 1000, UTC)
+            state = f"until {expires:%Y-%m-%d %H:%M:%S} UTC unless renewed"
+        return f"<lease {lease.lease_id} of {lease.table}, held by {lease.holder!r}: {state}>"
+
+    def _instead_of_a_pickle(self) -> str:
+        opening = opening_of_table(self._table.cluster.servers, self._table.name)
+        return f"Send its lease_id, and scan there: {opening}.scan(lease=lease_id)"
 
     async def acquire(self) -> Lease:
         """Begin the lease without a block: the caller renews and releases it."""
-        self._lease = await self._acquire(None)
+        self._lease, self._released = await self._acquire(None), False
         return self._lease
 
     async def renew(self) -> Lease:
@@ -55,6 +80,7 @@ class AsyncLease:
         await ask_controller(
             self._table.cluster, "ReleaseLease", {"lease_id": self.lease_id}, "releasing a lease"
         )
+        self._released = True
 
     async def _acquire(self, lease_id: str | None) -> Lease:
         body = {

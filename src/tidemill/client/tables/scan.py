@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
 from tidemill.errors import TableCode, TableError, TidemillError
+from tidemill.records import columns_compute as pc
 
 if TYPE_CHECKING:
     from tidemill.client.tables.table import AsyncTable
@@ -28,6 +30,9 @@ _KEEP_ALIVE_SECONDS_MAX: Final = 60.0
 #: What a scan is answered with when the server has let go of it, and how often it is begun again then.
 _LOST: Final = frozenset({TableCode.pin_not_found, TableCode.scanner_expired, TableCode.unknown_scanner_id})
 _LOST_MAX: Final = 5
+_HEAD_ROWS: Final = 10
+#: Taken for a value of text or bytes, when columns are compared.
+_VARIABLE_WIDTH_BITS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class _Held(NamedTuple):
     keep_alive_seconds: float
 
 
-class AsyncScan:
+class AsyncScan(Unpicklable):
     """Rows of a table as of one moment: ``async for batch in scan``, or ``await scan.to_arrow()``.
 
     Each iteration is a new scan, of a new moment.
@@ -75,6 +80,26 @@ class AsyncScan:
         """The log offset that the last iteration's rows stand for, by topic and bucket."""
         return dict(self._offsets)
 
+    def __repr__(self) -> str:
+        options = self._options
+        parts = [", ".join(self.schema.names)]
+        if options.predicate is not None:
+            from tidemill.tables.predicate import decode
+            from tidemill.tables.predicate_values import shorten
+
+            parts.append(f"where {shorten(str(decode(options.predicate)))}")
+        elif options.start_key is not None or options.end_key is not None:
+            parts.append("in a range of keys")
+        if options.limit is not None:
+            parts.append(f"limit {options.limit}")
+        if options.lease_id is not None:
+            parts.append(f"of lease {options.lease_id}")
+        return f"<scan of {self._table.name}: {'; '.join(parts)}>"
+
+    def _instead_of_a_pickle(self) -> str:
+        opening = opening_of_table(self._table.cluster.servers, self._table.name)
+        return f"Send its rows, scan.to_arrow(), or scan there: {opening}.scan()"
+
     def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         return self.batches()
 
@@ -93,10 +118,43 @@ class AsyncScan:
         return pl.from_arrow(await self.to_arrow())
 
     async def count(self) -> int:
-        """How many rows there are."""
-        narrow = self._table.definition.primary_key[:1]
-        scan = AsyncScan(self._table, replace(self._options, columns=narrow))
+        """How many rows there are, exactly. Only the narrowest column of the key is sent."""
+        scan = AsyncScan(self._table, replace(self._options, columns=(self._narrowest_key_column(),)))
         return await scan._again_if_lost(scan._summed)
+
+    async def head(self, n: int = _HEAD_ROWS) -> pa.Table:
+        """The first ``n`` rows in the order of their keys, as one Arrow table."""
+        if n < 0:
+            raise TableError(TableCode.invalid_scan_request, f"there are no first {n} rows; n is at least 0")
+        limit = n if self._options.limit is None else min(n, self._options.limit)
+        columns = dict.fromkeys((*self.schema.names, *self._table.primary_key))
+        scan = AsyncScan(self._table, replace(self._options, columns=tuple(columns), limit=limit))
+        return (await scan._again_if_lost(scan._first_by_key)).select(self.schema.names)
+
+    async def _first_by_key(self) -> pa.Table:
+        """The first rows, up to the limit, of all buckets together, each of which gives as many at most."""
+        first, limit = self.schema.empty_table(), self._options.limit
+        if limit == 0:
+            return first
+        definition = self._table.definition
+        async with contextlib.aclosing(self._of_all_buckets()) as batches:
+            async for batch in batches:
+                together = pa.concat_tables([first, pa.Table.from_batches([batch])]).combine_chunks()
+                keys = [together.column(name).combine_chunks() for name in definition.primary_key]
+                order = pc.sort_indices(definition.keys.state_keys(keys))
+                first = together.take(order[:limit])
+        return first
+
+    def _narrowest_key_column(self) -> str:
+        schema = self._table.schema
+
+        def width_bits(name: str) -> int:
+            try:
+                return int(schema.field(name).type.bit_width)
+            except ValueError:
+                return _VARIABLE_WIDTH_BITS
+
+        return min(self._table.primary_key, key=width_bits)
 
     async def _summed(self) -> int:
         total = 0
@@ -110,15 +168,21 @@ class AsyncScan:
         left = options.limit
         if left == 0:
             return
+        async with contextlib.aclosing(self._of_all_buckets()) as batches:
+            async for batch in batches:
+                if left is not None and batch.num_rows >= left:
+                    yield batch.slice(0, left)
+                    return
+                if left is not None:
+                    left -= batch.num_rows
+                yield batch
+
+    async def _of_all_buckets(self) -> AsyncGenerator[pa.RecordBatch]:
+        """The rows of all buckets as of one moment; the limit holds for each bucket."""
         async with self._held() as held:
             merged = self._merged(self._buckets(held.pin_id, held.places), held.keep_alive_seconds)
             async with contextlib.aclosing(merged) as batches:
                 async for batch in batches:
-                    if left is not None and batch.num_rows >= left:
-                        yield batch.slice(0, left)
-                        return
-                    if left is not None:
-                        left -= batch.num_rows
                     yield batch
 
     async def _collected(self) -> list[pa.RecordBatch]:

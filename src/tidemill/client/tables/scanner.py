@@ -18,16 +18,25 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidemill.client.cluster import Cluster
+from tidemill.client.process_bound import Unpicklable
 from tidemill.client.tables.requests import checked, is_worth_another_try
 from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, TableCode, TableError, TidemillError
 
-__all__ = ("DEFAULT_FETCH_BYTES", "BucketScan", "KvBatchScanner", "ScannerState", "read_batches")
+__all__ = (
+    "DEFAULT_FETCH_BYTES",
+    "DEFAULT_TIMEOUT_MS",
+    "BucketScan",
+    "KvBatchScanner",
+    "ScannerState",
+    "read_batches",
+)
 
 #: ``scanner_kv_fetch_max_bytes``: the largest batch that is asked for, unless the caller says otherwise.
 DEFAULT_FETCH_BYTES: Final = 4 * 1024 * 1024
 _FIRST_PAUSE_MS: Final = 25
 _LONGEST_PAUSE_MS: Final = 1_000
-_DEFAULT_TIMEOUT_MS: Final = 120_000
+#: How long a scanner tries what passes by itself.
+DEFAULT_TIMEOUT_MS: Final = 120_000
 #: How long closing waits for the answer to an open that is under way.
 _OPEN_ANSWER_SECONDS: Final = 5.0
 #: How long closing waits for the server; it closes by itself what nobody asks for.
@@ -60,8 +69,8 @@ class BucketScan:
     end_key: bytes | None = None
 
 
-class KvBatchScanner:
-    """See the module. Use it in ``async with``: leaving it closes the cursor."""
+class KvBatchScanner(Unpicklable):
+    """A cursor over the rows of one bucket. Use it in ``async with``: leaving it closes the cursor."""
 
     def __init__(
         self,
@@ -69,7 +78,7 @@ class KvBatchScanner:
         scan: BucketScan,
         *,
         fetch_max_bytes: int = DEFAULT_FETCH_BYTES,
-        timeout_ms: int = _DEFAULT_TIMEOUT_MS,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> None:
         self._cluster = cluster
         self._scan = scan
@@ -92,6 +101,15 @@ class KvBatchScanner:
     def place(self) -> tuple[str, int]:
         """Topic and number of the bucket."""
         return self._scan.topic, self._scan.bucket
+
+    def __repr__(self) -> str:
+        return f"<scanner of bucket {self._scan.bucket} of {self._scan.topic}: {self.state.value}>"
+
+    def _instead_of_a_pickle(self) -> str:
+        return (
+            f"Open another there, with tidemill.connect({self._cluster.servers!r}) and bucket_scanner(); "
+            "start_key=scanner.next_key goes on from here"
+        )
 
     async def __aenter__(self) -> KvBatchScanner:
         return self

@@ -8,19 +8,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
 from tidemill.client.admin import LATEST, list_offsets
 from tidemill.client.cluster import Cluster
+from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.properties import pairs
-from tidemill.client.tables.arguments import bound, is_single_key, narrowed, prefix_values, to_predicate
+from tidemill.client.tables.arguments import (
+    Key,
+    Keys,
+    Row,
+    bound,
+    is_single_key,
+    narrowed,
+    prefix_values,
+    to_predicate,
+)
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.lookup import LookUp
 from tidemill.client.tables.requests import ask_controller, checked, definition_from
 from tidemill.client.tables.scan import AsyncScan, ScanOptions
-from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
+from tidemill.client.tables.scanner import (
+    DEFAULT_FETCH_BYTES,
+    DEFAULT_TIMEOUT_MS,
+    BucketScan,
+    KvBatchScanner,
+)
 from tidemill.client.tables.values import BucketStats, Lease, PinnedTable, Snapshot, Written, lease_from
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.records import columns_compute as pc
@@ -41,7 +56,7 @@ _LEASE_MS = 600_000
 _ENDS = 2
 
 
-class AsyncTable:
+class AsyncTable(Unpicklable):
     """A table of a cluster; from ``AsyncTidemill.table`` or ``create_table``.
 
     The definition is the one of the moment when the object was made; ``refresh`` gets the present one.
@@ -86,7 +101,16 @@ class AsyncTable:
     def __repr__(self) -> str:
         columns = ", ".join(f"{field.name} {describe_type(field.type)}" for field in self.schema)
         key = f", primary key ({', '.join(self.primary_key)})" if self.primary_key else ""
-        return f"<table {self.name}: {columns}{key}, {self.buckets} buckets>"
+        column = self.definition.partition_column
+        partitioned = f", partitioned by {column}" if column is not None else ""
+        buckets = f"{self.buckets} bucket{'s' if self.buckets > 1 else ''}"
+        return f"<table {self.name}: {columns}{key}{partitioned}, {buckets}>"
+
+    def _instead_of_a_pickle(self) -> str:
+        return (
+            f"Open it where it is used: {opening_of_table(self.cluster.servers, self.name)}; in Spark, use "
+            f'spark.read.format("tidemill").option("servers", "{self.cluster.servers}").load("{self.name}")'
+        )
 
     def _repr_html_(self) -> str:
         from tidemill.client.tables.notebook import describe_html
@@ -180,13 +204,25 @@ class AsyncTable:
 
     # --- looking up
 
+    @overload
     async def lookup(
-        self, keys: Any, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
-    ) -> Any:
-        """The rows with these keys, as an Arrow table in the order of the keys; keys without a row are left
-        out.
+        self, keys: Key, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
+    ) -> Row | None: ...
 
-        A single key (a dict, a tuple, or a value) gives its row as a dict, or None.
+    @overload
+    async def lookup(
+        self, keys: Keys, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
+    ) -> pa.Table: ...
+
+    async def lookup(
+        self, keys: Key | Keys, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
+    ) -> Any:
+        """The row of one key as a dict, or None; the rows of several keys as an Arrow table.
+
+        One key is a value, or a tuple or a dict of all key columns. Several are a list of such keys, or
+        Arrow, pandas or polars with the key columns: their rows come in the order of the keys, and keys
+        without a row are left out. ``wait_for_own_writes=False`` does not wait for rows that this object
+        wrote behind somebody's open transaction.
         """
         self._need_key()
         single = is_single_key(keys)
@@ -263,9 +299,37 @@ class AsyncTable:
             ),
         )
 
-    def bucket_scanner(self, bucket: int, *, partition: str | None = None, **options: Any) -> KvBatchScanner:
-        """A scanner of one bucket of the table, for those who read it bucket by bucket. See
-        ``KvBatchScanner``.
+    async def count(self, where: Any = None) -> int:
+        """How many rows there are, or pass ``where``: exactly, as of one moment.
+
+        All rows are read on the server, so that it takes as long as a scan of one column.
+        """
+        return await self.scan(where=where).count()
+
+    async def head(self, n: int = 10, *, columns: Sequence[str] | None = None, where: Any = None) -> pa.Table:
+        """The first ``n`` rows in the order of their keys, as an Arrow table."""
+        return await self.scan(columns, where).head(n)
+
+    def bucket_scanner(
+        self,
+        bucket: int,
+        *,
+        partition: str | None = None,
+        columns: Sequence[str] | None = None,
+        predicate: bytes | None = None,
+        start_key: bytes | None = None,
+        end_key: bytes | None = None,
+        limit: int = 0,
+        pin_id: str | None = None,
+        lease_id: str | None = None,
+        fetch_max_bytes: int = DEFAULT_FETCH_BYTES,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    ) -> KvBatchScanner:
+        """A scanner of one bucket of the table, for those who read it bucket by bucket.
+
+        ``partition`` is the value of a partitioned table's partition. ``start_key`` (as ``next_key`` of
+        another scanner gives it) and ``end_key`` are state keys, ``predicate`` is an encoded one; a ``limit``
+        of 0 is none. ``pin_id`` or ``lease_id`` name the state to read, which is the present one otherwise.
         """
         self._need_key()
         if not 0 <= bucket < self.buckets:
@@ -278,9 +342,20 @@ class AsyncTable:
             raise TableError(
                 TableCode.partition_not_found, f"table {self.name!r} has no partition {partition!r}"
             )
-        limits = {name: options.pop(name) for name in ("fetch_max_bytes", "timeout_ms") if name in options}
-        scan = BucketScan(self.definition.table_id, places[0].id, places[0].topic, bucket, **options)
-        return KvBatchScanner(self.cluster, scan, **limits)
+        scan = BucketScan(
+            table_id=self.definition.table_id,
+            partition_id=places[0].id,
+            topic=places[0].topic,
+            bucket=bucket,
+            pin_id=pin_id,
+            lease_id=lease_id,
+            limit=limit,
+            columns=self._columns(columns),
+            predicate=predicate,
+            start_key=start_key,
+            end_key=end_key,
+        )
+        return KvBatchScanner(self.cluster, scan, fetch_max_bytes=fetch_max_bytes, timeout_ms=timeout_ms)
 
     def follow(
         self,
@@ -288,7 +363,7 @@ class AsyncTable:
         snapshot: bool = True,
         from_offsets: Mapping[tuple[str, int], int] | None = None,
         until_now: bool = False,
-        lease: Lease | AsyncLease | None = None,
+        lease: Lease | AsyncLease | str | None = None,
     ) -> AsyncFollow:
         """The rows of the table, and then every change after them, once and in order.
 
