@@ -17,19 +17,31 @@ if TYPE_CHECKING:
     from tidemill.client.connecting import connect_async as connect_async
     from tidemill.client.embedded import EmbeddedNode as EmbeddedNode
     from tidemill.client.embedded import open_node as open  # noqa: A004 - used as tidemill.open
-    from tidemill.client.sync import Table as Table
     from tidemill.client.sync import Tidemill as Tidemill
     from tidemill.client.sync import connect as connect
+    from tidemill.client.sync_table import Follow as Follow
+    from tidemill.client.sync_table import Scan as Scan
+    from tidemill.client.sync_table import Table as Table
+    from tidemill.client.sync_table import TableLease as TableLease
+    from tidemill.client.tables.table import AsyncTable as AsyncTable
+    from tidemill.errors import ConnectionClosed as ConnectionClosed
+    from tidemill.errors import NodeUnavailable as NodeUnavailable
     from tidemill.errors import TableCode as TableCode
     from tidemill.errors import TableError as TableError
     from tidemill.errors import TidemillError as TidemillError
 
 __all__ = (
+    "AsyncTable",
     "AsyncTidemill",
+    "ConnectionClosed",
     "EmbeddedNode",
+    "Follow",
+    "NodeUnavailable",
+    "Scan",
     "Table",
     "TableCode",
     "TableError",
+    "TableLease",
     "Tidemill",
     "TidemillError",
     "__version__",
@@ -40,13 +52,22 @@ __all__ = (
 
 __version__ = "0.1.0"
 
+#: Parts of the package that users import, and find among its names once they have.
+_SUBPACKAGES = ("errors", "spark", "testing")
+
 #: Public name → (module, name there).
 _LAZY = {
+    "AsyncTable": ("tidemill.client.tables.table", "AsyncTable"),
     "AsyncTidemill": ("tidemill.client.connecting", "AsyncTidemill"),
+    "ConnectionClosed": ("tidemill.errors", "ConnectionClosed"),
     "EmbeddedNode": ("tidemill.client.embedded", "EmbeddedNode"),
-    "Table": ("tidemill.client.sync", "Table"),
+    "Follow": ("tidemill.client.sync_table", "Follow"),
+    "NodeUnavailable": ("tidemill.errors", "NodeUnavailable"),
+    "Scan": ("tidemill.client.sync_table", "Scan"),
+    "Table": ("tidemill.client.sync_table", "Table"),
     "TableCode": ("tidemill.errors", "TableCode"),
     "TableError": ("tidemill.errors", "TableError"),
+    "TableLease": ("tidemill.client.sync_table", "TableLease"),
     "Tidemill": ("tidemill.client.sync", "Tidemill"),
     "TidemillError": ("tidemill.errors", "TidemillError"),
     "connect": ("tidemill.client.sync", "connect"),
@@ -63,3 +84,9 @@ def __getattr__(name: str) -> Any:
         module, attribute = _LAZY[name]
         return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'tidemill' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # What completion offers: the public names, loaded or not, and what every module has.
+    present = (name for name in globals() if name.startswith("__") or name in _SUBPACKAGES)
+    return sorted({*__all__, *present})
