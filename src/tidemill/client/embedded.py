@@ -1,9 +1,17 @@
-"""A node inside this process, on a thread of its own: ``tidemill.open``."""
+"""A node inside this process, on a thread of its own: ``tidemill.open``.
+
+A node that nobody closes is stopped in an orderly way when the program ends, and an ephemeral one takes its
+directory along. That must happen while Python still lets threads be started, which the node does until its
+end: before ``concurrent.futures`` ends its workers, and so before ``atexit``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures.thread  # noqa: F401 - has its own end noted before the nodes', which go first
 import contextlib
+import logging
 import shutil
 import tempfile
 import threading
@@ -22,9 +30,12 @@ from tidemill.server.running import run_until
 
 __all__ = ("EmbeddedNode", "open_node")
 
+_log = logging.getLogger(__name__)
+
 
 class EmbeddedNode(Tidemill):
-    """A running node, and a connection to it. Use it in a ``with`` statement, or call ``close`` yourself.
+    """A running node, and a connection to it. Use it in a ``with`` statement, or call ``close`` yourself;
+    otherwise it is closed when the program ends.
 
     >>> import tidemill
     >>> with tidemill.open() as node:
@@ -42,6 +53,7 @@ class EmbeddedNode(Tidemill):
         self._failure: BaseException | None = None
         self._node = Node(settings)
         self._node_thread = threading.Thread(target=self._run_node, name="tidemill-node", daemon=True)
+        _open_nodes.add(self)
         self._node_thread.start()
         # Without a limit: reading large logs after a crash takes as long as it takes.
         self._started.wait()
@@ -63,7 +75,12 @@ class EmbeddedNode(Tidemill):
         return self._settings.data_dir
 
     def close(self) -> None:
-        """Stop in an orderly way. Closing twice is fine."""
+        """Stop in an orderly way. Closing twice is fine.
+
+        A forked process stops nothing: the node is its parent's.
+        """
+        if not self._process.is_this:
+            return
         try:
             super().close()
         finally:
@@ -73,6 +90,7 @@ class EmbeddedNode(Tidemill):
                     self._loop.call_soon_threadsafe(self._stop.set)
                 self._node_thread.join()
             self._remove_ephemeral()
+            _open_nodes.discard(self)
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -81,13 +99,12 @@ class EmbeddedNode(Tidemill):
         if failure is not None:
             self._node_thread.join()
             self._remove_ephemeral()
+            _open_nodes.discard(self)
             raise failure
 
-    def __enter__(self) -> EmbeddedNode:
-        return self
-
     def __repr__(self) -> str:
-        return f"<tidemill node at {self.bootstrap_servers}, data in {self.data_dir}>"
+        closed = ", closed" if self._closed else ""
+        return f"<tidemill node at {self.bootstrap_servers}, data in {self.data_dir}{closed}>"
 
     def _run_node(self) -> None:
         try:
@@ -109,6 +126,22 @@ class EmbeddedNode(Tidemill):
             self._ephemeral_dir = None
 
 
+#: Those that the end of the program closes.
+_open_nodes: set[EmbeddedNode] = set()
+
+
+def _close_open_nodes() -> None:
+    for node in list(_open_nodes):
+        try:
+            node.close()
+        except Exception:  # noqa: BLE001 - the other nodes are closed all the same
+            _log.exception("%r did not stop in an orderly way when the program ended", node)
+
+
+# Python has no public name for "before the workers end"; without it, this is as early as programs can have.
+getattr(threading, "_register_atexit", atexit.register)(_close_open_nodes)
+
+
 def open_node(
     path: str | Path | None = None,
     *,
@@ -118,9 +151,10 @@ def open_node(
 ) -> EmbeddedNode:
     """Run a node inside this process.
 
-    ``path`` is the data directory; without it the node is ephemeral: its data goes when it is closed. It
-    listens on a free port unless ``listen`` says otherwise; ``http`` (``"127.0.0.1:0"``, say) adds health and
-    metrics. Further keyword arguments are settings, as in ``tidemill settings``.
+    ``path`` is the data directory; without it the node is ephemeral: its data goes when it is closed, or when
+    the program ends. It listens on a free port unless ``listen`` says otherwise; ``http``
+    (``"127.0.0.1:0"``, say) adds health and metrics. Further keyword arguments are settings, as in
+    ``tidemill settings``.
 
     >>> import tidemill
     >>> with tidemill.open(auto_create_topics=False) as node:

@@ -85,6 +85,8 @@ class DataDirectory:
     def release(self) -> None:
         """Let the next process in."""
         if self._lock is not None:
+            # Said in words, too: a child that was forked meanwhile has the lock file open as well.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
 
