@@ -82,7 +82,7 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            self._run_until_closed()
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()
@@ -91,3 +91,14 @@ class LoopThread:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
+
+    def _run_until_closed(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt):
+                # Raised by something that a caller handed over. asyncio lets it end the loop; here its caller
+                # is told, and the calls of others go on.
+                if self._closing:
+                    return

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,3 +99,71 @@ def test_the_package_loads_the_server_only_when_it_is_used() -> None:
     assert tidemill.open is embedded.open_node
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         tidemill.nonsense  # noqa: B018
+
+
+# --- without close
+
+ENDINGS = {
+    "the end of the program": "",
+    "an exception": "raise ValueError('mine')",
+    "sys.exit": "import sys; sys.exit(3)",
+    "sys.exit on the way out of a call": "table.upsert(rows_that_exit())",
+    "a second node": "other = tidemill.open(); other.create_table('a.b', 'id bigint')",
+    "a follow that nobody ends": "changes = iter(table.follow()); next(changes)",
+    "a lease that nobody ends": "lease = table.lease(); lease.__enter__()",
+    "a client of its own": "client = tidemill.connect(db.bootstrap_servers); client.tables()",
+}
+UNCLOSED = """
+import tidemill
+
+def rows_that_exit():
+    yield {{"id": 3}}
+    raise SystemExit(3)
+
+db = tidemill.open({path!r})
+table = db.create_table("shop.orders", "id bigint", primary_key="id")
+table.upsert({{"id": 1}})
+print(table.lookup(1))
+{ending}
+"""
+
+
+def run_unclosed(ending: str, tmp_path: Path, path: Path | None) -> subprocess.CompletedProcess[str]:
+    """Run a program that opens a node and does not close it; temporary files are in ``tmp_path``."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNCLOSED.format(path=path and str(path), ending=ending)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.stdout == "{'id': 1}\n", done.stderr
+    return done
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_ephemeral_node_that_nobody_closes_leaves_nothing_behind(ending: str, tmp_path: Path) -> None:
+    done = run_unclosed(ENDINGS[ending], tmp_path, None)
+    assert list(tmp_path.iterdir()) == []
+    if ending == "an exception":
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == "ValueError: mine"
+    else:
+        assert done.returncode == (3 if "exit" in ending else 0)
+        assert done.stderr == ""
+
+
+def test_a_node_with_a_path_that_nobody_closes_stops_in_an_orderly_way(tmp_path: Path) -> None:
+    done = run_unclosed("", tmp_path, tmp_path / "data")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "data" / "clean-stop").exists()
+    with tidemill.open(tmp_path / "data") as node:
+        assert node.table("shop.orders").lookup(1) == {"id": 1}
+
+
+def test_a_failure_of_the_stop_at_the_end_of_the_program_is_told(tmp_path: Path) -> None:
+    ending = "def fail(): raise OSError('no more disk')\ndb._node.directory.note_clean_stop = fail"
+    done = run_unclosed(ending, tmp_path, tmp_path / "data")
+    assert "did not stop in an orderly way when the program ended" in done.stderr
+    assert "OSError: no more disk" in done.stderr
+    assert not (tmp_path / "data" / "clean-stop").exists()

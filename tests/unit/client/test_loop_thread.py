@@ -33,6 +33,26 @@ def test_results_and_errors_reach_the_caller(loop_thread: LoopThread) -> None:
     loop_thread.close()
 
 
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_an_exit_inside_a_call_reaches_its_caller_and_nobody_else(
+    loop_thread: LoopThread, raised: type[BaseException]
+) -> None:
+    async def leave() -> None:
+        raise raised
+
+    async def wait(for_what: asyncio.Event) -> int:
+        await for_what.wait()
+        return 7
+
+    go_on = asyncio.Event()
+    other = loop_thread.spawn(wait(go_on))
+    with pytest.raises(raised):
+        loop_thread.run(leave())
+    loop_thread._loop.call_soon_threadsafe(go_on.set)
+    assert other.result(SOON) == 7
+    loop_thread.close()
+
+
 def test_nothing_runs_after_the_close_and_closing_twice_is_fine(loop_thread: LoopThread) -> None:
     loop_thread.close()
     loop_thread.close()
