@@ -4,6 +4,7 @@
   stands behind ``print(…)  # `` is what it prints.
 - Console blocks are pasted into a shell, one after the other, against one node.
 - A block marked ``no-run`` is only shown.
+- Nothing is written to standard error: what a reader pastes ends without noise.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ README, TABLES, SPARK = "README.md", "docs/tables.md", "docs/spark.md"
 BLOCK = re.compile(r"^```(python|console)( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 TIMEOUT_SECONDS = 120
+#: What Java says of itself to everybody, and of the options that the tests give it.
+JAVA_SAYS = re.compile(r"^(NOTE: Picked up |WARNING: Using incubator modules: ).*\n", re.MULTILINE)
 
 #: Runs every script that it is given, each as a program of its own in a directory of its own.
 RUN_SCRIPTS = """
@@ -51,7 +54,7 @@ def blocks(document: str, kind: str) -> list[Block]:
 
 
 def run(command: list[str], directory: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
-    """What a program prints; it must end well."""
+    """What a program prints; it must end well, and say nothing else."""
     result = subprocess.run(
         command,
         cwd=directory,
@@ -61,6 +64,8 @@ def run(command: list[str], directory: Path, timeout_seconds: float = TIMEOUT_SE
         timeout=timeout_seconds,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    noise = JAVA_SAYS.sub("", result.stderr)
+    assert not noise, f"it makes noise:\n{noise}"
     return result.stdout
 
 
@@ -88,7 +93,9 @@ def test_tests_of_the_readme_pass(tmp_path: Path) -> None:
     tests = [block.text for block in blocks(README, "python") if block.text.startswith("# test_")]
     for text in tests:
         (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
-    assert f"{len(tests)} passed" in run([sys.executable, "-m", "pytest", "-q"], tmp_path)
+    # Without capturing, or pytest would keep the noise to itself; pytest-asyncio wants its option said.
+    options = ["-q", "-s", "-o", "asyncio_default_fixture_loop_scope=function"]
+    assert f"{len(tests)} passed" in run([sys.executable, "-m", "pytest", *options], tmp_path)
 
 
 @pytest.mark.timeout(300)

@@ -1,7 +1,8 @@
 """The pytest plugin: a real node for a test, in well under a second.
 
     def test_orders(tidemill_node):
-        producer = confluent_kafka.Producer({"bootstrap.servers": tidemill_node.bootstrap_servers})
+        with confluent_kafka.Producer({"bootstrap.servers": tidemill_node.bootstrap_servers}) as producer:
+            producer.produce("orders", b"3 apples")
 
 The fixtures are there as soon as tidemill is installed.
 """
