@@ -10,7 +10,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.connection import DEFAULT_TIMEOUT_MS
 from tidemill.client.process_bound import Unpicklable
 from tidemill.client.properties import pairs
-from tidemill.errors import TidemillError
+from tidemill.errors import ConfigError, TidemillError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +55,11 @@ async def connect_async(
     The same names as ``tidemill.connect``, with await. Close it, or use it in ``async with await
     connect_async(…)``. Raises ``NodeUnavailable`` if no address answers.
     """
+    if not isinstance(bootstrap_servers, str):
+        raise ConfigError(
+            f"the servers are text like '127.0.0.1:9092', several separated by commas, not a "
+            f"{type(bootstrap_servers).__name__}"
+        )
     cluster = Cluster(bootstrap_servers, client_id=client_id, timeout_ms=timeout_ms)
     await cluster.connect()
     return AsyncTidemill(cluster, bootstrap_servers)

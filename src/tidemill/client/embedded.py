@@ -11,11 +11,13 @@ import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - has its own end noted before the nodes', which go first
 import contextlib
+import difflib
 import logging
 import shutil
 import tempfile
 import threading
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ from tidemill.server.running import run_until
 __all__ = ("EmbeddedNode", "open_node")
 
 _log = logging.getLogger(__name__)
+#: Names under which settings and the command line have the path, and how ``open_node`` takes it.
+_PATH_NAMES = ("data", "data_dir")
+_PATH_HINT = "the data directory is the first argument, path"
 
 
 class EmbeddedNode(Tidemill):
@@ -161,6 +166,7 @@ def open_node(
     ...     ":" in node.bootstrap_servers
     True
     """
+    _check_names(settings)
     chosen = Settings(
         data_dir=Path(path or ""),
         listen=_address("listen", listen),
@@ -172,6 +178,18 @@ def open_node(
     # Made last, so that settings that are refused leave nothing behind.
     ephemeral_dir = Path(tempfile.mkdtemp(prefix="tidemill-"))
     return EmbeddedNode(replace(chosen, data_dir=ephemeral_dir), ephemeral_dir)
+
+
+def _check_names(settings: Mapping[str, object]) -> None:
+    known = {field.name for field in fields(Settings)}.difference(_PATH_NAMES)
+    for name in settings.keys() - known:
+        if name in _PATH_NAMES:
+            hint = _PATH_HINT
+        elif close := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
+            hint = f"did you mean {close[0]}?"
+        else:
+            hint = "'tidemill settings' lists those that there are"
+        raise ConfigError(f"tidemill.open has no setting {name!r}: {hint}")
 
 
 def _address(setting: str, text: str) -> Address:

@@ -66,6 +66,20 @@ def test_settings_that_are_refused_leave_no_directory_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("data", "the data directory is the first argument, path"),
+        ("data_dir", "the data directory is the first argument, path"),
+        ("default_partition", r"did you mean default_partitions\?"),
+        ("zzz", "'tidemill settings' lists those that there are"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_named(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"tidemill.open has no setting '{name}': {hint}"):
+        tidemill.open(**{name: 1})
+
+
 def test_a_start_that_fails_removes_the_ephemeral_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

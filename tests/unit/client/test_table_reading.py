@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import tidemill
 from tidemill.client.embedded import EmbeddedNode
 from tidemill.client.sync import Table
-from tidemill.errors import TableCode
+from tidemill.errors import ConfigError, TableCode
 
 COLUMNS = "id bigint, region string, amount double"
 ROWS = [{"id": n, "region": ("us", "eu")[n % 2], "amount": n / 2} for n in range(100)]
@@ -115,7 +115,7 @@ def test_head_of_nothing_has_the_columns(db: EmbeddedNode, orders: Table) -> Non
     assert orders.head(0).num_rows == 0
     empty = db.create_table("shop.none", COLUMNS, primary_key="id", buckets=3)
     assert empty.head().schema == empty.schema
-    with pytest.raises(tidemill.TableError, match="there are no first -1 rows"):
+    with pytest.raises(tidemill.TableError, match="n is a whole number of at least 0, not -1"):
         orders.head(-1)
 
 
@@ -157,6 +157,75 @@ async def test_the_async_table_counts_and_gives_its_first_rows(db: EmbeddedNode,
         assert isinstance(found, pa.Table)
         assert found.to_pylist() == [{"id": 0}, {"id": 1}]
         assert (await table.scan(where="id > 5").head(1)).to_pylist() == [ROWS[6]]
+
+
+# --- arguments that cannot be meant
+
+
+WRONG: dict[str, tuple[Callable[[Table], object], TableCode, str]] = {
+    "limit text": (
+        lambda table: table.scan(limit="3"),  # type: ignore[arg-type]
+        TableCode.invalid_scan_request,
+        "limit is a whole number of at least 0, not '3'",
+    ),
+    "limit negative": (
+        lambda table: table.scan(limit=-1),
+        TableCode.invalid_scan_request,
+        "limit is a whole number of at least 0, not -1",
+    ),
+    "limit of a prefix": (
+        lambda table: table.lookup_prefix(1, limit=1.5),  # type: ignore[arg-type]
+        TableCode.invalid_scan_request,
+        "limit is a whole number of at least 0, not 1.5",
+    ),
+    "head of text": (
+        lambda table: table.head("3"),  # type: ignore[arg-type]
+        TableCode.invalid_scan_request,
+        "n is a whole number of at least 0, not '3'",
+    ),
+    "parallel": (
+        lambda table: table.scan(parallel=0),
+        TableCode.invalid_scan_request,
+        "parallel is a whole number of at least 1, not 0",
+    ),
+    "bucket": (
+        lambda table: table.bucket_scanner("1"),  # type: ignore[arg-type]
+        TableCode.bucket_not_found,
+        "bucket is a whole number of at least 0, not '1'",
+    ),
+    "key range": (
+        lambda table: table.scan(key_range=5),  # type: ignore[arg-type]
+        TableCode.key_refused,
+        "a range of keys is a pair: from a key, up to but without another, None is open; it cannot be 5",
+    ),
+    "offsets": (
+        lambda table: table.follow(from_offsets={"shop.orders": 0}),  # type: ignore[dict-item]
+        TableCode.bucket_not_found,
+        "offsets are by (topic, bucket), as log_offsets of a scan or a lease has them, not by 'shop.orders'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_argument_that_cannot_be_meant_is_refused_with_what_can(orders: Table, what: str) -> None:
+    call, code, message = WRONG[what]
+    with pytest.raises(tidemill.TableError) as caught:
+        call(orders)
+    assert caught.value.table_code == code
+    assert caught.value.message == message
+
+
+def test_a_table_has_a_whole_number_of_buckets(db: EmbeddedNode) -> None:
+    for buckets in ("2", 0, 1.5):
+        with pytest.raises(
+            tidemill.TableError, match=f"buckets is a whole number of at least 1, not {buckets!r}"
+        ):
+            db.create_table("shop.wrong", "id bigint", primary_key="id", buckets=buckets)  # type: ignore[arg-type]
+
+
+def test_servers_that_are_no_text_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the servers are text like '127.0.0.1:9092'.*, not a int"):
+        tidemill.connect(9092)  # type: ignore[arg-type]
 
 
 # --- how they look

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
@@ -14,7 +15,21 @@ from tidemill.tables.definition import TableDefinition
 if TYPE_CHECKING:
     from tidemill.tables.predicate import Predicate
 
-__all__ = ("Key", "Keys", "Row", "bound", "is_single_key", "narrowed", "prefix_values", "to_predicate")
+__all__ = (
+    "Key",
+    "Keys",
+    "Row",
+    "both_ends",
+    "bound",
+    "check_places",
+    "is_single_key",
+    "narrowed",
+    "prefix_values",
+    "to_predicate",
+    "whole_number",
+)
+
+_PAIR = 2
 
 
 class _ArrowStream(Protocol):
@@ -44,6 +59,17 @@ def is_single_key(keys: Any) -> bool:
     )
 
 
+def whole_number(name: str, value: Any, least: int, code: TableCode = TableCode.invalid_scan_request) -> int:
+    """``value`` as an int of at least ``least``. Raises ``TableError`` for anything else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise TableError(code, f"{name} is a whole number of at least {least}, not {value!r}")
+    return number
+
+
 def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
     """The values of the first key columns: a tuple, a dict, or the first one's value alone."""
     if isinstance(prefix, Mapping):
@@ -56,6 +82,28 @@ def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
             )
         return [prefix[name] for name in names]
     return list(prefix) if isinstance(prefix, tuple | list) else [prefix]
+
+
+def both_ends(key_range: Any) -> tuple[Any, Any]:
+    """The two keys of a range."""
+    if isinstance(key_range, tuple | list) and len(key_range) == _PAIR:
+        return key_range[0], key_range[1]
+    raise TableError(
+        TableCode.key_refused,
+        "a range of keys is a pair: from a key, up to but without another, None is open; it cannot be "
+        f"{key_range!r}",
+    )
+
+
+def check_places(places: Iterable[Any]) -> None:
+    """Refuse what does not name buckets by topic and number."""
+    for place in places:
+        if not isinstance(place, tuple) or len(place) != _PAIR:
+            raise TableError(
+                TableCode.bucket_not_found,
+                "offsets are by (topic, bucket), as log_offsets of a scan or a lease has them, not by "
+                f"{place!r}",
+            )
 
 
 def bound(definition: TableDefinition, key: Any) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidemill.client.tables.arguments import prefix_values
+from tidemill.client.tables.arguments import prefix_values, whole_number
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.definition import pack_schema
 from tidemill.tables.keys import KeyCodec, check_key_columns, default_key_format
@@ -40,8 +40,8 @@ def creation_body(
     schema = pa.schema(
         [field.with_nullable(field.nullable and field.name not in required) for field in schema]
     )
-    if buckets is not None and buckets < 1:
-        raise TableError(TableCode.invalid_schema, f"a table has at least one bucket, not {buckets}")
+    if buckets is not None:
+        buckets = whole_number("buckets", buckets, 1, TableCode.invalid_schema)
     encoded: list[bytes] = []
     if boundaries:
         columns = normalise_schema(schema)

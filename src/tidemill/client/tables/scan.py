@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from tidemill.client.process_bound import Unpicklable, opening_of_table
+from tidemill.client.tables.arguments import whole_number
 from tidemill.client.tables.scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
 from tidemill.errors import TableCode, TableError, TidemillError
 from tidemill.records import columns_compute as pc
@@ -124,8 +125,7 @@ class AsyncScan(Unpicklable):
 
     async def head(self, n: int = _HEAD_ROWS) -> pa.Table:
         """The first ``n`` rows in the order of their keys, as one Arrow table."""
-        if n < 0:
-            raise TableError(TableCode.invalid_scan_request, f"there are no first {n} rows; n is at least 0")
+        n = whole_number("n", n, 0)
         limit = n if self._options.limit is None else min(n, self._options.limit)
         columns = dict.fromkeys((*self.schema.names, *self._table.primary_key))
         scan = AsyncScan(self._table, replace(self._options, columns=tuple(columns), limit=limit))

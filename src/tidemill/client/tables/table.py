@@ -20,11 +20,14 @@ from tidemill.client.tables.arguments import (
     Key,
     Keys,
     Row,
+    both_ends,
     bound,
+    check_places,
     is_single_key,
     narrowed,
     prefix_values,
     to_predicate,
+    whole_number,
 )
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.lookup import LookUp
@@ -52,8 +55,6 @@ __all__ = ("AsyncTable",)
 _T = TypeVar("_T")
 Progress = Callable[[int], None]
 _LEASE_MS = 600_000
-#: Of a range of keys.
-_ENDS = 2
 
 
 class AsyncTable(Unpicklable):
@@ -248,6 +249,7 @@ class AsyncTable(Unpicklable):
         values = prefix_values(prefix, self.primary_key)
         start, end = self.definition.keys.prefix_bounds(values)
         chosen = self._scanned_columns(columns)
+        limit = limit if limit is None else whole_number("limit", limit, 0)
         options = ScanOptions(columns=chosen, start_key=start, end_key=end, limit=limit)
         return await AsyncScan(self, options).to_arrow()
 
@@ -270,12 +272,9 @@ class AsyncTable(Unpicklable):
         or the first columns of one, up to but without another; None is open) are worked out on the server.
         """
         self._need_key()
-        if parallel < 1 or fetch_max_bytes < 1:
-            raise TableError(
-                TableCode.invalid_scan_request,
-                f"a scan reads at least one bucket and one byte at a time, not {parallel} and "
-                f"{fetch_max_bytes}",
-            )
+        parallel = whole_number("parallel", parallel, 1)
+        fetch_max_bytes = whole_number("fetch_max_bytes", fetch_max_bytes, 1)
+        limit = limit if limit is None else whole_number("limit", limit, 0)
         start, end = self._bounds(key_range)
         encoded = None
         if where is not None:
@@ -332,7 +331,7 @@ class AsyncTable(Unpicklable):
         of 0 is none. ``pin_id`` or ``lease_id`` name the state to read, which is the present one otherwise.
         """
         self._need_key()
-        if not 0 <= bucket < self.buckets:
+        if whole_number("bucket", bucket, 0, TableCode.bucket_not_found) >= self.buckets:
             raise TableError(
                 TableCode.bucket_not_found,
                 f"table {self.name!r} has buckets 0 to {self.buckets - 1}, not {bucket}",
@@ -373,6 +372,7 @@ class AsyncTable(Unpicklable):
         """
         from tidemill.client.tables.follow import AsyncFollow
 
+        check_places(from_offsets or ())
         if not self.definition.has_primary_key or from_offsets is not None:
             snapshot = False
         scan = self.scan(lease=lease) if snapshot else None
@@ -595,11 +595,7 @@ class AsyncTable(Unpicklable):
     def _bounds(self, key_range: tuple[Any, Any] | None) -> tuple[bytes | None, bytes | None]:
         if key_range is None:
             return None, None
-        if len(key_range) != _ENDS:
-            raise TableError(
-                TableCode.key_refused, f"a range of keys has two ends, not {len(key_range)}; None is open"
-            )
-        low, high = key_range
+        low, high = both_ends(key_range)
         return bound(self.definition, low), bound(self.definition, high)
 
     def _value(self, partition_id: int) -> str | None:
