@@ -13,8 +13,6 @@ import concurrent.futures.thread  # noqa: F401 - has its own end noted before th
 import contextlib
 import difflib
 import logging
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -23,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from tidemill.client.ephemeral import EphemeralDirectory
 from tidemill.client.sync import Tidemill
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address, parse_address
@@ -48,10 +47,10 @@ class EmbeddedNode(Tidemill):
     True
     """
 
-    def __init__(self, settings: Settings, ephemeral_dir: Path | None) -> None:
+    def __init__(self, settings: Settings, ephemeral: EphemeralDirectory | None) -> None:
         super().__init__("")
         self._settings = settings
-        self._ephemeral_dir = ephemeral_dir
+        self._ephemeral = ephemeral
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._started = threading.Event()
@@ -126,9 +125,8 @@ class EmbeddedNode(Tidemill):
         await run_until(self._node, self._stop, self._started.set)
 
     def _remove_ephemeral(self) -> None:
-        if self._ephemeral_dir is not None:
-            shutil.rmtree(self._ephemeral_dir, ignore_errors=True)
-            self._ephemeral_dir = None
+        if self._ephemeral is not None:
+            self._ephemeral.remove()
 
 
 #: Those that the end of the program closes.
@@ -176,8 +174,8 @@ def open_node(
     if path is not None:
         return EmbeddedNode(chosen, None)
     # Made last, so that settings that are refused leave nothing behind.
-    ephemeral_dir = Path(tempfile.mkdtemp(prefix="tidemill-"))
-    return EmbeddedNode(replace(chosen, data_dir=ephemeral_dir), ephemeral_dir)
+    ephemeral = EphemeralDirectory()
+    return EmbeddedNode(replace(chosen, data_dir=ephemeral.data_dir), ephemeral)
 
 
 def _check_names(settings: Mapping[str, object]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_an_error_of_the_start_is_raised_in_the_caller(tmp_path: Path) -> None:
 def test_settings_that_are_refused_leave_no_directory_behind(
     bad: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ConfigError, match=f"setting {next(iter(bad))} "):
         tidemill.open(**bad)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
@@ -83,7 +84,7 @@ def test_a_setting_that_does_not_exist_is_named(name: str, hint: str) -> None:
 def test_a_start_that_fails_removes_the_ephemeral_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with tidemill.open() as first, pytest.raises(ConfigError):
         tidemill.open(listen=first.bootstrap_servers)
     assert list(tmp_path.iterdir()) == []
@@ -181,3 +182,25 @@ def test_a_failure_of_the_stop_at_the_end_of_the_program_is_told(tmp_path: Path)
     assert "did not stop in an orderly way when the program ended" in done.stderr
     assert "OSError: no more disk" in done.stderr
     assert not (tmp_path / "data" / "clean-stop").exists()
+
+
+def test_what_a_killed_program_left_behind_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("tidemill-mine", "tidemill-file"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tidemill-mine" / "lock").touch()
+    (tmp_path / "tidemill-link").symlink_to(tmp_path / "tidemill-mine")
+    kept = set(tmp_path.iterdir())
+    run_unclosed("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path, None)
+    (left,) = set(tmp_path.iterdir()) - kept
+    with tidemill.open() as first:
+        assert not left.exists()
+        in_use = set(tmp_path.iterdir()) - kept
+        with tidemill.open() as second:
+            # Those of others that are in use, and what others have called so, are left alone.
+            assert first.data_dir.is_dir()
+            assert second.data_dir.is_dir()
+            assert set(tmp_path.iterdir()) > in_use
+    assert set(tmp_path.iterdir()) == kept
