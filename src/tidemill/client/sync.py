@@ -66,13 +66,10 @@ class Tidemill(Unpicklable):
         self._bootstrap_servers = bootstrap_servers
         self._client_id = client_id
         self._timeout_ms = timeout_ms
-        self._thread: LoopThread | None = None
-        self._connected: AsyncTidemill | None = None
+        self._opened: _Opened | None = None
         self._connecting = threading.Lock()
         self._closed = False
         self._process = OpeningProcess()
-        #: Iterators over batches that have not come to their end.
-        self._iterated: set[AsyncGenerator[Any]] = set()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -94,8 +91,8 @@ class Tidemill(Unpicklable):
         return f"Open one there: tidemill.connect({self.bootstrap_servers!r})"
 
     def ping(self) -> None:
-        """Make sure that the node answers."""
-        self._connection()
+        """Make sure that the node answers. Raises ``NodeUnavailable`` if it does not."""
+        self._run(lambda db: db.cluster.connect())
 
     def close(self) -> None:
         """Close every connection. Closing twice is fine. Iterators that are still open end with it.
@@ -106,17 +103,9 @@ class Tidemill(Unpicklable):
             return
         with self._connecting:
             self._closed = True
-            thread, self._thread = self._thread, None
-            connected, self._connected = self._connected, None
-            iterated, self._iterated = self._iterated, set()
-        if thread is not None:
-            for batches in iterated:
-                # One that another thread is waiting for ends with the connection.
-                with contextlib.suppress(TidemillError):
-                    thread.run(_closing(batches))
-            if connected is not None:
-                thread.run(connected.close())
-            thread.close()
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
 
     # --- databases
 
@@ -236,32 +225,36 @@ class Tidemill(Unpicklable):
         with self._connecting:
             if self._closed:
                 raise ConnectionClosed(CLOSED)
-            if self._connected is None:
-                if self._thread is None:
-                    self._thread = LoopThread("tidemill-client", self.bootstrap_servers)
-                    # A connection that is dropped without ``close``, or is open when the program ends.
-                    weakref.finalize(self, self._thread.close)
-                self._connected = self._thread.run(
+            if self._opened is None:
+                self._opened = _Opened(LoopThread("tidemill-client", self.bootstrap_servers))
+                # A connection that is dropped without ``close``, or is open when the program ends.
+                weakref.finalize(self, self._opened.close)
+            opened = self._opened
+            if opened.client is None:
+                opened.client = opened.thread.run(
                     connect_async(
                         self.bootstrap_servers, client_id=self._client_id, timeout_ms=self._timeout_ms
                     )
                 )
-            return self._connected
+            return opened.client
 
     def _run(self, call: Callable[[AsyncTidemill], Coroutine[Any, Any, _T]]) -> _T:
         return self.run(call(self._connection()))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine of the async client to its end."""
-        thread = self._thread
-        if thread is None:
+        opened = self._opened
+        if opened is None:
             work.close()
             raise ConnectionClosed(CLOSED)
-        return thread.run(work)
+        return opened.thread.run(work)
 
     def iterate(self, batches: AsyncGenerator[_T]) -> Iterator[_T]:
         """An async iterator as a plain one; dropping it closes the other."""
-        self._iterated.add(batches)
+        opened = self._opened
+        if opened is None:
+            raise ConnectionClosed(CLOSED)
+        opened.iterated.add(batches)
         try:
             while True:
                 try:
@@ -270,9 +263,33 @@ class Tidemill(Unpicklable):
                     return
         finally:
             # After ``close``, and in a forked process, there is nothing left to do.
-            if batches in self._iterated and self._process.is_this:
-                self._iterated.discard(batches)
+            if batches in opened.iterated and self._process.is_this:
+                opened.iterated.discard(batches)
                 self.run(_closing(batches))
+
+
+class _Opened:
+    """What a connection has open: apart from it, so that it can be closed when the connection is dropped."""
+
+    def __init__(self, thread: LoopThread) -> None:
+        self.thread = thread
+        #: None until the first contact.
+        self.client: AsyncTidemill | None = None
+        #: Iterators over batches that have not come to their end.
+        self.iterated: set[AsyncGenerator[Any]] = set()
+
+    def close(self) -> None:
+        """Close iterators, connections and thread. Closing twice is fine, and so is any thread or process."""
+        iterated, self.iterated = self.iterated, set()
+        # Refused in a forked process, and on the thread itself, where the garbage collector may call this;
+        # and an iterator that another thread is waiting for ends with the connection.
+        with contextlib.suppress(TidemillError):
+            for batches in iterated:
+                with contextlib.suppress(TidemillError):
+                    self.thread.run(_closing(batches))
+            if self.client is not None:
+                self.thread.run(self.client.close())
+        self.thread.close()
 
 
 async def _next(batches: AsyncGenerator[_T]) -> _T:

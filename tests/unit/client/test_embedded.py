@@ -127,6 +127,9 @@ ENDINGS = {
     "a follow that nobody ends": "changes = iter(table.follow()); next(changes)",
     "a lease that nobody ends": "lease = table.lease(); lease.__enter__()",
     "a client of its own": "client = tidemill.connect(db.bootstrap_servers); client.tables()",
+    "a follow of a client of its own": (
+        "changes = iter(tidemill.connect(db.bootstrap_servers).table('shop.orders').follow()); next(changes)"
+    ),
 }
 UNCLOSED = """
 import tidemill
