@@ -53,7 +53,9 @@ async def connect_async(
     """Connect to a node, or to a cluster by some of its nodes (``"host:port,host:port"``).
 
     The same names as ``tidemill.connect``, with await. Close it, or use it in ``async with await
-    connect_async(…)``. Raises ``NodeUnavailable`` if no address answers.
+    connect_async(…)``. ``client_id`` is the name that nodes know it by. What may pass by itself, such as a
+    node that is started again, is tried again for ``timeout_ms``. Raises ``NodeUnavailable`` if no address
+    answers.
     """
     if not isinstance(bootstrap_servers, str):
         raise ConfigError(

@@ -35,7 +35,8 @@ def connect(
 ) -> Tidemill:
     """Connect to a node, or to a cluster by some of its nodes (``"host:port,host:port"``).
 
-    Raises ``NodeUnavailable`` if no address answers.
+    ``client_id`` is the name that nodes know it by. What may pass by itself, such as a node that is started
+    again, is tried again for ``timeout_ms``. Raises ``NodeUnavailable`` if no address answers.
 
     >>> import tidemill
     >>> with tidemill.open() as node, tidemill.connect(node.bootstrap_servers) as db:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
 import rlcompleter
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import tidemill
+from tidemill.client import embedded, sync, sync_table
 from tidemill.client.connecting import AsyncTidemill
 from tidemill.client.sync import BucketScanner, Follow, Scan, Table, TableLease, Tidemill
 from tidemill.client.tables.follow import AsyncFollow
@@ -54,6 +57,13 @@ def test_every_name_that_is_shown_is_there_and_documented() -> None:
     for name in tidemill.__all__:
         assert inspect.getdoc(getattr(tidemill, name)), name
     assert "spark" in dir(__import__("tidemill.spark"))
+
+
+@pytest.mark.parametrize("module", [tidemill, sync, sync_table, embedded])
+def test_the_examples_in_docstrings_do_what_they_say(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert tried > 0
+    assert failed == 0
 
 
 def test_completion_offers_the_names() -> None:

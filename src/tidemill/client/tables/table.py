@@ -217,7 +217,7 @@ class AsyncTable(Unpicklable):
 
     async def lookup(
         self, keys: Key | Keys, *, columns: Sequence[str] | None = None, wait_for_own_writes: bool = True
-    ) -> Any:
+    ) -> Row | pa.Table | None:
         """The row of one key as a dict, or None; the rows of several keys as an Arrow table.
 
         One key is a value, or a tuple or a dict of all key columns. Several are a list of such keys, or
