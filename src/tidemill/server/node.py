@@ -31,6 +31,7 @@ from tidemill.server.connection import Connection
 from tidemill.server.data_directory import DataDirectory
 from tidemill.server.dispatch import BrokerDispatcher
 from tidemill.server.frame_buffers import FrameBuffers
+from tidemill.server.listening import bound_server
 from tidemill.server.metrics import Metric, RequestMetrics, compaction_metrics
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
 from tidemill.transactions.coordinator import TransactionCoordinator
@@ -142,12 +143,8 @@ class Node:
         listen = self.settings.listen
         buffers = FrameBuffers()
         try:
-            self._server = await loop.create_server(
-                lambda: Connection(loop, dispatcher, budget, self.settings, buffers),
-                listen.host,
-                listen.port,
-                backlog=_LISTEN_BACKLOG,
-                start_serving=False,
+            self._server = await bound_server(
+                lambda: Connection(loop, dispatcher, budget, self.settings, buffers), listen, _LISTEN_BACKLOG
             )
         except OSError as error:
             raise ConfigError(

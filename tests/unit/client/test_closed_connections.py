@@ -306,8 +306,8 @@ with tidemill.open({path!r}) as node:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        sys.exit(0)  # through the with statement, atexit and all
-    os.waitpid(child, 0)
+        sys.exit(7)  # through the with statement, atexit and all
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     stays = os.fork()
     if stays == 0:
         os.close(write)
