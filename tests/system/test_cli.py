@@ -242,6 +242,38 @@ def test_port_in_use_is_reported_with_what_to_do(up: UpProcess, tmp_path: Path) 
     assert "--listen" in error
 
 
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_an_address_that_other_machines_can_reach_is_refused_without_the_flag(
+    option: str, tmp_path: Path
+) -> None:
+    where = {"--listen": "127.0.0.1:0", "--http": "127.0.0.1:0", option: "0.0.0.0:0"}
+    arguments = [part for pair in where.items() for part in pair]
+    error = run("up", "--data", str(tmp_path / "d"), *arguments, exit_code=1).stderr.decode()
+    assert f"refused to listen on 0.0.0.0:0 ({option.removeprefix('--')})" in error
+    assert "no TLS, authentication or ACL" in error
+    assert "--allow-unauthenticated" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "d").exists()
+
+
+def test_with_the_flag_a_node_listens_for_other_machines_and_doctor_says_so(
+    start_up: StartUp, tmp_path: Path
+) -> None:
+    up = start_up("--listen", "0.0.0.0:0", "--allow-unauthenticated")
+    assert up.ready["listen"].startswith("0.0.0.0:")
+    log = (tmp_path / "data.stderr").read_text()
+    assert log.count("WARNING") == 1
+    assert "listening on 0.0.0.0:0 (listen) for other machines without authentication" in log
+    reachable = f"127.0.0.1:{up.ready['listen'].rpartition(':')[2]}"
+    http = str(up.ready["http"]).removeprefix("http://")
+    doctor = ("doctor", "--data", up.ready["data"], "--http", http, "--server", reachable)
+    assert "warn  listeners: other machines can connect to node 1 (listen 0.0.0.0:0)" in (
+        run(*doctor).stdout.decode()
+    )
+    refused = run(*doctor, exit_code=1, TIDEMILL_LISTEN="0.0.0.0:1").stdout.decode()
+    assert "fail  settings: 'tidemill up' refuses listen = 0.0.0.0:1" in refused
+
+
 def test_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     error = run("up", "--data", str(tmp_path / "d"), "--set", "default_partition=3", exit_code=1).stderr
     assert b"default_partitions" in error
@@ -559,7 +591,7 @@ def test_doctor_finds_a_healthy_node_healthy(up: UpProcess) -> None:
     verdicts = {finding["check"]: finding["verdict"] for finding in json.loads(done.stdout)}
     assert set(verdicts.values()) == {"ok"}
     assert {"versions", "open files", "data directory", "node", "API versions", "partitions"} <= set(verdicts)
-    assert {"unknown directories", "health", "clock"} <= set(verdicts)
+    assert {"listeners", "unknown directories", "health", "clock"} <= set(verdicts)
 
 
 def test_doctor_reports_a_directory_of_no_topic(up: UpProcess) -> None:

@@ -94,6 +94,8 @@ def _examine(session: Session, flags: dict[str, str | None]) -> Iterator[Finding
         yield Finding("settings", Verdict.FAIL, error.message, "correct the setting")
         return
     yield Finding("settings", Verdict.OK, f"from {file or 'environment and defaults'}")
+    # Without --http, which says where the node serves and not where it is to.
+    yield from _exposure(load_settings({**flags, "http": None}, os.environ, file))
     yield from _data_directory(settings.data_dir)
     try:
         yield from session.run(lambda cluster: _node(cluster, settings))
@@ -134,6 +136,24 @@ def _open_files() -> Finding:
         advice = f"raise it to {_OPEN_FILES_MIN} or more: 'ulimit -n', or LimitNOFILE= of the service"
         return Finding("open files", Verdict.WARN, f"at most {hard} per process", advice)
     return Finding("open files", Verdict.OK, f"up to {hard} per process")
+
+
+def _exposure(settings: Settings) -> Iterator[Finding]:
+    """Whether 'tidemill up' would let other machines connect, where nobody is authenticated."""
+    from tidemill.errors import ConfigError
+    from tidemill.server.exposure import exposed_listeners
+
+    check = "settings"
+    try:
+        exposed = exposed_listeners(settings)
+    except ConfigError as error:
+        yield Finding(check, Verdict.FAIL, error.message, "correct the setting")
+        return
+    if exposed and not settings.allow_unauthenticated:
+        shown = ", ".join(f"{name} = {address}" for name, address in exposed)
+        detail = f"'tidemill up' refuses {shown}: other machines could connect"
+        advice = "listen on 127.0.0.1; or, on a trusted network, set allow_unauthenticated"
+        yield Finding(check, Verdict.FAIL, detail, advice)
 
 
 # --- the data directory
@@ -180,6 +200,7 @@ async def _node(cluster: Cluster, settings: Settings) -> list[Finding]:
     findings = [
         Finding("node", Verdict.OK, f"answers at {connection.address}"),
         _api_versions(connection.served),
+        *(await _listeners(cluster)),
     ]
     topics = await cluster.all_topics()
     partitions = [(topic.name, partition) for topic in topics for partition in topic.partitions]
@@ -211,6 +232,27 @@ def _api_versions(served: dict[int, tuple[int, int]]) -> Finding:
         advice = "use a node and a client of the same release"
         return Finding("API versions", Verdict.WARN, f"it does not serve {', '.join(lacking)}", advice)
     return Finding("API versions", Verdict.OK, f"{len(served)} APIs are served")
+
+
+async def _listeners(cluster: Cluster) -> list[Finding]:
+    """Who can connect to each node as it runs, whatever the settings here say."""
+    from tidemill.client.admin import describe_cluster, describe_node_configs
+    from tidemill.config.loading import load_settings
+    from tidemill.server.exposure import exposed_listeners
+
+    findings = []
+    for node_id in (await describe_cluster(cluster)).nodes:
+        entries = await describe_node_configs(cluster, node_id, ("listen", "http", "allow_unauthenticated"))
+        running = load_settings({entry.name: entry.value for entry in entries}, {})
+        exposed = exposed_listeners(running)
+        if exposed:
+            shown = ", ".join(f"{name} {address}" for name, address in exposed)
+            detail = f"other machines can connect to node {node_id} ({shown}), and nobody is authenticated"
+            advice = "there is no TLS, SASL or ACL yet: keep it on a trusted network"
+            findings.append(Finding("listeners", Verdict.WARN, detail, advice))
+        else:
+            findings.append(Finding("listeners", Verdict.OK, f"node {node_id} listens on loopback only"))
+    return findings
 
 
 def _stopped(names: list[str]) -> Finding:

@@ -65,6 +65,13 @@ def up(
             "--http", metavar="HOST:PORT", help="Health and metrics. Default: 127.0.0.1:9080; '' for none."
         ),
     ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Allow other machines to connect. Nobody is authenticated: for trusted networks only.",
+        ),
+    ] = False,
     config: ConfigOption = None,
     settings: SetOption = None,
     log_level: Annotated[LogLevel, typer.Option("--log-level")] = LogLevel.INFO,
@@ -75,7 +82,13 @@ def up(
     from tidemill.cli.serving import serve
     from tidemill.config.loading import find_config_file, load_settings
 
-    flags = flags_of(settings, data_dir=data, listen=listen, http=http)
+    flags = flags_of(
+        settings,
+        data_dir=data,
+        listen=listen,
+        http=http,
+        allow_unauthenticated="true" if allow_unauthenticated else None,
+    )
     file = find_config_file(config, os.environ, Path.cwd())
     chosen = load_settings(flags, os.environ, file)
     logging.basicConfig(

@@ -29,6 +29,7 @@ __all__ = (
     "delete_topic",
     "describe_cluster",
     "describe_log_directories",
+    "describe_node_configs",
     "describe_topic_configs",
     "list_offsets",
 )
@@ -38,6 +39,7 @@ LATEST: Final = -1
 """``list_offsets`` takes these two in place of a time."""
 
 _TOPIC_RESOURCE: Final = 2
+_NODE_RESOURCE: Final = 4
 _CONFIG_SOURCES: Final = {1: "topic", 2: "node", 3: "cluster", 4: "node", 5: "default", 6: "group"}
 
 
@@ -181,17 +183,38 @@ async def describe_topic_configs(cluster: Cluster, topic: str) -> list[ConfigEnt
     async def attempt() -> list[ConfigEntry]:
         (result,) = (await cluster.to_any("DescribeConfigs", body)).results
         check(result.error_code, result.error_message, f"the configs of topic {topic!r}")
-        return [
-            ConfigEntry(
-                entry.name,
-                entry.value,
-                _CONFIG_SOURCES.get(entry.config_source, str(entry.config_source)),
-                getattr(entry, "documentation", None),
-            )
-            for entry in sorted(result.configs, key=lambda entry: entry.name)
-        ]
+        return _config_entries(result)
 
     return await cluster.retrying(attempt)
+
+
+async def describe_node_configs(cluster: Cluster, node_id: int, names: Iterable[str]) -> list[ConfigEntry]:
+    """The named settings of a running node; those that it does not have are left out."""
+    resource = {
+        "resource_type": _NODE_RESOURCE,
+        "resource_name": str(node_id),
+        "configuration_keys": list(names),
+    }
+
+    async def attempt() -> list[ConfigEntry]:
+        connection = await cluster.connection(node_id)
+        (result,) = (await connection.request("DescribeConfigs", {"resources": [resource]})).results
+        check(result.error_code, result.error_message, f"the settings of node {node_id}")
+        return _config_entries(result)
+
+    return await cluster.retrying(attempt)
+
+
+def _config_entries(result: Any) -> list[ConfigEntry]:
+    return [
+        ConfigEntry(
+            entry.name,
+            entry.value,
+            _CONFIG_SOURCES.get(entry.config_source, str(entry.config_source)),
+            getattr(entry, "documentation", None),
+        )
+        for entry in sorted(result.configs, key=lambda entry: entry.name)
+    ]
 
 
 async def alter_topic_configs(

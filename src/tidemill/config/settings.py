@@ -57,6 +57,14 @@ class Settings:
         Address | None,
         Spec(Kind.ADDRESS, "Where /healthz, /readyz and /metrics are served. Empty: nowhere.", optional=True),
     ] = Address("127.0.0.1", 9080)
+    allow_unauthenticated: Annotated[
+        bool,
+        Spec(
+            Kind.FLAG,
+            "Whether to listen on addresses that other machines can reach. There is no TLS, authentication "
+            "or ACL yet: set it on a trusted network only.",
+        ),
+    ] = False
     node_id: Annotated[
         int,
         _count("The node's number in Kafka's protocol.", 0),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
+from tidemill.server.exposure import check_exposure
 from tidemill.server.node import Node
 
 __all__ = ("run_until",)
@@ -17,6 +18,7 @@ async def run_until(node: Node, stop: asyncio.Event, on_ready: Callable[[], None
     HTTP comes first and goes last, so that health can be asked for while a long recovery runs. If ``stop`` is
     set during the start, what was begun is undone and ``on_ready`` is not called.
     """
+    await check_exposure(node.settings)
     async with AsyncExitStack() as stack:
         if node.settings.http is not None:
             # HTTP costs an import of its own, so it is loaded only when it is wanted.

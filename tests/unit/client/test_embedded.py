@@ -13,6 +13,7 @@ import pytest
 
 import tidemill
 from tidemill.client import embedded
+from tidemill.config.values import Address
 from tidemill.errors import ConfigError, DataDirectoryInUse
 
 
@@ -79,6 +80,19 @@ def test_settings_that_are_refused_leave_no_directory_behind(
 def test_a_setting_that_does_not_exist_is_named(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"tidemill.open has no setting '{name}': {hint}"):
         tidemill.open(**{name: 1})
+
+
+def test_an_address_that_other_machines_can_reach_needs_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match="allow_unauthenticated"):
+        tidemill.open(listen="0.0.0.0:0")
+    assert list(tmp_path.iterdir()) == []
+    with tidemill.open(
+        listen="0.0.0.0:0", advertised_listener=Address("127.0.0.1", 1), allow_unauthenticated=True
+    ) as node:
+        assert node._node.address.host == "0.0.0.0"
 
 
 def test_a_start_that_fails_removes_the_ephemeral_directory(
