@@ -34,10 +34,10 @@ def share_and_take_over(one: ClientProcess, two: ClientProcess, topic: str, **co
     one.call("member_leave", name=topic)
 
 
-def killed_member_is_replaced(one: ClientProcess, two: ClientProcess, topic: str) -> None:
+def killed_member_is_replaced(one: ClientProcess, two: ClientProcess, topic: str, **config: Any) -> None:
     """A member that dies without a word loses its partitions when its session ends."""
     one.call("create_topic", topic=topic, partitions=2)
-    join = {"name": topic, "group": topic, "topic": topic}
+    join = {"name": topic, "group": topic, "topic": topic, **config}
     one.call("member_join", **join)
     one.call("member_wait", name=topic, partitions=2)
     two.call("member_join", **join)

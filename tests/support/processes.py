@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -50,14 +50,14 @@ class ClientFailed(Exception):
 
 
 class _Process:
-    """A Python process whose output arrives line by line and whose errors go to a file."""
+    """A process whose output arrives line by line and whose errors go to a file."""
 
     def __init__(self, command: list[str], error_path: Path) -> None:
         self.error_path = error_path
         self._lines: queue.Queue[str | None] = queue.Queue()
         with error_path.open("ab") as errors:
             self.popen = subprocess.Popen(
-                [sys.executable, *command],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -139,6 +139,11 @@ class NodeProcess:
         return str(self._settings["listen"])
 
     @property
+    def http(self) -> str:
+        """Where health and metrics are served."""
+        return str(self._settings["http"])
+
+    @property
     def address(self) -> tuple[str, int]:
         host, _, port = self.bootstrap_servers.rpartition(":")
         return host, int(port)
@@ -163,7 +168,8 @@ class NodeProcess:
         """Start without waiting for anything."""
         assert self._process is None, "it runs already"
         points = () if self.die_at is None else (self.die_at,)
-        self._process = _Process([str(_RUN_NODE), json.dumps(self._settings), *points], self._error_path)
+        command = [sys.executable, str(_RUN_NODE), json.dumps(self._settings), *points]
+        self._process = _Process(command, self._error_path)
 
     def wait_for_death(self) -> None:
         """Wait until it has killed itself."""
@@ -189,13 +195,13 @@ class NodeProcess:
 
     def readiness(self) -> dict[str, Any]:
         """The answer of ``/readyz``."""
-        with urllib.request.urlopen(f"http://{self._settings['http']}/readyz", timeout=30) as response:
+        with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=30) as response:
             answer: dict[str, Any] = json.load(response)
         return answer
 
     def metric(self, name: str) -> float:
         """One of those of ``/metrics`` that have no labels."""
-        with urllib.request.urlopen(f"http://{self._settings['http']}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=30) as response:
             lines = response.read().decode().splitlines()
         (found,) = (line for line in lines if line.startswith(f"{name} "))
         return float(found.split()[1])
@@ -231,10 +237,14 @@ class NodeProcess:
 
 
 class ClientProcess:
-    """A script that runs named functions: one line of JSON in, one out. See ``system/clients/worker.py``."""
+    """A program that runs named functions: one line of JSON in, one out.
 
-    def __init__(self, script: Path, error_path: Path, *arguments: str) -> None:
-        self._process = _Process([str(script), *arguments], error_path)
+    It is a Python script, see ``system/clients/worker.py``, or the command of a program in another language.
+    """
+
+    def __init__(self, program: Path | Sequence[str], error_path: Path, *arguments: str) -> None:
+        command = [sys.executable, str(program)] if isinstance(program, Path) else program
+        self._process = _Process([*command, *arguments], error_path)
 
     def call(
         self, name: str, /, *, deadline_seconds: float = _CALL_DEADLINE_SECONDS, **arguments: Any

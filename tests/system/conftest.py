@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.java import JavaMissing, java_worker_command
 from support.processes import ClientProcess, NodeProcess
 from support.spark import local_session
 
@@ -49,19 +50,31 @@ def strict_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProces
 
 @pytest.fixture(scope="module")
 def start_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartClient]:
-    """``start_client("confluent", node)`` starts a process of ``clients/confluent_client.py``."""
+    """``start_client("confluent", node)`` starts a process of ``clients/confluent_client.py``.
+
+    A name that begins with "java" starts Java's clients (``java/``); where they cannot be built the test is
+    skipped.
+    """
     started: list[ClientProcess] = []
     directory = tmp_path_factory.mktemp("clients")
 
     def start(name: str, node: NodeProcess) -> ClientProcess:
         error_path = directory / f"{name}-{len(started)}.stderr"
-        client = ClientProcess(_CLIENTS / f"{name}_client.py", error_path, node.bootstrap_servers)
+        program = _java_clients() if name.startswith("java") else _CLIENTS / f"{name}_client.py"
+        client = ClientProcess(program, error_path, node.bootstrap_servers)
         started.append(client)
         return client
 
     yield start
     for client in started:
         client.close()
+
+
+def _java_clients() -> tuple[str, ...]:
+    try:
+        return java_worker_command()
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,13 @@ import pytest
 
 from support.processes import ClientProcess, NodeProcess, wait_until
 
-CLIENTS = {"confluent": "confluent-kafka", "kafka_python": "kafka-python", "aiokafka": "aiokafka"}
+CLIENTS = (
+    "confluent",
+    "kafka_python",
+    "aiokafka",
+    # The first test that needs Java's clients may have to download them.
+    pytest.param("java", marks=pytest.mark.timeout(600)),
+)
 NOTHING_COMMITTED = -1001
 
 Step = Callable[..., Any]
