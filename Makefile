@@ -39,6 +39,8 @@ has_java = "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | \
 	awk -F '"' '/version/ {split($$2, part, "."); found = part[1]} END {exit !(found + 0 >= 17)}'
 no_java := missing: Java 17 or newer, which Spark needs. Install it with: apt-get install openjdk-17-jre-headless; or set JAVA_HOME
 
+no_java_clients := missing: javac or mvn (the tests of Java's Kafka clients are skipped). Install them with: apt-get install default-jdk-headless maven
+
 .PHONY: help setup run test check format bench lock clean
 
 help: ## Show this list
@@ -47,6 +49,7 @@ help: ## Show this list
 setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat and Java where possible
 	@command -v kcat >/dev/null || echo "missing: kcat (the tests that drive it are skipped). Install it with: apt-get install kcat"
 	@$(has_java) || echo "$(no_java)"
+	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@echo "ready: $$($(PY) --version) in $(VENV)"
 
 run: $(VENV)/.installed $(VENV)/.debian ## Run the shop: a node, Kafka producers, a Spark pipeline, and a report
@@ -55,6 +58,7 @@ run: $(VENV)/.installed $(VENV)/.debian ## Run the shop: a node, Kafka producers
 
 test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
 	@command -v kcat >/dev/null || echo "missing: kcat; the tests that drive it are skipped"
+	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed ## Lint, format check, types, layers

@@ -13,7 +13,13 @@ __all__ = ("FEATURES", "PAGE", "features_shown", "page_with_table")
 
 _SYSTEM = Path(__file__).resolve().parent
 PAGE = _SYSTEM.parents[1] / "docs" / "clients.md"
-TEST_FILES = ("test_confluent_kafka.py", "test_kafka_python.py", "test_aiokafka.py", "test_kcat.py")
+TEST_FILES = (
+    "test_java_clients.py",
+    "test_confluent_kafka.py",
+    "test_kafka_python.py",
+    "test_aiokafka.py",
+    "test_kcat.py",
+)
 _BEGIN = "<!-- table: begin -->"
 _END = "<!-- table: end -->"
 
@@ -59,6 +65,11 @@ FEATURES = (
     "admin: describe cluster",
     "admin: elect leaders",
     "admin: describe log directories",
+    "admin: authorized operations",
+    "admin: list transactions, describe producers",
+    "admin: fence producers",
+    "transactions: of the second kind (KIP-890)",
+    "streams: exactly_once_v2",
 )
 
 

@@ -226,6 +226,7 @@ def test_the_cluster_is_described(play: Play, node: NodeProcess) -> None:
     assert play() == {"1": node.bootstrap_servers}
 
 
+@feature("admin: authorized operations")
 def test_authorized_operations_are_shown(play: Play) -> None:
     play()
 
@@ -251,6 +252,7 @@ def served(node: NodeProcess) -> Counter[str]:
     return Counter({api: int(count) for api, count in found})
 
 
+@feature("transactions: of the second kind (KIP-890)")
 def test_transactions_are_of_the_second_kind(client: ClientProcess, node: NodeProcess, topic: str) -> None:
     """In those of KIP-890 a write is enough for a partition to join, and each has an epoch of its own."""
     assert client.call("features_are_described")["transaction.version"] == 2
@@ -278,10 +280,12 @@ def test_transactions_are_of_the_second_kind(client: ClientProcess, node: NodePr
         assert read == ["commit", "commit"]
 
 
+@feature("admin: list transactions, describe producers")
 def test_open_transactions_are_listed_and_producers_described(play: Play) -> None:
     play()
 
 
+@feature("admin: fence producers")
 def test_a_fenced_producer_cannot_commit(play: Play) -> None:
     play(error="ProducerFencedException")
 
@@ -295,6 +299,7 @@ def own_node(tmp_path: Path) -> Iterator[NodeProcess]:
         yield running
 
 
+@feature("streams: exactly_once_v2")
 def test_streams_counts_every_word_exactly_once_across_kills(
     own_node: NodeProcess, start_client: Any, tmp_path: Path
 ) -> None:
@@ -305,7 +310,7 @@ def test_streams_counts_every_word_exactly_once_across_kills(
 
     def start_counting(state: str) -> ClientProcess:
         application: ClientProcess = start_client(CLIENT_SCRIPT, own_node)
-        where = {"source": "lines", "target": "counts", "state_dir": str(tmp_path / state)}
+        where: dict[str, Any] = {"source": "lines", "target": "counts", "state_dir": str(tmp_path / state)}
         application.call("start_word_count", application="word-count", **where)
         return application
 
