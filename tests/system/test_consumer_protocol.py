@@ -1,7 +1,9 @@
 """The new consumer protocol (KIP-848) with real consumers in processes of their own.
 
-Only confluent-kafka (librdkafka) speaks it; aiokafka and kafka-python take part as members of the classic
-protocol in groups that change over. What is done is in ``clients/confluent_consumer_client.py``.
+Here confluent-kafka (librdkafka) speaks it; aiokafka, kafka-python and Java's consumer take part as members
+of the classic protocol in groups that change over. What is done is in
+``clients/confluent_consumer_client.py``.
+Java's consumer speaks both: see ``test_java_clients.py``.
 """
 
 from __future__ import annotations
@@ -198,8 +200,9 @@ def test_the_command_line_shows_members_of_both_protocols(
         ("confluent", {"partition_assignment_strategy": "cooperative-sticky"}),
         ("kafka_python", {}),
         ("aiokafka", {}),
+        pytest.param("java", {}, marks=pytest.mark.timeout(600)),
     ],
-    ids=["confluent-eager", "confluent-cooperative", "kafka-python", "aiokafka"],
+    ids=["confluent-eager", "confluent-cooperative", "kafka-python", "aiokafka", "java"],
 )
 def test_a_group_changes_over_and_back_member_by_member(
     node: NodeProcess,
