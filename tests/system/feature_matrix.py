@@ -66,6 +66,7 @@ FEATURES = (
     "admin: elect leaders",
     "admin: describe log directories",
     "admin: authorized operations",
+    "admin: quorum, features, config resources",
     "admin: list transactions, describe producers",
     "admin: fence producers",
     "transactions: of the second kind (KIP-890)",

@@ -231,6 +231,11 @@ def test_authorized_operations_are_shown(play: Play) -> None:
     play()
 
 
+@feature("admin: quorum, features, config resources")
+def test_the_quorum_features_and_config_resources_answer_what_is_true(play: Play) -> None:
+    play()
+
+
 @feature("admin: elect leaders")
 def test_leaders_are_elected(play: Play) -> None:
     play()

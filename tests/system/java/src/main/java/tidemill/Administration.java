@@ -23,12 +23,16 @@ import org.apache.kafka.clients.admin.DescribeClusterResult;
 import org.apache.kafka.clients.admin.DescribeConsumerGroupsOptions;
 import org.apache.kafka.clients.admin.DescribeTopicsOptions;
 import org.apache.kafka.clients.admin.FeatureMetadata;
+import org.apache.kafka.clients.admin.FeatureUpdate;
+import org.apache.kafka.clients.admin.ListConfigResourcesOptions;
 import org.apache.kafka.clients.admin.ListOffsetsResult.ListOffsetsResultInfo;
 import org.apache.kafka.clients.admin.LogDirDescription;
 import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.admin.QuorumInfo;
 import org.apache.kafka.clients.admin.TopicDescription;
+import org.apache.kafka.clients.admin.UpdateFeaturesOptions;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.ElectionType;
@@ -161,6 +165,26 @@ public final class Administration {
         Map<String, Integer> found = new HashMap<>();
         features.finalizedFeatures().forEach((name, range) -> found.put(name, (int) range.maxVersionLevel()));
         return found;
+    }
+
+    public Object theQuorumFeaturesAndConfigResourcesAnswerWhatIsTrue(Arguments arguments) throws Exception {
+        String topic = arguments.text("topic");
+        Admin admin = clients.admin();
+        clients.create(topic);
+        QuorumInfo quorum = done(admin.describeMetadataQuorum().quorumInfo());
+        checkEqual(quorum.leaderId(), 1);
+        checkEqual(quorum.voters().stream().map(QuorumInfo.ReplicaState::replicaId).toList(), List.of(1));
+
+        FeatureUpdate lower = new FeatureUpdate((short) 1, FeatureUpdate.UpgradeType.SAFE_DOWNGRADE);
+        Map<String, FeatureUpdate> updates = Map.of("transaction.version", lower);
+        checkEqual(refusal(admin.updateFeatures(updates, new UpdateFeaturesOptions()).all()), "InvalidUpdateVersionException");
+
+        Set<ConfigResource.Type> types = Set.of(ConfigResource.Type.TOPIC, ConfigResource.Type.CLIENT_METRICS);
+        Collection<ConfigResource> resources = done(admin.listConfigResources(types, new ListConfigResourcesOptions()).all());
+        check(resources.contains(new ConfigResource(ConfigResource.Type.TOPIC, topic)), resources);
+        check(resources.stream().allMatch(each -> each.type() == ConfigResource.Type.TOPIC), resources);
+        checkEqual(config(new ConfigResource(ConfigResource.Type.BROKER, "1"), "num.partitions"), List.of("1", true));
+        return null;
     }
 
     /** What this client may do with the cluster, a topic and a group; there are no ACLs, so all that can be done. */
