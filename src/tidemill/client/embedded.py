@@ -156,8 +156,9 @@ def open_node(
 
     ``path`` is the data directory; without it the node is ephemeral: its data goes when it is closed, or when
     the program ends. It listens on a free port unless ``listen`` says otherwise; ``http``
-    (``"127.0.0.1:0"``, say) adds health and metrics. Further keyword arguments are settings, as in
-    ``tidemill settings``.
+    (``"127.0.0.1:0"``, say) adds health and metrics. Addresses that other machines can reach need
+    ``allow_unauthenticated=True``: there is no authentication yet. Further keyword arguments are settings, as
+    in ``tidemill settings``.
 
     >>> import tidemill
     >>> with tidemill.open(auto_create_topics=False) as node:
