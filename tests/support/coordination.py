@@ -98,6 +98,9 @@ class MemoryLog:
         self._wake()
         return future
 
+    def place_of(self, offset: int) -> tuple[str, int]:
+        return "memory.log", offset
+
     def replay(self) -> Iterator[ReplayedRecord | ReplayedMarker]:
         yield from self.entries[: self.high_watermark]
 

@@ -66,8 +66,12 @@ class CoordinatorLog(Protocol):
         """Everything in order.
 
         Called once, before the first append, when the high watermark has reached the end of the log: what is
-        not yielded must never become committed later.
+        not yielded must never become committed later. Raises CorruptData at what does not check out: a part
+        must not be taken for the whole.
         """
+
+    def place_of(self, offset: int) -> tuple[str, int]:
+        """File and position of the batch that holds ``offset``."""
 
 
 class LogAccess(Protocol):

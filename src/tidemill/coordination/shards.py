@@ -2,6 +2,10 @@
 
 A key lives in the partition of the coordinator's topic that it hashes to, and is served by the node that
 leads that partition. Shards load at ``start`` or when first asked for; requests wait for that.
+
+A shard whose log is damaged is not served until the log is repaired and the node started again: what it
+would serve is a part of what was committed. Its clients get KAFKA_STORAGE_ERROR. COORDINATOR_NOT_AVAILABLE,
+which tells of trouble that passes, they would retry for ever without a word to anybody.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidemill.coordination.shell import ShardShell
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.errors import ApiError, CorruptData, ErrorCode, TidemillError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +57,8 @@ def partition_of_key(key: str, partitions: int) -> int:
 
 def client_error(failure: TidemillError) -> ErrorCode:
     """What a client of a coordinator is told when the log failed so."""
+    if isinstance(failure, CorruptData):
+        return ErrorCode.kafka_storage_error
     return _CLIENT_SEES.get(failure.code, failure.code)
 
 
@@ -72,6 +78,8 @@ class Shards(Generic[S]):
         self._shards: dict[int, S] = {}
         self._loading: dict[int, asyncio.Task[S | TidemillError]] = {}
         self._load_failed: dict[int, tuple[int, TidemillError]] = {}
+        #: Partitions whose log is damaged; they are not tried again.
+        self._damaged: dict[int, CorruptData] = {}
         self._closed = False
 
     def partition_of(self, key: str) -> int:
@@ -82,12 +90,28 @@ class Shards(Generic[S]):
         """The shards that are in service now."""
         return list(self._shards.values())
 
+    def problems(self) -> list[str]:
+        """The partitions that are not served because their log is damaged, in words."""
+        return [
+            f"{self._topic}-{partition} is damaged, and what is kept in it is not served: {damage}"
+            for partition, damage in sorted(self._damaged.items())
+        ]
+
     async def close(self) -> None:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
         self._closed = True
         await asyncio.gather(*self._loading.values())
         for shard in tuple(self._shards.values()):
             await shard.close()
+
+    async def keep_up(self, action: Callable[[S, int], None]) -> None:
+        """Run an action on every shard of this node that is not damaged; returns once it is durable.
+
+        Raises the first error that kept a shard from it; the call can be repeated.
+        """
+        for failure in await self.on_all(action):
+            if not isinstance(failure, CorruptData):
+                raise failure
 
     async def on_all(self, action: Callable[[S, int], None]) -> list[TidemillError]:
         """Run an action on every shard of this node; returns once it is durable, with what went wrong."""
@@ -123,6 +147,8 @@ class Shards(Generic[S]):
         shard = self._shards.get(partition)
         if shard is not None:
             return shard
+        if partition in self._damaged:
+            raise self._damaged[partition]
         task = self._loading.get(partition)
         if task is None:
             retry_at_ms, failure = self._load_failed.get(partition, (0, None))
@@ -142,6 +168,10 @@ class Shards(Generic[S]):
             await shard.load()
         except ApiError as failure:
             return failure
+        except CorruptData as damage:
+            _logger.error("%s-%d is not served: %s", self._topic, partition, damage)
+            self._damaged[partition] = damage
+            return damage
         except TidemillError as failure:
             _logger.error("%s-%d cannot be loaded: %s", self._topic, partition, failure.message)
             self._load_failed[partition] = (self._clock.now_ms() + _LOAD_RETRY_MS, failure)

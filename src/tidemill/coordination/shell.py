@@ -17,7 +17,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidemill.errors import ApiError, ErrorCode, SyncFailed, TidemillError
+from tidemill.errors import ApiError, CorruptData, ErrorCode, SyncFailed, TidemillError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -90,9 +90,23 @@ class ShardShell(ABC):
     # -- loading ---------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Fold the log into the state. Other work goes on in between; raises StorageError."""
+        """Fold the log into the state. Other work goes on in between.
+
+        Raises CorruptData if a record does not check out or cannot be used: the state would be a part of what
+        was committed, and nobody could tell which.
+        """
         for count, entry in enumerate(self.log.replay(), start=1):
-            self._replay(entry, self.clock.now_ms())
+            try:
+                self._replay(entry, self.clock.now_ms())
+            except Exception as error:
+                path, position = self.log.place_of(entry.offset)
+                what = error.message if isinstance(error, TidemillError) else repr(error)
+                raise CorruptData(
+                    f"the record at offset {entry.offset} cannot be used: {what}; look at it with "
+                    "'tidemill log dump'",
+                    path=path,
+                    position=position,
+                ) from error
             if count % _RECORDS_PER_LOADING_STEP == 0:
                 await asyncio.sleep(0)
         for key in self._loaded(self.clock.now_ms()):

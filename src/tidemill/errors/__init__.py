@@ -15,6 +15,7 @@ The tree::
         ├── DiskFull               the write was undone; it works again when there is room
         ├── SyncFailed             an fsync failed: what is on disk is unknown, the partition stops
         ├── CorruptData            bytes that were durable no longer check out; names file and position
+        │   └── DamagedBatch       a batch of a log does not; the rest of that log is still served
         └── DataDirectoryInUse     another process holds the data directory
 
 ``ErrorCode`` is Kafka's own table of codes; ``TableCode`` has those of what Kafka does not have.
@@ -30,6 +31,7 @@ __all__ = (
     "ConfigError",
     "ConnectionClosed",
     "CorruptData",
+    "DamagedBatch",
     "DataDirectoryInUse",
     "DiskFull",
     "ErrorCode",
@@ -186,6 +188,27 @@ class CorruptData(StorageError):
         super().__init__(f"{message} ({path} at byte {position})")
         self.path = path
         self.position = position
+
+
+class DamagedBatch(CorruptData):
+    """Batches of a log that were durable do not check out. What lies before and behind them is still served.
+
+    Offsets from ``first_offset`` up to, not including, ``next_offset`` cannot be read. The code is one that
+    Kafka's clients show to their application; KAFKA_STORAGE_ERROR they would retry for ever without a word.
+    """
+
+    code = ErrorCode.corrupt_message
+
+    def __init__(self, reason: str, *, path: str, position: int, first_offset: int, next_offset: int) -> None:
+        super().__init__(
+            f"offsets {first_offset} … {next_offset - 1} are damaged and cannot be read: {reason}; stop the "
+            "node, then run 'tidemill log verify' and 'tidemill log repair'",
+            path=path,
+            position=position,
+        )
+        self.reason = reason
+        self.first_offset = first_offset
+        self.next_offset = next_offset
 
 
 class DataDirectoryInUse(StorageError):

@@ -77,6 +77,10 @@ class GroupCoordinator:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
         await self._shards.close()
 
+    def problems(self) -> list[str]:
+        """The shards that are not served because their log is damaged, in words."""
+        return self._shards.problems()
+
     def partition_of(self, group_id: str) -> int:
         """The partition that decides which node coordinates ``group_id``."""
         return self._shards.partition_of(group_id)
@@ -258,25 +262,21 @@ class GroupCoordinator:
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
-        _raise_first(
-            await self._shards.on_all(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
-        )
+        await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
 
     async def forget_missing_topics(self, exists: Callable[[str], bool]) -> None:
         """Delete what any group has committed for topics that do not exist: after a start, before serving.
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
-        _raise_first(
-            await self._shards.on_all(lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms))
-        )
+        await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms))
 
     async def expire(self) -> None:
         """Delete offsets past their retention and groups that nothing is left of. Call it now and then.
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
-        _raise_first(await self._shards.on_all(lambda shard, now_ms: shard.state.expire(now_ms)))
+        await self._shards.keep_up(lambda shard, now_ms: shard.state.expire(now_ms))
 
     # -- groups ----------------------------------------------------------------------------------------
 
@@ -336,8 +336,3 @@ def _require_encodable(*texts: str) -> None:
             raise ApiError(
                 ErrorCode.invalid_request, f"a name of {len(text)} characters is too long to be stored"
             )
-
-
-def _raise_first(failures: Sequence[TidemillError]) -> None:
-    if failures:
-        raise failures[0]

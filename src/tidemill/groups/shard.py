@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
-from tidemill.groups.records import CorruptGroupRecord, decode_record, encode_record
+from tidemill.groups.records import decode_record, encode_record
 from tidemill.groups.state import ShardState
 
 if TYPE_CHECKING:
@@ -86,13 +86,7 @@ class Shard(ShardShell):
         if isinstance(entry, ReplayedMarker):
             self.state.replay_marker(entry.producer_id, commit=entry.commit)
             return
-        try:
-            record = decode_record(entry.key, entry.value)
-        except CorruptGroupRecord as error:
-            raise CorruptGroupRecord(
-                f"{self.topic}-{self.partition} at offset {entry.offset}: {error.message}. The groups of that"
-                " partition are not served; look at it with 'tidemill log dump'"
-            ) from error
+        record = decode_record(entry.key, entry.value)
         if record is None:
             _logger.warning(
                 "%s-%d at offset %d: skipped a record whose kind is unknown to this version",

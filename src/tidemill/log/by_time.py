@@ -5,6 +5,7 @@ The sparse index leads to the batch; only there are records decoded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.errors import ApiError
@@ -33,7 +34,7 @@ def find_time(log: PartitionLog, timestamp: int, upper_offset: int) -> TimedOffs
             break
         if segment.max_timestamp < timestamp or segment.next_offset <= log.log_start_offset:
             continue
-        for position, header in segment.find_by_time(timestamp, log.end_position(segment, upper_offset)):
+        for position, header in _batches_since(log, segment, timestamp, upper_offset):
             for record in _readable_records(log, segment, position, header):
                 if record.timestamp_ms >= timestamp:
                     return TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
@@ -55,7 +56,7 @@ def _search_max_timestamp(log: PartitionLog, upper_offset: int) -> TimedOffset |
         if segment.base_offset >= upper_offset:
             break
         floor = best.timestamp + 1 if best else 0
-        for position, header in segment.find_by_time(floor, log.end_position(segment, upper_offset)):
+        for position, header in _batches_since(log, segment, floor, upper_offset):
             if header.last_offset < log.log_start_offset or header.max_timestamp < floor:
                 continue
             for record in _readable_records(log, segment, position, header):
@@ -63,6 +64,13 @@ def _search_max_timestamp(log: PartitionLog, upper_offset: int) -> TimedOffset |
                     best = TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
                     floor = record.timestamp_ms + 1
     return best
+
+
+def _batches_since(
+    log: PartitionLog, segment: Segment, timestamp: int, upper_offset: int
+) -> Iterator[tuple[int, BatchHeader]]:
+    end = log.end_position(segment, upper_offset)
+    return log.reader(segment, end, min(upper_offset, segment.next_offset)).batches_since(timestamp)
 
 
 def _readable_records(

@@ -9,7 +9,10 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 
-__all__ = ("EpochHistory",)
+__all__ = ("NO_END", "EpochHistory")
+
+#: Of an epoch that is still going on: no offset reaches it.
+NO_END = 2**63 - 1
 
 _ENTRY = struct.Struct(">iq")
 
@@ -68,6 +71,17 @@ class EpochHistory:
         """The epoch that wrote ``offset``; -1 if unknown."""
         index = bisect_right(self._entries, offset, key=lambda entry: entry[1])
         return self._entries[index - 1][0] if index else -1
+
+    def span_at(self, offset: int) -> tuple[int, int]:
+        """The epoch that wrote ``offset`` (-1 if unknown), and the offset where the next one begins.
+
+        >>> history = EpochHistory([(0, 5), (2, 10)])
+        >>> history.span_at(4), history.span_at(5), history.span_at(10) == (2, NO_END)
+        ((-1, 5), (0, 10), True)
+        """
+        index = bisect_right(self._entries, offset, key=lambda entry: entry[1])
+        end = self._entries[index][1] if index < len(self._entries) else NO_END
+        return (self._entries[index - 1][0] if index else -1), end
 
     def truncate_end(self, end_offset: int) -> None:
         """Forget epochs that start at or after ``end_offset``."""

@@ -65,10 +65,15 @@ class SparseIndex:
         self._positions.append(position)
         self._times.append(max_timestamp_before)
 
-    def position_before_offset(self, relative_offset: int) -> int:
-        """A batch start at or before the batch that holds the offset."""
+    def entry_before_offset(self, relative_offset: int) -> tuple[int, int]:
+        """(relative offset, position) of a batch that starts at or before the one that holds the offset."""
         index = bisect_right(self._offsets, relative_offset)
-        return self._positions[index - 1] if index else 0
+        return (self._offsets[index - 1], self._positions[index - 1]) if index else (0, 0)
+
+    def entry_behind_position(self, position: int) -> tuple[int, int] | None:
+        """(relative offset, position) of the first entry whose batch starts behind the byte; None if none."""
+        index = bisect_right(self._positions, position)
+        return (self._offsets[index], self._positions[index]) if index < len(self._positions) else None
 
     def offset_behind(self, relative_offset: int, size_bytes: int) -> int | None:
         """An offset that is not below the end of ``size_bytes`` read from the batch that holds the first one.
@@ -86,10 +91,10 @@ class SparseIndex:
         index = bisect_right(self._positions, position)
         return (self._offsets[index - 1], self._positions[index - 1]) if index else (0, 0)
 
-    def position_before_time(self, timestamp: int) -> int:
-        """A batch start such that every batch in front of it is older than ``timestamp``."""
+    def entry_before_time(self, timestamp: int) -> tuple[int, int]:
+        """(relative offset, position) of a batch; all in front of it are older than ``timestamp``."""
         index = bisect_left(self._times, timestamp)
-        return self._positions[index - 1] if index else 0
+        return (self._offsets[index - 1], self._positions[index - 1]) if index else (0, 0)
 
     def entries(self) -> Iterator[tuple[int, int, int]]:
         """(relative offset, position, largest timestamp before) of each entry."""

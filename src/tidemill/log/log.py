@@ -10,11 +10,12 @@ owns the log: all methods run on one thread, except ``FlushJob.run``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError
+from tidemill.errors import ApiError, DamagedBatch, DiskFull, ErrorCode, StorageError
 from tidemill.log import by_time
 from tidemill.log.by_time import TimedOffset
 from tidemill.log.checked_file import pack_checked
@@ -23,10 +24,12 @@ from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob, SideFile
 from tidemill.log.index import IndexCache
 from tidemill.log.producers import ProducerStates
+from tidemill.log.reading import ReadBudget, SegmentReader
 from tidemill.log.segment import Segment, segment_name
 from tidemill.log.storage import Buffer, Storage, write_atomic
 from tidemill.log.transactions import AbortedTransaction, with_markers
 from tidemill.records.batch import (
+    HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     BatchHeader,
     behind_empty_batches,
@@ -76,6 +79,7 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
+_READ_AHEAD_BYTES = 1024 * 1024
 #: How many stretches that compaction has emptied one read passes over.
 _EMPTY_READS_MAX = 1_000
 
@@ -116,6 +120,8 @@ class PartitionLog:
         self.durable_offset = self.end_offset
         self._durable_segment = segments[-1].base_offset if segments else 0
         self._durable_position = segments[-1].size_bytes if segments else 0
+        #: Told of batches that do not check out, each time that one is met.
+        self.on_damage: Callable[[DamagedBatch], None] = lambda damage: None
         #: Set when durability is unknown; nothing is written any more.
         self.failure: StorageError | None = None
 
@@ -185,6 +191,7 @@ class PartitionLog:
         self, batches: Sequence[tuple[Buffer, BatchHeader]], leader_epoch: int, now_ms: int
     ) -> int:
         """Put control batches, of one record each, at the end by one write; returns the first's offset."""
+        leader_epoch = max(leader_epoch, self.epochs.latest_epoch)
         size_bytes = sum(header.size_bytes for _, header in batches)
         as_one = batches[0][1]._replace(
             batch_length=size_bytes - LENGTH_PREFIX_BYTES, last_offset_delta=len(batches) - 1
@@ -207,6 +214,8 @@ class PartitionLog:
 
     def _write(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> int:
         """Put a batch at the end; returns its base offset."""
+        # Epochs never fall in a log, whatever metadata came back from a backup: readers check them.
+        leader_epoch = max(leader_epoch, self.epochs.latest_epoch)
         segment = self._segment_for_append(header, now_ms)
         base_offset = segment.next_offset
         prefix = stamp_prefix(header, base_offset, leader_epoch)
@@ -403,32 +412,85 @@ class PartitionLog:
     # --- reading
 
     def read(
-        self, offset: int, max_bytes: int, upper_offset: int, *, at_least_one: bool = True
+        self,
+        offset: int,
+        max_bytes: int,
+        upper_offset: int,
+        *,
+        at_least_one: bool = True,
+        budget: ReadBudget | None = None,
     ) -> memoryview:
-        """Batches from the one that holds ``offset``, none at or above ``upper_offset``; empty at its end."""
+        """Whole, checked batches from the one that holds ``offset``, none at or above ``upper_offset``.
+
+        Empty at its end, and if the budget is spent. Raises ``DamagedBatch`` if the offset cannot be read.
+        """
         self.check_readable(offset, upper_offset)
+        budget = budget or ReadBudget()
         for segment in self.segments_from(offset):
             if segment.base_offset >= upper_offset:
                 break
-            end = self.end_position(segment, upper_offset)
-            data = segment.read(offset, max_bytes, end, at_least_one=at_least_one)
+            data = self._read_segment(segment, offset, max_bytes, upper_offset, budget, at_least_one)
             if data is not None:
                 return data
         return memoryview(b"")
 
+    def _read_segment(
+        self,
+        segment: Segment,
+        offset: int,
+        max_bytes: int,
+        upper_offset: int,
+        budget: ReadBudget,
+        at_least_one: bool,
+    ) -> memoryview | None:
+        end_offset = min(upper_offset, segment.next_offset)
+        try:
+            try:
+                end = self.end_position(segment, upper_offset)
+            except DamagedBatch as damage:
+                # Where the reader must stop is not known; what lies in front of the damage is below it.
+                if offset >= damage.first_offset:
+                    raise
+                end, end_offset = damage.position, damage.first_offset
+            reader = self.reader(segment, end, end_offset)
+            return reader.read(offset, max_bytes, budget, at_least_one=at_least_one)
+        except DamagedBatch as damage:
+            self.on_damage(damage)
+            raise
+
+    def reader(
+        self, segment: Segment, end: int | None = None, end_offset: int | None = None
+    ) -> SegmentReader:
+        """Reads a segment up to byte ``end``, where the batch of ``end_offset`` begins; all by default."""
+        if end is None or end_offset is None:
+            end, end_offset = segment.size_bytes, segment.next_offset
+        return SegmentReader(segment, end, end_offset, self.epochs, self.on_damage)
+
     def read_on(
-        self, offset: int, max_bytes: int, upper_offset: int, *, at_least_one: bool = True
+        self,
+        offset: int,
+        max_bytes: int,
+        upper_offset: int,
+        *,
+        at_least_one: bool = True,
+        budget: ReadBudget | None = None,
     ) -> memoryview:
         """As ``read``, but what compaction has emptied is passed over, as far as there are records behind it.
 
         A client that gets nothing but empty batches several times in a row takes that for an error.
         """
-        data = self.read(offset, max_bytes, upper_offset, at_least_one=at_least_one)
+        budget = budget or ReadBudget()
+        data = self.read(offset, max_bytes, upper_offset, at_least_one=at_least_one, budget=budget)
         for _ in range(_EMPTY_READS_MAX if self.config.compacts or self.first_dirty_offset else 0):
             behind = behind_empty_batches(data)
-            if behind is None or behind >= upper_offset:
+            if behind is None or behind >= upper_offset or budget.batches <= 0:
                 break
-            following = self.read(behind, max_bytes, upper_offset, at_least_one=at_least_one)
+            try:
+                following = self.read(
+                    behind, max_bytes, upper_offset, at_least_one=at_least_one, budget=budget
+                )
+            except DamagedBatch:
+                break  # Told to whoever asks for that offset.
             if not following:
                 break
             data = following
@@ -457,6 +519,8 @@ class PartitionLog:
 
     def available_bytes(self, offset: int, upper_offset: int, enough: int) -> int:
         """Bytes between the two offsets, counted until ``enough``: what a waiting fetch asks repeatedly."""
+        if offset < upper_offset and enough <= HEADER_BYTES:
+            return HEADER_BYTES  # No batch is smaller.
         total = 0
         for segment in self.segments_from(offset):
             if segment.base_offset >= upper_offset or total >= enough:
@@ -464,20 +528,35 @@ class PartitionLog:
             end = self.end_position(segment, upper_offset)
             start = 0
             if offset > segment.base_offset:
-                found = segment.find(offset, end)
+                found = self.reader(segment, end, min(upper_offset, segment.next_offset)).find(offset)
                 start = end if found is None else found[0]
             total += end - start
         return total
 
     def read_batches(self, offset: int, upper_offset: int) -> Iterator[bytes]:
-        """Each batch from the one that holds ``offset`` up to ``upper_offset``."""
+        """Each batch from the one that holds ``offset`` up to ``upper_offset``, checked.
+
+        Raises ``DamagedBatch`` at the first that is damaged.
+        """
         while offset < upper_offset:
-            data = self.read(offset, 1, upper_offset)
+            data = self.read(offset, _READ_AHEAD_BYTES, upper_offset)
             if not data:
                 return
-            batch = bytes(data)
-            yield batch
-            offset = parse_header(batch).next_offset
+            position = 0
+            while position < len(data):
+                header = parse_header(data, position)
+                yield bytes(data[position : position + header.size_bytes])
+                position, offset = position + header.size_bytes, header.next_offset
+
+    def place_of(self, offset: int) -> tuple[str, int]:
+        """File and position of the batch that holds ``offset``; the end of the log if there is none."""
+        path, position = self.directory, 0
+        for segment in self.segments_from(offset):
+            found = self.reader(segment).find(offset)
+            path, position = segment.log_path, segment.size_bytes if found is None else found[0]
+            if found is not None:
+                break
+        return path, position
 
     def segments_from(self, offset: int) -> Iterator[Segment]:
         """The segment that holds ``offset``, and those behind it."""
@@ -500,18 +579,31 @@ class PartitionLog:
                 return segment.size_bytes
         if upper_offset >= segment.next_offset:
             return segment.size_bytes
-        found = segment.find(upper_offset, segment.size_bytes)
+        found = self.reader(segment).find(upper_offset)
         return segment.size_bytes if found is None else found[0]
 
     # --- by time
 
     def find_time(self, timestamp: int, upper_offset: int) -> TimedOffset | None:
-        """The first record at or after ``timestamp``, below ``upper_offset``."""
-        return by_time.find_time(self, timestamp, upper_offset)
+        """The first record at or after ``timestamp``, below ``upper_offset``. Raises ``DamagedBatch``."""
+        with self._noting_damage():
+            return by_time.find_time(self, timestamp, upper_offset)
 
     def find_max_timestamp(self, upper_offset: int) -> TimedOffset | None:
-        """The record with the largest timestamp, the first of several, below ``upper_offset``."""
-        return by_time.find_max_timestamp(self, upper_offset)
+        """The record with the largest timestamp, the first of several, below ``upper_offset``.
+
+        Raises ``DamagedBatch``.
+        """
+        with self._noting_damage():
+            return by_time.find_max_timestamp(self, upper_offset)
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except DamagedBatch as damage:
+            self.on_damage(damage)
+            raise
 
     # --- compaction
 

@@ -31,27 +31,27 @@ def measure(log: PartitionLog, start_offset: int, end_offset: int, max_bytes: in
     for segment in log.segments_from(start_offset):
         if segment.base_offset >= end_offset:
             break
-        first = _start_position(segment, start_offset)
-        last = _end_position(segment, end_offset)
+        first_offset, first = _start(log, segment, start_offset)
+        last = _end_position(log, segment, end_offset)
         if max_bytes is not None and size + last - first > max_bytes:
-            return _cut(segment, first, last, size, max_bytes, end_offset)
+            return _cut(log, segment, first_offset, first, last, size, max_bytes, end_offset)
         size += last - first
     return Measured(end_offset, size)
 
 
-def _start_position(segment: Segment, offset: int) -> int:
-    """Where the batch that holds ``offset`` begins."""
+def _start(log: PartitionLog, segment: Segment, offset: int) -> tuple[int, int]:
+    """Base offset and position of the batch that holds ``offset``."""
     if offset <= segment.base_offset:
-        return 0
-    found = segment.find(offset, segment.size_bytes)
-    return segment.size_bytes if found is None else found[0]
+        return segment.base_offset, 0
+    found = log.reader(segment).find(offset)
+    return (segment.next_offset, segment.size_bytes) if found is None else (found[1].base_offset, found[0])
 
 
-def _end_position(segment: Segment, offset: int) -> int:
+def _end_position(log: PartitionLog, segment: Segment, offset: int) -> int:
     """Where the batch that holds the last offset before ``offset`` ends."""
     if offset >= segment.next_offset:
         return segment.size_bytes
-    found = segment.find(offset - 1, segment.size_bytes)
+    found = log.reader(segment).find(offset - 1)
     if found is None:
         return segment.size_bytes
     position, header = found
@@ -59,7 +59,14 @@ def _end_position(segment: Segment, offset: int) -> int:
 
 
 def _cut(
-    segment: Segment, first: int, last: int, size_before: int, max_bytes: int, end_offset: int
+    log: PartitionLog,
+    segment: Segment,
+    first_offset: int,
+    first: int,
+    last: int,
+    size_before: int,
+    max_bytes: int,
+    end_offset: int,
 ) -> Measured:
     """Stop in this segment, where the bytes from ``first`` on, with those before it, are too many."""
     target = first + max_bytes - size_before
@@ -67,10 +74,11 @@ def _cut(
     # In the segment that the range starts in this offset is not used: a batch is taken first.
     reached = Measured(segment.base_offset, size_before)
     if position > first:
-        reached = Measured(segment.base_offset + relative_offset, size_before + position - first)
-    for start, header in segment.batches(max(first, position), last):
+        first_offset = segment.base_offset + relative_offset
+        reached = Measured(first_offset, size_before + position - first)
+    for start, header in log.reader(segment).batches_from(first_offset, max(first, position)):
         behind = start + header.size_bytes
-        if behind > target and reached.size_bytes:
+        if start >= last or (behind > target and reached.size_bytes):
             break
         reached = Measured(min(header.next_offset, end_offset), size_before + behind - first)
     return reached

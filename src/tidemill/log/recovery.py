@@ -30,6 +30,7 @@ from tidemill.log.log import (
     snapshot_name,
 )
 from tidemill.log.producers import ProducerStates
+from tidemill.log.reading import SegmentReader
 from tidemill.log.segment import Segment
 from tidemill.log.storage import Storage, write_atomic
 from tidemill.log.swap import CLEAN_POINT_NAME, finish_swaps, load_clean_point
@@ -220,7 +221,10 @@ class _Opening:
         If the last process stopped because an fsync failed, the kernel may count those pages as clean
         although they never reached the disk; a sync alone would then say yes without writing them.
         """
-        found = segment.find(recovery_point, segment.size_bytes)
+        reader = SegmentReader(
+            segment, segment.size_bytes, segment.next_offset, EpochHistory(), lambda damage: None
+        )
+        found = reader.find(recovery_point)
         position = segment.size_bytes if found is None else found[0]
         while position < segment.size_bytes:
             data = segment.file.read(position, min(_WRITE_BACK_BYTES, segment.size_bytes - position))
@@ -361,8 +365,13 @@ class _Opening:
         return history
 
     def _batches(self, segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
+        expected = segment.base_offset
         try:
-            yield from walk(segment.file, 0, segment.file.size())
+            for position, header in walk(segment.file, 0, segment.file.size(), verify=True):
+                if header.base_offset != expected:
+                    raise BrokenBatch(position, f"offset {header.base_offset} where {expected} must be")
+                expected = header.next_offset
+                yield position, header
         except BrokenBatch as broken:
             raise CorruptData(broken.reason, path=segment.log_path, position=broken.position) from broken
 

@@ -1,4 +1,4 @@
-"""One segment of a partition's log: a file of batches, with its sparse index."""
+"""One segment of a partition's log: a file of batches, with its sparse index. ``reading`` reads them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from tidemill.log.checked_file import pack_checked, read_checked
 from tidemill.log.index import IndexCache, SegmentSummary, SparseIndex
 from tidemill.log.storage import Buffer, Storage, StorageFile
 from tidemill.log.walk import BrokenBatch, walk
-from tidemill.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, parse_header
+from tidemill.records.batch import NO_TIMESTAMP, BatchHeader
 
 __all__ = ("INDEX_KIND", "Segment", "segment_name")
 
 INDEX_KIND = 1
-#: Read this much more than asked, to reach from the index entry to the batch in the same call.
-_SLACK_BYTES = 8 * 1024
 
 
 def segment_name(base_offset: int) -> str:
@@ -224,70 +222,6 @@ class Segment:
         self.next_offset = base_offset + header.last_offset_delta + 1
         self.size_bytes = position + header.size_bytes
 
-    def find(self, offset: int, end: int) -> tuple[int, BatchHeader] | None:
-        """The first batch that ends at or after ``offset`` and starts before byte ``end``."""
-        start = self.index.position_before_offset(offset - self.base_offset)
-        for position, header in self.batches(start, end):
-            if header.last_offset >= offset:
-                return position, header
-        return None
-
-    def find_by_time(self, timestamp: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Batches before byte ``end`` that hold a record at or after ``timestamp``, in order."""
-        start = self.index.position_before_time(timestamp)
-        for position, header in self.batches(start, end):
-            if header.max_timestamp >= timestamp:
-                yield position, header
-
     def read_batch(self, position: int, header: BatchHeader) -> bytes:
+        """The bytes of a batch that was checked when its header was read."""
         return self.file.read(position, header.size_bytes)
-
-    def read(self, offset: int, max_bytes: int, end: int, *, at_least_one: bool) -> memoryview | None:
-        """Whole batches from the one that holds ``offset`` up to byte ``end``; the last one may be cut short.
-
-        None if no batch before ``end`` reaches the offset. ``at_least_one`` reads the first batch whole
-        even if it alone is larger than ``max_bytes``; otherwise the result may be empty.
-        """
-        position = self.index.position_before_offset(offset - self.base_offset)
-        chunk, chunk_start = b"", position
-        while position < end:
-            if position + HEADER_BYTES > chunk_start + len(chunk):
-                size = min(max_bytes + _SLACK_BYTES, end - position)
-                chunk, chunk_start = self.file.read(position, size), position
-                if len(chunk) < HEADER_BYTES:
-                    raise CorruptData("the file ends inside a batch", path=self.log_path, position=position)
-            header = parse_header(chunk, position - chunk_start)
-            if header.batch_length <= 0:
-                raise CorruptData("not a batch header", path=self.log_path, position=position)
-            if header.last_offset >= offset:
-                first_bytes = header.size_bytes
-                return self._cut(chunk, position, chunk_start, first_bytes, max_bytes, end, at_least_one)
-            position += header.size_bytes
-        return None
-
-    def _cut(
-        self,
-        chunk: bytes,
-        position: int,
-        chunk_start: int,
-        first_bytes: int,
-        max_bytes: int,
-        end: int,
-        at_least_one: bool,
-    ) -> memoryview:
-        wanted = min(max_bytes, end - position)
-        if first_bytes > wanted:
-            if not at_least_one:
-                return memoryview(b"")
-            wanted = first_bytes
-        skip = position - chunk_start
-        if skip + wanted > len(chunk) and skip + wanted <= end - chunk_start:
-            return memoryview(self.file.read(position, wanted))
-        return memoryview(chunk)[skip : skip + wanted]
-
-    def batches(self, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of each batch from byte ``start``, at which one begins, up to byte ``end``."""
-        try:
-            yield from walk(self.file, start, end)
-        except BrokenBatch as broken:
-            raise CorruptData(broken.reason, path=self.log_path, position=broken.position) from broken

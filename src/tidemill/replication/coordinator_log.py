@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
-from tidemill.errors import StorageError
-from tidemill.records.batch import NO_PRODUCER_ID, next_sequence, parse_header
+from tidemill.errors import ApiError, CorruptData, StorageError
+from tidemill.records.batch import NO_PRODUCER_ID, BatchHeader, next_sequence, parse_header
 from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.control import read_marker
 from tidemill.records.record import Record, build_batch, read_records
@@ -99,15 +99,31 @@ class PartitionCoordinatorLog:
         return wait_committed(self._partition, offset)
 
     def replay(self) -> Iterator[ReplayedRecord | ReplayedMarker]:
-        """Every committed record and marker in order."""
+        """Every committed record and marker in order. Raises ``CorruptData`` at what cannot be read."""
         partition = self._partition
         for batch in partition.log.read_batches(partition.log_start_offset, partition.high_watermark):
             header = parse_header(batch)
-            if header.is_control:
-                marker = read_marker(batch)
-                if marker is not None:
-                    yield ReplayedMarker(header.base_offset, header.producer_id, marker.commit)
-                continue
-            producer_id = header.producer_id if header.is_transactional else NO_PRODUCER_ID
-            for record in read_records(batch):
-                yield ReplayedRecord(record.offset, record.key, record.value, producer_id)
+            try:
+                yield from _entries(batch, header)
+            except ApiError as error:
+                path, position = self.place_of(header.base_offset)
+                raise CorruptData(
+                    f"the batch at offset {header.base_offset} cannot be decoded: {error.message}",
+                    path=path,
+                    position=position,
+                ) from error
+
+    def place_of(self, offset: int) -> tuple[str, int]:
+        """File and position of the batch that holds ``offset``, for people who look for it."""
+        return self._partition.log.place_of(offset)
+
+
+def _entries(batch: bytes, header: BatchHeader) -> Iterator[ReplayedRecord | ReplayedMarker]:
+    if header.is_control:
+        marker = read_marker(batch)
+        if marker is not None:
+            yield ReplayedMarker(header.base_offset, header.producer_id, marker.commit)
+        return
+    producer_id = header.producer_id if header.is_transactional else NO_PRODUCER_ID
+    for record in read_records(batch):
+        yield ReplayedRecord(record.offset, record.key, record.value, producer_id)

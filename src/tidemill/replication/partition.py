@@ -17,7 +17,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, ErrorCode, StorageError, SyncFailed
+from tidemill.errors import ApiError, DamagedBatch, ErrorCode, StorageError, SyncFailed
 from tidemill.log.cleaner import CleanedSegment, CleaningOrder
 from tidemill.log.compacting import (
     begin_swap,
@@ -32,6 +32,7 @@ from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import prepare_batch
 from tidemill.log.log import Appended, PartitionLog
 from tidemill.log.measuring import Measured, measure
+from tidemill.log.reading import ReadBudget
 from tidemill.log.retention import retained_start
 from tidemill.log.segment import Segment
 from tidemill.log.storage import Buffer, StorageFile
@@ -305,14 +306,27 @@ class Partition:
         """
         self.log.check_readable(offset, self.log.end_offset)
 
-    def read(self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False) -> memoryview:
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        committed: bool = False,
+        budget: ReadBudget | None = None,
+    ) -> memoryview:
+        """Whole batches from the one that holds ``offset``, each of them checked.
+
+        Raises ``DamagedBatch`` if that one is damaged; those behind it can be asked for. ``budget`` is shared
+        by the reads of one turn of the event loop.
+        """
         if self.log.failure is not None:
             raise self.log.failure
         self.check_position(offset)
         upper = self.upper_offset(committed=committed)
         if offset >= upper:
             return memoryview(b"")
-        return self.log.read_on(offset, max_bytes, upper, at_least_one=at_least_one)
+        return self.log.read_on(offset, max_bytes, upper, at_least_one=at_least_one, budget=budget)
 
     def measure(self, start_offset: int, end_offset: int | None, max_bytes: int | None) -> Measured:
         """Bytes of log from an offset to another one, or to the last stable one; see ``measuring``.
@@ -334,7 +348,11 @@ class Partition:
         self.check_position(end_offset)
         if start_offset >= self.high_watermark:
             return Measured(start_offset, 0)
-        return measure(self.log, start_offset, min(end_offset, self.high_watermark), max_bytes)
+        try:
+            return measure(self.log, start_offset, min(end_offset, self.high_watermark), max_bytes)
+        except DamagedBatch as damage:
+            self.log.on_damage(damage)
+            raise
 
     def delete_records(self, offset: int) -> list[Segment]:
         """Move the log start to ``offset`` (-1: the high watermark); returns what can be discarded."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
@@ -18,6 +19,7 @@ from tidemill.errors import DiskFull, ErrorCode, StorageError
 from tidemill.log.index import IndexCache
 from tidemill.log.recovery import RecoveryReport, open_log
 from tidemill.log.storage import Storage
+from tidemill.replication.damage import DamageRegister
 from tidemill.replication.flusher import wall_clock_ms
 from tidemill.replication.partition import Partition
 
@@ -68,6 +70,8 @@ class Replicas:
         #: Partitions that could not be opened, and why.
         self.offline: dict[PartitionKey, tuple[Placement, StorageError]] = {}
         self.reports: list[RecoveryReport] = []
+        #: Batches that did not check out when they were read.
+        self.damage = DamageRegister()
         #: Told of every partition that is opened.
         self.on_open: Callable[[Partition], None] = lambda partition: None
 
@@ -106,6 +110,7 @@ class Replicas:
             logger.error("%s-%d is stopped: %s", placement.topic, placement.index, error)
             raise
         self._note(report)
+        log.on_damage = partial(self.damage.note, placement.topic, placement.topic_id, placement.index)
         partition = self._partitions[key] = Partition(
             placement.topic,
             placement.topic_id,
@@ -170,6 +175,7 @@ class Replicas:
             )
         for key in [key for key in self.offline if key[0] == topic_id]:
             del self.offline[key]
+        self.damage.forget_topic(topic_id)
 
     def remove_files(self, topic: str, topic_id: UUID) -> None:
         """Remove what a deleted topic left on disk. Slow: runs in a thread."""

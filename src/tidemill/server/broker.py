@@ -287,6 +287,7 @@ class Broker:
 
     def discard(self, partition: Partition, segments: list[Segment]) -> None:
         """Remove old segments behind the scenes."""
+        self.replicas.damage.forget_below(partition.topic_id, partition.index, partition.log_start_offset)
         if segments:
             self._delete_behind(partition.log.discard, segments)
 

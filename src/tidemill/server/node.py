@@ -305,6 +305,8 @@ class Node:
         if not self.ready:
             return ["the node is starting or stopping"]
         found = list(self._stopped_partitions())
+        found += map(str, self.broker.replicas.damage)
+        found += self.broker.groups.problems() + self.broker.transactions.problems()
         found += [
             f"partition {index} of topic {topic_id} is not compacted: {error}"
             for (topic_id, index), error in self.broker.compactor.counts.damaged.items()
@@ -349,7 +351,10 @@ class Node:
         yield Metric("tidemill_topics", "gauge", "Topics.", len(broker.image.topics))
         yield Metric("tidemill_partitions_open", "gauge", "Partitions with open files.", len(broker.replicas))
         yield Metric(
-            "tidemill_partitions_stopped", "gauge", "Partitions out of service.", len(self.problems())
+            "tidemill_partitions_stopped",
+            "gauge",
+            "Partitions out of service.",
+            len(list(self._stopped_partitions())),
         )
         yield Metric("tidemill_flushes_total", "counter", "Flushes to disk.", broker.flusher.flush_count)
         yield Metric(

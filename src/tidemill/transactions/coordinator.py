@@ -75,6 +75,10 @@ class TransactionCoordinator:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all work."""
         await self._shards.close()
 
+    def problems(self) -> list[str]:
+        """The shards that are not served because their log is damaged, in words."""
+        return self._shards.problems()
+
     def partition_of(self, transactional_id: str) -> int:
         """The partition that decides which node coordinates ``transactional_id``."""
         return self._shards.partition_of(routing_key(transactional_id))
@@ -229,9 +233,7 @@ class TransactionCoordinator:
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
-        failures = await self._shards.on_all(lambda shard, now_ms: shard.state.expire(now_ms))
-        if failures:
-            raise failures[0]
+        await self._shards.keep_up(lambda shard, now_ms: shard.state.expire(now_ms))
 
     async def _shard_of(self, transactional_id: str) -> TransactionShard:
         if not transactional_id:

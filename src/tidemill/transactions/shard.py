@@ -71,18 +71,16 @@ class TransactionShard(ShardShell):
             self._finish_soon(decided)
 
     def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
-        where = f"{self.topic}-{self.partition} at offset {entry.offset}"
         if isinstance(entry, ReplayedMarker):
-            raise CorruptTransactionRecord(f"{where}: a transaction marker does not belong there")
-        try:
-            record = decode_record(entry.key, entry.value)
-        except CorruptTransactionRecord as error:
-            raise CorruptTransactionRecord(
-                f"{where}: {error.message}. The transactional ids of that partition are not served; look at"
-                " it with 'tidemill log dump'"
-            ) from error
+            raise CorruptTransactionRecord("a transaction marker does not belong there")
+        record = decode_record(entry.key, entry.value)
         if record is None:
-            _logger.warning("%s: skipped a record whose kind is unknown to this version", where)
+            _logger.warning(
+                "%s-%d at offset %d: skipped a record whose kind is unknown to this version",
+                self.topic,
+                self.partition,
+                entry.offset,
+            )
         else:
             self.state.replay(*record)
 

@@ -65,6 +65,9 @@ class MemoryLog:
         self._wake()
         return future
 
+    def place_of(self, offset: int) -> tuple[str, int]:
+        return "memory.log", offset
+
     def replay(self) -> Iterator[ReplayedRecord]:
         for offset, (key, value) in enumerate(self.records[: self.high_watermark]):
             yield ReplayedRecord(offset, key, value)
@@ -293,16 +296,23 @@ class TestFailures:
         await node.commit(1)
         node.log.append([(b"\x00\x01junk", b"junk")])
         await node.restart()
-        assert await node.commit(2) is ErrorCode.coordinator_not_available
+        assert await node.commit(2) is ErrorCode.kafka_storage_error
         assert "at offset 1" in caplog.text
-        assert (await node.coordinator.list_groups()).error is ErrorCode.coordinator_not_available
+        assert (await node.coordinator.list_groups()).error is ErrorCode.kafka_storage_error
+        (problem,) = node.coordinator.problems()
+        assert "__consumer_offsets-1 is damaged" in problem
+        assert "memory.log at byte 1" in problem
         tries = len(node.opened)
+        await node.clock.advance(100_000)
         await node.commit(2)
-        assert len(node.opened) == tries
-        await node.clock.advance(1_000)
+        assert len(node.opened) == tries, "it is not tried again before the next start"
+        await node.coordinator.expire()
+        await node.coordinator.on_topics_deleted(["t"])
         del node.log.records[1:]
         node.log.commit()
+        await node.restart()
         assert await node.fetch() == 1
+        assert node.coordinator.problems() == []
 
     async def test_a_record_of_an_unknown_kind_is_skipped_with_a_warning(
         self, node: Node, caplog: pytest.LogCaptureFixture

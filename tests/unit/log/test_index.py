@@ -29,7 +29,7 @@ def test_a_search_by_offset_starts_at_a_batch_not_behind_the_one_that_holds_it(
     batches: list[tuple[int, int, int]], interval: int, offset: int
 ) -> None:
     index, placed = built(batches, interval)
-    start = index.position_before_offset(offset)
+    _, start = index.entry_before_offset(offset)
     holding = max((position for first, position, _ in placed if first <= offset), default=0)
     assert start in {position for _, position, _ in placed} | {0}
     assert start <= holding
@@ -41,7 +41,7 @@ def test_every_batch_before_the_start_of_a_search_by_time_is_older(
     batches: list[tuple[int, int, int]], interval: int, timestamp: int
 ) -> None:
     index, placed = built(batches, interval)
-    start = index.position_before_time(timestamp)
+    _, start = index.entry_before_time(timestamp)
     assert start in {position for _, position, _ in placed} | {0}
     assert all(time < timestamp for _, position, time in placed if position < start)
 

@@ -1,23 +1,17 @@
-"""One segment: finding and reading batches wherever the index points, and noticing a broken one."""
+"""One segment: its index, and walking over its batches."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from support.batches import make_batch
 from support.faulty_storage import FaultyStorage
-from tidemill.errors import CorruptData
 from tidemill.log.index import IndexCache
 from tidemill.log.segment import Segment
 from tidemill.log.walk import BrokenBatch, walk
-from tidemill.records.batch import parse_header, stamp_prefix
-
-#: Records per batch, and bytes per record.
-BATCHES = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 400)), min_size=1, max_size=12)
+from tidemill.records.batch import stamp_prefix
 
 
 def built(batches: list[tuple[int, int]], interval: int, base: int = 100) -> tuple[FaultyStorage, Segment]:
@@ -30,38 +24,6 @@ def built(batches: list[tuple[int, int]], interval: int, base: int = 100) -> tup
         prefix = stamp_prefix(header, segment.next_offset, 0)
         segment.append([prefix, data[16:]], header, segment.next_offset, header.max_timestamp)
     return storage, segment
-
-
-@given(BATCHES, st.integers(1, 2000), st.integers(0, 60))
-def test_find_gives_the_batch_that_holds_the_offset(
-    batches: list[tuple[int, int]], interval: int, ahead: int
-) -> None:
-    _, segment = built(batches, interval)
-    found = segment.find(100 + ahead, segment.size_bytes)
-    if 100 + ahead >= segment.next_offset:
-        assert found is None
-    else:
-        assert found is not None
-        position, header = found
-        assert header.base_offset <= 100 + ahead <= header.last_offset
-        assert parse_header(segment.read_batch(position, header)) == header
-
-
-@given(BATCHES, st.integers(1, 2000), st.integers(0, 60), st.integers(0, 30_000), st.booleans())
-def test_read_gives_the_bytes_from_that_batch_on(
-    batches: list[tuple[int, int]], interval: int, ahead: int, max_bytes: int, at_least_one: bool
-) -> None:
-    storage, segment = built(batches, interval)
-    content = storage.read_file(segment.log_path)
-    found = segment.find(100 + ahead, segment.size_bytes)
-    data = segment.read(100 + ahead, max_bytes, segment.size_bytes, at_least_one=at_least_one)
-    if found is None:
-        assert data is None
-        return
-    position, header = found
-    size = max(max_bytes, header.size_bytes) if at_least_one else max_bytes
-    wanted = content[position : position + size]
-    assert data == (wanted if len(wanted) >= header.size_bytes else b"")
 
 
 def test_a_rebuilt_segment_equals_the_one_that_was_written() -> None:
@@ -108,14 +70,6 @@ def test_a_broken_batch_is_named_with_its_position(position: int, what: str) -> 
     with pytest.raises(BrokenBatch, match=what) as caught:
         list(walk(segment.file, 0, segment.size_bytes, verify=True))
     assert caught.value.position == size
-
-
-def test_a_header_that_makes_no_sense_is_corrupt_data_when_it_is_met_while_reading() -> None:
-    storage, segment = built([(1, 50)] * 3, 10_000)
-    storage.flip_bit(segment.log_path, segment.size_bytes // 3 + 16)
-    with pytest.raises(CorruptData) as caught:
-        segment.find(102, segment.size_bytes)
-    assert (caught.value.path, caught.value.position) == (segment.log_path, segment.size_bytes // 3)
 
 
 def test_batches_larger_than_the_read_ahead_are_walked() -> None:

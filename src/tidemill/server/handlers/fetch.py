@@ -3,6 +3,10 @@
 A position between the high watermark and the log end is a good one that has nothing to read yet; only one
 outside of the log is out of range.
 
+Only whole batches leave, and each has been checked. One that is damaged ends what is read of its partition;
+at its own offset the answer is CORRUPT_MESSAGE, which clients show to their application. One answer holds no
+more than can be read and checked in one turn of the loop.
+
 A request that has to wait is woken by its partitions, never by polling. Sessions (KIP-227) keep the list of
 partitions between requests; see ``fetch_sessions``.
 """
@@ -14,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
+from tidemill.log.reading import ReadBudget
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
@@ -241,9 +246,10 @@ class _Fetch:
             max(answer_room, 1),
         )
         first = True
+        turn = ReadBudget()
         topics: dict[str | UUID, list[FetchPartition]] = {}
         for wanted in self._wanted:
-            result = self._read_one(wanted, room, first)
+            result = self._read_one(wanted, room, first, turn)
             size = sum(map(len, result.records))
             room -= size
             first = first and not size
@@ -265,7 +271,7 @@ class _Fetch:
             or result.log_start_offset != wanted.told_log_start
         )
 
-    def _read_one(self, wanted: SessionPartition, room: int, first: bool) -> FetchPartition:
+    def _read_one(self, wanted: SessionPartition, room: int, first: bool, turn: ReadBudget) -> FetchPartition:
         try:
             partition = self._partition(wanted)
             diverging = self._diverged(partition, wanted)
@@ -274,7 +280,11 @@ class _Fetch:
                 limit = min(room, max(0, wanted.max_bytes))
                 if limit > 0 or first:
                     records = partition.read(
-                        wanted.fetch_offset, limit, at_least_one=first, committed=self._committed
+                        wanted.fetch_offset,
+                        limit,
+                        at_least_one=first,
+                        committed=self._committed,
+                        budget=turn,
                     )
                 else:
                     partition.check_position(wanted.fetch_offset)

@@ -1,0 +1,91 @@
+"""Checking batches as they are read from a log: every one that leaves it has been through here.
+
+A checksum covers a batch from its attributes on. What stands before is checked by what the log knows: the
+length leads to the next batch, the base offset follows on from the batch before, the leader epoch is the one
+that wrote there. It takes a step of a loop per batch and none per record: a microsecond for a small batch.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from tidemill.log.epochs import NO_END, EpochHistory
+from tidemill.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
+
+__all__ = ("CheckedBatches", "check_batches")
+
+#: Base offset, batch length, leader epoch, magic, checksum, attributes, last offset delta.
+_CHECKED_FIELDS = struct.Struct(">qiibIhi")
+_MAGIC = 2
+_CRC_START = 21
+_LENGTH_MIN = HEADER_BYTES - LENGTH_PREFIX_BYTES
+
+
+class CheckedBatches(NamedTuple):
+    """How far the bytes are whole, sound batches."""
+
+    size_bytes: int
+    batch_count: int
+    #: The offset that must follow them.
+    next_offset: int
+    #: What is wrong with the next batch; empty if it is only not whole, or not wanted.
+    defect: str
+
+
+def check_batches(
+    data: memoryview,
+    expected_offset: int,
+    epochs: EpochHistory,
+    *,
+    stop_offset: int = NO_END,
+    max_batches: int = NO_END,
+) -> CheckedBatches:
+    """Check the batches that ``data`` begins with, the first of which must have ``expected_offset``.
+
+    Ends at the first one that is not sound or not whole, at ``max_batches``, and before the batch that holds
+    ``stop_offset``; of that one everything in front of the checksum has been checked.
+    """
+    unpack, checksum = _CHECKED_FIELDS.unpack_from, crc32c
+    position, end, count, defect = 0, len(data), 0, ""
+    epoch, epoch_end = epochs.span_at(expected_offset)
+    while count < max_batches and end - position >= HEADER_BYTES:
+        base_offset, length, found_epoch, magic, crc, _, delta = unpack(data, position)
+        if base_offset >= epoch_end:
+            epoch, epoch_end = epochs.span_at(base_offset)
+        if (
+            base_offset != expected_offset
+            or magic != _MAGIC
+            or length < _LENGTH_MIN
+            or delta < 0
+            or (found_epoch != epoch and epoch >= 0)
+        ):
+            defect = _defect(base_offset, expected_offset, magic, length, delta, found_epoch, epoch)
+            break
+        if base_offset + delta >= stop_offset:
+            break
+        behind = position + LENGTH_PREFIX_BYTES + length
+        if behind > end:
+            break
+        if checksum(data[position + _CRC_START : behind]) != crc:
+            defect = "the checksum does not fit the bytes"
+            break
+        position, expected_offset = behind, base_offset + delta + 1
+        count += 1
+    return CheckedBatches(position, count, expected_offset, defect)
+
+
+def _defect(
+    base_offset: int, expected_offset: int, magic: int, length: int, delta: int, found_epoch: int, epoch: int
+) -> str:
+    if magic != _MAGIC:
+        return f"record format {magic} instead of {_MAGIC}"
+    if length < _LENGTH_MIN:
+        return f"a batch length of {length} is too short"
+    if delta < 0:
+        return f"a negative last offset delta of {delta}"
+    if base_offset != expected_offset:
+        return f"offset {base_offset} where {expected_offset} must be"
+    return f"leader epoch {found_epoch} where {epoch} must be"
