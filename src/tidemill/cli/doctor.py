@@ -304,6 +304,8 @@ def _http(settings: Settings) -> Iterator[Finding]:
     ready = Verdict.OK if status == 200 and not problems else Verdict.FAIL
     advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'" if problems else ""
     yield Finding("health", ready, "; ".join(problems) or f"ready, says {url}", advice)
+    if isinstance(scrub := body.get("scrub"), dict) and scrub:
+        yield _scrub(scrub)
     if server_time is not None:
         skew = abs(server_time - time.time())
         # The header counts whole seconds.
@@ -314,6 +316,25 @@ def _http(settings: Settings) -> Iterator[Finding]:
             f"the node's clock is {'' if bad else 'less than '}{max(1, round(skew))} s off",
             "set both clocks by NTP" if bad else "",
         )
+
+
+def _scrub(scrub: dict[str, Any]) -> Finding:
+    """When every batch was last read, and what came of it."""
+    from datetime import UTC, datetime
+
+    damaged, ended_ms = int(scrub.get("damaged_batches", 0)), int(scrub.get("last_pass_ended_ms", 0))
+    when = "all data has not been read through yet"
+    if ended_ms:
+        ended = datetime.fromtimestamp(ended_ms / 1000, UTC)
+        when = f"all data was last read through at {ended:%Y-%m-%d %H:%M} UTC"
+    if scrub.get("running"):
+        when += f", and is at {float(scrub.get('progress', 0)):.0%} now"
+    if not scrub.get("enabled"):
+        when += ", and is not: scrub_interval_ms is 0"
+    if damaged:
+        advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'"
+        return Finding("scrub", Verdict.FAIL, f"{damaged} damaged batches are known; {when}", advice)
+    return Finding("scrub", Verdict.OK, f"no damage is known; {when}")
 
 
 def _get(url: str) -> tuple[int, float | None, dict[str, Any]]:

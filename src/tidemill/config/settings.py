@@ -118,6 +118,15 @@ class Settings:
         _bytes("How much compaction may read and write in a second. 0: no limit.", 0),
     ] = 64 * MIB
 
+    scrub_interval_ms: Annotated[
+        int,
+        _ms("How often every batch is read and checked, whether anybody asks for it or not. 0: never.", 0),
+    ] = 7 * 24 * 60 * 60 * 1000
+    scrub_bytes_per_second: Annotated[
+        int,
+        _bytes("How much of the logs is read in a second for that. 0: no limit.", 0),
+    ] = 8 * MIB
+
     # Limits, checked before memory is taken.
     max_connections: Annotated[
         int,

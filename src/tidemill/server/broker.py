@@ -28,7 +28,8 @@ from tidemill.replication.compactor import Compactor
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
 from tidemill.replication.flusher import Flusher, wall_clock_ms
 from tidemill.replication.partition import Partition
-from tidemill.replication.replicas import Placement, Replicas
+from tidemill.replication.replicas import PartitionKey, Placement, Replicas
+from tidemill.replication.scrubber import Scrubber
 from tidemill.server.budget import ByteBudget
 from tidemill.server.fetch_sessions import FetchSessions
 from tidemill.transactions.coordinator import TransactionCoordinator
@@ -97,6 +98,14 @@ class Broker:
             max_decompressed_bytes=settings.max_decompressed_bytes,
             clock_ms=clock_ms,
         )
+        self.scrubber = Scrubber(
+            replicas,
+            self.led_placements,
+            self._led_placement,
+            bytes_per_second=settings.scrub_bytes_per_second,
+            interval_ms=settings.scrub_interval_ms,
+            clock_ms=clock_ms,
+        )
         controller.subscribe(self._metadata_changed)
         replicas.on_open = self._partition_opened
 
@@ -158,6 +167,14 @@ class Broker:
             for index, placed in enumerate(topic.partitions)
             if placed.leader == self.node_id
         ]
+
+    def _led_placement(self, key: PartitionKey) -> Placement | None:
+        """The placement of a partition by its topic's id; None if it is gone, or not this node's any more."""
+        topic = self.image.topic_by_id(key[0])
+        try:
+            return None if topic is None else self.placement(topic, key[1])
+        except ApiError:
+            return None
 
     # --- tables
 
@@ -424,6 +441,7 @@ class Broker:
         if self._tables is not None:
             await self._tables.close()
         self.compactor.close()
+        self.scrubber.close()
         await self.flusher.drain(list(self.replicas))
         self._deleter.shutdown(wait=True)
         self.flusher.close()

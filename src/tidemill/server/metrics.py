@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.replication.compactor import CompactionCounts
+from tidemill.replication.damage import DamageRegister
+from tidemill.replication.scrubber import Scrubber
 from tidemill.wire.apis import APIS
 
-__all__ = ("Metric", "RequestMetrics", "compaction_metrics", "render_prometheus")
+__all__ = (
+    "Metric",
+    "RequestMetrics",
+    "compaction_metrics",
+    "damage_metrics",
+    "render_prometheus",
+    "scrub_metrics",
+)
 
 
 @dataclass(slots=True)
@@ -71,6 +80,31 @@ def compaction_metrics(counts: CompactionCounts) -> Iterator[Metric]:
         ("damaged_partitions", "gauge", "Partitions that cannot be compacted.", len(counts.damaged)),
     ):
         yield Metric(f"tidemill_compaction_{name}", kind, text, value)
+
+
+def scrub_metrics(scrubber: Scrubber) -> Iterator[Metric]:
+    """What the scrubber has done since the start, and where it is."""
+    counts, progress = scrubber.counts, scrubber.progress
+    for name, kind, text, value in (
+        ("read_bytes_total", "counter", "Bytes of the logs read by the scrubber.", counts.bytes_read),
+        ("batches_total", "counter", "Batches that the scrubber found to be sound.", counts.batches),
+        ("damaged_total", "counter", "Damaged batches that the scrubber met.", counts.damaged_batches),
+        ("errors_total", "counter", "Segments that the scrubber could not read.", counts.errors),
+        ("last_pass_timestamp_ms", "gauge", "When the last whole pass ended.", progress.pass_ended_ms),
+        ("progress_ratio", "gauge", "Partitions read by the present pass, of all.", scrubber.progress_ratio),
+    ):
+        yield Metric(f"tidemill_scrub_{name}", kind, text, value)
+
+
+def damage_metrics(damage: DamageRegister) -> Iterator[Metric]:
+    """Batches that cannot be read: of the node, and of each partition that has some."""
+    text = "Places in the logs that are damaged and not served."
+    total = 0
+    for each in damage:
+        total += len(each.places)
+        labels = (("topic", each.topic), ("partition", str(each.index)))
+        yield Metric("tidemill_partition_damaged_batches", "gauge", text, len(each.places), labels)
+    yield Metric("tidemill_damaged_batches", "gauge", text, total)
 
 
 def render_prometheus(samples: Iterator[Metric]) -> str:

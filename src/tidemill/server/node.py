@@ -32,7 +32,13 @@ from tidemill.server.data_directory import DataDirectory
 from tidemill.server.dispatch import BrokerDispatcher
 from tidemill.server.frame_buffers import FrameBuffers
 from tidemill.server.listening import bound_server
-from tidemill.server.metrics import Metric, RequestMetrics, compaction_metrics
+from tidemill.server.metrics import (
+    Metric,
+    RequestMetrics,
+    compaction_metrics,
+    damage_metrics,
+    scrub_metrics,
+)
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.settings import TransactionSettings
@@ -135,6 +141,7 @@ class Node:
             loop.create_task(self._every(_TRANSACTIONAL_ID_EXPIRY_INTERVAL_MS, broker.transactions.expire)),
             loop.create_task(self._every(settings.kv_check_interval_ms, broker.housekeep_tables)),
             loop.create_task(self._every(_CONNECTION_CHECK_INTERVAL_MS, self._look_after_connections)),
+            loop.create_task(self._scrub()),
         ]
 
     async def _open_listener(self, loop: asyncio.AbstractEventLoop, budget: ByteBudget) -> None:
@@ -252,6 +259,12 @@ class Node:
             except Exception:
                 logger.exception("housekeeping failed; it is tried again later")
 
+    async def _scrub(self) -> None:
+        try:
+            await self.broker.scrubber.run()
+        except Exception:
+            logger.exception("the scrubber has failed; nothing is read on its own until the next start")
+
     # --- stopping
 
     async def stop(self) -> None:
@@ -317,6 +330,10 @@ class Node:
             found.append(f"metadata: {self.broker.controller.failure}")
         return found
 
+    def scrub_status(self) -> dict[str, object]:
+        """How far the scrubber has come, for ``/readyz`` and ``tidemill doctor``."""
+        return self.broker.scrubber.status() if self.ready else {}
+
     def _stopped_partitions(self) -> Iterator[str]:
         """The partitions that are out of service, and why."""
         for placement, error in self.broker.replicas.offline.values():
@@ -365,6 +382,8 @@ class Node:
         )
         yield Metric("tidemill_fetch_sessions", "gauge", "Open fetch sessions.", len(broker.fetch_sessions))
         yield from compaction_metrics(broker.compactor.counts)
+        yield from scrub_metrics(broker.scrubber)
+        yield from damage_metrics(broker.replicas.damage)
         for partition in broker.replicas:
             labels = (("topic", partition.topic), ("partition", str(partition.index)))
             log = partition.log
