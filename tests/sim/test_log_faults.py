@@ -9,6 +9,7 @@ Replay a seed with ``Story(seed).run()``.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,12 +20,15 @@ from support.batches import make_batch
 from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, CorruptData, StorageError, SyncFailed
+from tidemill.errors import ApiError, CorruptData, DamagedBatch, StorageError, SyncFailed
+from tidemill.log import reading
+from tidemill.log.checking import CheckedBatches
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
+from tidemill.log.epochs import NO_END, EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import PartitionLog
 from tidemill.log.recovery import open_log
-from tidemill.records.batch import parse_header
+from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.record import read_records
 
 SEEDS = 500
@@ -389,3 +393,77 @@ def test_ablation_truncating_without_the_recovery_point_is_caught() -> None:
         story.heal()
         broken += check(story.history, drain="drain")
     assert {violation.invariant for violation in broken} >= {1}
+
+
+# --- bits that flip while the log is in use
+
+
+def flipped_story(seed: int) -> tuple[Story, range]:
+    """Everything acknowledged, and then one bit of a durable batch flips; the offsets of that batch."""
+    story = Story(seed)
+    story.config = TopicConfig(segment_bytes=story.rng.choice((1_000, 5_000)), index_interval_bytes=200)
+    story.log = story.open()
+    for _ in range(30):
+        story.append()
+        story.retry()
+        for _ in range(3):
+            story.flush_step()
+    segment = story.rng.choice([each for each in story.log.segments if each.size_bytes])
+    position, header = story.rng.choice(list(story.log.reader(segment).batches_from(segment.base_offset, 0)))
+    byte = position + story.rng.randrange(header.size_bytes)
+    story.storage.flip_bit(segment.log_path, byte, bit=story.rng.randrange(8))
+    return story, range(header.base_offset, header.next_offset)
+
+
+def drain_around_damage(story: Story) -> set[int]:
+    """Read all that can be read; the offsets that cannot."""
+    refused: set[int] = set()
+    while story.position < story.log.durable_offset:
+        before = story.position
+        try:
+            story.read("drain", 500)
+        except DamagedBatch as damage:
+            refused.update(range(damage.first_offset, damage.next_offset))
+            story.position = damage.next_offset
+            story.history.seek("drain", PARTITION, story.position)
+        assert story.position > before, f"the drain is stuck at {before} of {story.log.durable_offset}"
+    return refused
+
+
+def test_flipped_bits_are_never_read_and_what_is_sound_still_is() -> None:
+    for seed in range(100):
+        story, damaged = flipped_story(seed)
+        refused = drain_around_damage(story)
+        assert refused >= set(damaged), f"seed {seed}"
+        assert len(refused) < 30, f"seed {seed}: not more than what lies before the next entry of the index"
+        violations = check(story.history, drain="drain")
+        assert {each.invariant for each in violations} <= {1}, f"seed {seed} broke: {violations[:5]}"
+        read = {event.offset for event in story.history.events if event.kind == "read"}
+        acked = {event.offset for event in story.history.events if event.kind == "acked"}
+        assert acked - read == acked & refused, f"seed {seed}"
+
+
+def test_ablation_reading_without_checks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "check_batches", unchecked_batches)
+    broken: list[Violation] = []
+    for seed in range(60):
+        story, _ = flipped_story(seed)
+        # Bytes that cannot even be decoded end a story; whatever was read before counts.
+        with contextlib.suppress(ApiError, StorageError, AssertionError, ValueError):
+            drain_around_damage(story)
+        broken += [each for each in check(story.history, drain="drain") if each.invariant != 1]
+    assert {violation.invariant for violation in broken} & {2, 4}
+
+
+def unchecked_batches(
+    data: memoryview, expected_offset: int, epochs: EpochHistory, **limits: int
+) -> CheckedBatches:
+    """As ``check_batches``, but headers are believed and checksums not looked at."""
+    position, count = 0, 0
+    while len(data) - position >= HEADER_BYTES and count < limits.get("max_batches", NO_END):
+        header = parse_header(data, position)
+        is_whole = HEADER_BYTES <= header.size_bytes <= len(data) - position
+        if not is_whole or header.last_offset >= limits.get("stop_offset", NO_END):
+            break
+        position, expected_offset, count = position + header.size_bytes, header.next_offset, count + 1
+    return CheckedBatches(position, count, expected_offset, "")

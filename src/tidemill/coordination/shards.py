@@ -4,8 +4,9 @@ A key lives in the partition of the coordinator's topic that it hashes to, and i
 leads that partition. Shards load at ``start`` or when first asked for; requests wait for that.
 
 A shard whose log is damaged is not served until the log is repaired and the node started again: what it
-would serve is a part of what was committed. Its clients get KAFKA_STORAGE_ERROR. COORDINATOR_NOT_AVAILABLE,
-which tells of trouble that passes, they would retry for ever without a word to anybody.
+would serve is a part of what was committed. Its clients get UNKNOWN_SERVER_ERROR, the one code that all of
+them show to their application for every request. COORDINATOR_NOT_AVAILABLE and KAFKA_STORAGE_ERROR, which
+tell of trouble that passes, they would retry for ever without a word to anybody.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def partition_of_key(key: str, partitions: int) -> int:
 def client_error(failure: TidemillError) -> ErrorCode:
     """What a client of a coordinator is told when the log failed so."""
     if isinstance(failure, CorruptData):
-        return ErrorCode.kafka_storage_error
+        return ErrorCode.unknown_server_error
     return _CLIENT_SEES.get(failure.code, failure.code)
 
 
@@ -90,12 +91,9 @@ class Shards(Generic[S]):
         """The shards that are in service now."""
         return list(self._shards.values())
 
-    def problems(self) -> list[str]:
-        """The partitions that are not served because their log is damaged, in words."""
-        return [
-            f"{self._topic}-{partition} is damaged, and what is kept in it is not served: {damage}"
-            for partition, damage in sorted(self._damaged.items())
-        ]
+    def damaged(self) -> dict[tuple[str, int], CorruptData]:
+        """The partitions, as topic and number, that are not served because their log is damaged."""
+        return {(self._topic, partition): damage for partition, damage in sorted(self._damaged.items())}
 
     async def close(self) -> None:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""

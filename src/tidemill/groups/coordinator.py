@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import LogAccess
+    from tidemill.errors import CorruptData
     from tidemill.groups.consumer_messages import ConsumerHeartbeatRequest
     from tidemill.groups.messages import (
         GroupListing,
@@ -77,9 +78,9 @@ class GroupCoordinator:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
         await self._shards.close()
 
-    def problems(self) -> list[str]:
-        """The shards that are not served because their log is damaged, in words."""
-        return self._shards.problems()
+    def damaged(self) -> dict[TopicPartition, CorruptData]:
+        """The partitions that are not served because their log is damaged."""
+        return self._shards.damaged()
 
     def partition_of(self, group_id: str) -> int:
         """The partition that decides which node coordinates ``group_id``."""

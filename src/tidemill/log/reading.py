@@ -22,8 +22,8 @@ from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 __all__ = ("ReadBudget", "SegmentReader")
 
 #: What one turn of the event loop may read and check: some ten milliseconds of a slow machine.
-_TURN_BATCHES_MAX = 8_192
-_TURN_BYTES_MAX = 16 * 1024 * 1024
+_TURN_BATCHES_MAX = 4_096
+_TURN_BYTES_MAX = 8 * 1024 * 1024
 #: Read this much more than asked, to reach from the index entry to the batch in the same call.
 _SLACK_BYTES = 8 * 1024
 _WALK_BYTES = 256 * 1024

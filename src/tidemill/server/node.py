@@ -318,8 +318,7 @@ class Node:
         if not self.ready:
             return ["the node is starting or stopping"]
         found = list(self._stopped_partitions())
-        found += map(str, self.broker.replicas.damage)
-        found += self.broker.groups.problems() + self.broker.transactions.problems()
+        found += self._damage()
         found += [
             f"partition {index} of topic {topic_id} is not compacted: {error}"
             for (topic_id, index), error in self.broker.compactor.counts.damaged.items()
@@ -329,6 +328,15 @@ class Node:
         if self.broker.controller.failure is not None:
             found.append(f"metadata: {self.broker.controller.failure}")
         return found
+
+    def _damage(self) -> Iterator[str]:
+        """What was found damaged in partitions that are not stopped."""
+        coordinators = self.broker.groups.damaged() | self.broker.transactions.damaged()
+        for (topic, index), damage in coordinators.items():
+            yield f"{topic}-{index} is damaged, and what is kept in it is not served: {damage}"
+        for each in self.broker.replicas.damage:
+            if (each.topic, each.index) not in coordinators:
+                yield str(each)
 
     def scrub_status(self) -> dict[str, object]:
         """How far the scrubber has come, for ``/readyz`` and ``tidemill doctor``."""

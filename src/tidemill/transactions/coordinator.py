@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import LogAccess
+    from tidemill.errors import CorruptData
     from tidemill.transactions.messages import (
         TopicPartition,
         TransactionListing,
@@ -75,9 +76,9 @@ class TransactionCoordinator:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all work."""
         await self._shards.close()
 
-    def problems(self) -> list[str]:
-        """The shards that are not served because their log is damaged, in words."""
-        return self._shards.problems()
+    def damaged(self) -> dict[TopicPartition, CorruptData]:
+        """The partitions that are not served because their log is damaged."""
+        return self._shards.damaged()
 
     def partition_of(self, transactional_id: str) -> int:
         """The partition that decides which node coordinates ``transactional_id``."""

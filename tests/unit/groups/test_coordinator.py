@@ -296,12 +296,11 @@ class TestFailures:
         await node.commit(1)
         node.log.append([(b"\x00\x01junk", b"junk")])
         await node.restart()
-        assert await node.commit(2) is ErrorCode.kafka_storage_error
+        assert await node.commit(2) is ErrorCode.unknown_server_error
         assert "at offset 1" in caplog.text
-        assert (await node.coordinator.list_groups()).error is ErrorCode.kafka_storage_error
-        (problem,) = node.coordinator.problems()
-        assert "__consumer_offsets-1 is damaged" in problem
-        assert "memory.log at byte 1" in problem
+        assert (await node.coordinator.list_groups()).error is ErrorCode.unknown_server_error
+        ((place, damage),) = node.coordinator.damaged().items()
+        assert (place, damage.path, damage.position) == (("__consumer_offsets", 1), "memory.log", 1)
         tries = len(node.opened)
         await node.clock.advance(100_000)
         await node.commit(2)
@@ -312,7 +311,7 @@ class TestFailures:
         node.log.commit()
         await node.restart()
         assert await node.fetch() == 1
-        assert node.coordinator.problems() == []
+        assert node.coordinator.damaged() == {}
 
     async def test_a_record_of_an_unknown_kind_is_skipped_with_a_warning(
         self, node: Node, caplog: pytest.LogCaptureFixture

@@ -174,9 +174,9 @@ async def test_a_fetch_of_very_many_tiny_batches_is_answered_in_parts(start: Sta
     offset, answers = 0, 0
     while offset < 20_000:
         read = values(await fetch(node, offset))
-        assert 0 < len(read) < 10_000
+        assert 0 < len(read) < 5_000
         offset, answers = offset + len(read), answers + 1
-    assert answers == 3
+    assert answers == 5
 
 
 # --- coordinators
@@ -209,8 +209,8 @@ async def test_whatever_bit_of_a_committed_offset_flips_it_is_never_another_offs
     for position in range(7, size, max(1, size // 12)):
         flip(node, path, position, 2)
         node = await start()
-        assert await committed(node, bad) is ErrorCode.kafka_storage_error
-        assert await commit(node, bad, 78) is ErrorCode.kafka_storage_error
+        assert await committed(node, bad) is ErrorCode.unknown_server_error
+        assert await commit(node, bad, 78) is ErrorCode.unknown_server_error
         assert await committed(node, good) == 77
         problems = " ".join(node.problems())
         assert f"{OFFSETS_TOPIC}-0 is damaged" in problems
@@ -236,7 +236,7 @@ async def test_a_record_that_checks_out_and_cannot_be_decoded_stops_its_shard_on
     await wait_committed(partition, appended.last_offset + 1)
     await node.stop()
     again = await start()
-    assert await committed(again, bad) is ErrorCode.kafka_storage_error
+    assert await committed(again, bad) is ErrorCode.unknown_server_error
     assert await committed(again, good) == 77
     (problem,) = again.problems()
     assert "cannot be decoded" in problem
@@ -280,16 +280,18 @@ async def test_a_damaged_log_of_transactions_ends_no_transaction_and_serves_the_
     again = await start()
     transactions = again.broker.transactions
     code = (await transactions.init_producer_id(bad, 60_000, producer)).error
-    assert code is ErrorCode.kafka_storage_error
+    assert code is ErrorCode.unknown_server_error
     ended = await transactions.end(bad, producer, commit=True, new_epoch=False)
-    assert ended.error is ErrorCode.kafka_storage_error
+    assert ended.error is ErrorCode.unknown_server_error
     assert (await transactions.init_producer_id(good, 60_000)).error is ErrorCode.none
     assert any(f"{TRANSACTIONS_TOPIC}-0 is damaged" in each and path in each for each in again.problems())
     assert [shard.partition for shard in transactions._shards.loaded()] == [1], "no timer runs for the other"
     await transactions.expire()
     partition = partition_of(again, "t")
     assert (partition.last_stable_offset, partition.log.end_offset) == (0, 1)
-    assert await transactions.add_partitions(bad, Producer(1, 0), [("t", 0)]) is ErrorCode.kafka_storage_error
+    assert (
+        await transactions.add_partitions(bad, Producer(1, 0), [("t", 0)]) is ErrorCode.unknown_server_error
+    )
 
 
 # --- the scrubber
