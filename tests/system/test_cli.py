@@ -591,7 +591,7 @@ def test_doctor_finds_a_healthy_node_healthy(up: UpProcess) -> None:
     verdicts = {finding["check"]: finding["verdict"] for finding in json.loads(done.stdout)}
     assert set(verdicts.values()) == {"ok"}
     assert {"versions", "open files", "data directory", "node", "API versions", "partitions"} <= set(verdicts)
-    assert {"listeners", "unknown directories", "health", "clock"} <= set(verdicts)
+    assert {"listeners", "unknown directories", "health", "scrub", "clock"} <= set(verdicts)
 
 
 def test_doctor_reports_a_directory_of_no_topic(up: UpProcess) -> None:

@@ -304,8 +304,7 @@ def _http(settings: Settings) -> Iterator[Finding]:
     ready = Verdict.OK if status == 200 and not problems else Verdict.FAIL
     advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'" if problems else ""
     yield Finding("health", ready, "; ".join(problems) or f"ready, says {url}", advice)
-    if isinstance(scrub := body.get("scrub"), dict) and scrub:
-        yield _scrub(scrub)
+    yield from _scrub(f"http://{settings.http}/metrics")
     if server_time is not None:
         skew = abs(server_time - time.time())
         # The header counts whole seconds.
@@ -318,23 +317,43 @@ def _http(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _scrub(scrub: dict[str, Any]) -> Finding:
-    """When every batch was last read, and what came of it."""
+def _scrub(url: str) -> Iterator[Finding]:
+    """When every batch was last read, and what damage is known."""
     from datetime import UTC, datetime
 
-    damaged, ended_ms = int(scrub.get("damaged_batches", 0)), int(scrub.get("last_pass_ended_ms", 0))
+    try:
+        values = _samples(url)
+    except OSError:
+        return
+    if "tidemill_damaged_batches" not in values:
+        return  # It is starting or stopping, or of another release.
+    damaged, ended_ms = (
+        int(values["tidemill_damaged_batches"]),
+        values["tidemill_scrub_last_pass_timestamp_ms"],
+    )
     when = "all data has not been read through yet"
     if ended_ms:
         ended = datetime.fromtimestamp(ended_ms / 1000, UTC)
         when = f"all data was last read through at {ended:%Y-%m-%d %H:%M} UTC"
-    if scrub.get("running"):
-        when += f", and is at {float(scrub.get('progress', 0)):.0%} now"
-    if not scrub.get("enabled"):
+    if not values["tidemill_scrub_interval_ms"]:
         when += ", and is not: scrub_interval_ms is 0"
+    elif values["tidemill_scrub_progress_ratio"]:
+        when += f", and {values['tidemill_scrub_progress_ratio']:.0%} of the partitions are again"
     if damaged:
         advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'"
-        return Finding("scrub", Verdict.FAIL, f"{damaged} damaged batches are known; {when}", advice)
-    return Finding("scrub", Verdict.OK, f"no damage is known; {when}")
+        yield Finding("scrub", Verdict.FAIL, f"{damaged} damaged batches are known; {when}", advice)
+    else:
+        yield Finding("scrub", Verdict.OK, f"no damage is known; {when}")
+
+
+def _samples(url: str) -> dict[str, float]:
+    """The samples without labels that a node shows to Prometheus."""
+    import urllib.request
+
+    with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_SECONDS) as response:  # noqa: S310 - always http
+        lines = response.read().decode().splitlines()
+    pairs = (line.split(" ") for line in lines if not line.startswith("#") and "{" not in line)
+    return {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
 
 
 def _get(url: str) -> tuple[int, float | None, dict[str, Any]]:

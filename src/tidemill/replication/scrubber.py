@@ -99,7 +99,7 @@ class Scrubber:
         self._replicas = replicas
         self._placements = placements
         self._placement = placement
-        self._interval_ms = interval_ms
+        self.interval_ms = interval_ms
         self._clock_ms = clock_ms
         self._stopping = threading.Event()
         self._pace = Pace(bytes_per_second, sleep=lambda seconds: _ignore(self._stopping.wait(seconds)))
@@ -116,8 +116,8 @@ class Scrubber:
         """Look at known damage again, then read everything whenever the interval is over."""
         self.load()
         self._look_at_suspects()
-        while self._interval_ms:
-            wait_ms = self.progress.due_in_ms(self._interval_ms, self._clock_ms())
+        while self.interval_ms:
+            wait_ms = self.progress.due_in_ms(self.interval_ms, self._clock_ms())
             if wait_ms > 0:
                 await self._save_if_changed()
                 await asyncio.sleep(min(wait_ms / 1000, _SAVE_INTERVAL_SECONDS))
@@ -159,16 +159,6 @@ class Scrubber:
         if self.progress.partition is None or not self.counts.partitions:
             return 0.0
         return self.counts.partitions_read / self.counts.partitions
-
-    def status(self) -> dict[str, object]:
-        """What people want to know."""
-        return {
-            "enabled": bool(self._interval_ms),
-            "running": self.progress.partition is not None,
-            "progress": round(self.progress_ratio, 3),
-            "last_pass_ended_ms": self.progress.pass_ended_ms,
-            "damaged_batches": self.damaged_count,
-        }
 
     @property
     def damaged_count(self) -> int:
@@ -352,7 +342,7 @@ class Scrubber:
         self._stopping.set()
         self._pool.shutdown(wait=True)
         known = self._known()
-        if self._started and known != self._saved and (self._interval_ms or known.suspects):
+        if self._started and known != self._saved and (self.interval_ms or known.suspects):
             self._write(known)
 
 

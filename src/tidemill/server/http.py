@@ -31,8 +31,7 @@ def make_app(node: Node) -> Starlette:
     async def readyz(request: Request) -> Response:
         # A stopped partition is a matter for its owner; the others still want their requests.
         return JSONResponse(
-            {"ready": node.ready, "problems": node.problems(), "scrub": node.scrub_status()},
-            status_code=200 if node.ready else 503,
+            {"ready": node.ready, "problems": node.problems()}, status_code=200 if node.ready else 503
         )
 
     async def metrics(request: Request) -> Response:

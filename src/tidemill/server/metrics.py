@@ -90,6 +90,7 @@ def scrub_metrics(scrubber: Scrubber) -> Iterator[Metric]:
         ("batches_total", "counter", "Batches that the scrubber found to be sound.", counts.batches),
         ("damaged_total", "counter", "Damaged batches that the scrubber met.", counts.damaged_batches),
         ("errors_total", "counter", "Segments that the scrubber could not read.", counts.errors),
+        ("interval_ms", "gauge", "How often a pass begins; 0 is never.", scrubber.interval_ms),
         ("last_pass_timestamp_ms", "gauge", "When the last whole pass ended.", progress.pass_ended_ms),
         ("progress_ratio", "gauge", "Partitions read by the present pass, of all.", scrubber.progress_ratio),
     ):

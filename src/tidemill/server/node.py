@@ -338,10 +338,6 @@ class Node:
             if (each.topic, each.index) not in coordinators:
                 yield str(each)
 
-    def scrub_status(self) -> dict[str, object]:
-        """How far the scrubber has come, for ``/readyz`` and ``tidemill doctor``."""
-        return self.broker.scrubber.status() if self.ready else {}
-
     def _stopped_partitions(self) -> Iterator[str]:
         """The partitions that are out of service, and why."""
         for placement, error in self.broker.replicas.offline.values():

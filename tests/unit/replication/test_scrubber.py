@@ -101,7 +101,7 @@ async def test_a_pass_finds_damage_that_nobody_has_read_and_goes_on_behind_it(
     assert counts.batches == 2 * (2 * 60 - 3)
     assert 2 * (sum(sizes) - 3 * 300) < counts.bytes_read < 2 * sum(sizes)
     assert counts.damaged_batches == 6
-    assert world.scrubber.status()["damaged_batches"] == 3
+    assert world.scrubber.damaged_count == 3
 
 
 async def test_sound_logs_are_read_whole_and_partitions_opened_for_it_are_closed_again(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +14,8 @@ import pytest
 
 from support.batches import plain_batch
 from support.stream_client import StreamClient
+from tidemill.cli import doctor
+from tidemill.cli.doctor import Finding, Verdict
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
@@ -22,6 +25,7 @@ from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from tidemill.server.http import HttpServer
 from tidemill.server.node import Node
 from tidemill.transactions.messages import Producer
 
@@ -297,6 +301,15 @@ async def test_a_damaged_log_of_transactions_ends_no_transaction_and_serves_the_
 # --- the scrubber
 
 
+async def doctor_of(node: Node) -> list[Finding]:
+    """What ``tidemill doctor`` finds over HTTP."""
+    server = HttpServer(node)
+    address = await server.start(Address("127.0.0.1", 0))
+    found = await asyncio.to_thread(lambda: list(doctor._http(replace(node.settings, http=address))))
+    await server.stop()
+    return found
+
+
 async def test_a_node_reads_what_nobody_reads_and_tells_of_it(start: Start) -> None:
     node = await start()
     await create(node, "t")
@@ -306,7 +319,7 @@ async def test_a_node_reads_what_nobody_reads_and_tells_of_it(start: Start) -> N
     flip(node, path, position + RECORDS_START + 6)
     again = await start(scrub_interval_ms=1, scrub_bytes_per_second=0)
     async with asyncio.timeout(60):
-        while not again.scrub_status()["last_pass_ended_ms"]:  # noqa: ASYNC110 - a thread reads
+        while not again.broker.scrubber.progress.pass_ended_ms:  # noqa: ASYNC110 - a thread reads
             await asyncio.sleep(0.01)
     (problem,) = again.problems()
     assert f"{path} at byte {position}" in problem
@@ -314,7 +327,11 @@ async def test_a_node_reads_what_nobody_reads_and_tells_of_it(start: Start) -> N
     assert metrics["tidemill_scrub_damaged_total"] >= 1
     assert metrics["tidemill_scrub_batches_total"] >= 1
     assert metrics["tidemill_scrub_last_pass_timestamp_ms"] > 0
-    assert again.scrub_status()["damaged_batches"] == 1
+    findings = {each.check: each for each in await doctor_of(again)}
+    assert f"{path} at byte {position}" in findings["health"].detail
+    assert findings["scrub"].verdict is Verdict.FAIL
+    assert "1 damaged batches are known; all data was last read through at 2" in findings["scrub"].detail
+    assert "'tidemill log repair'" in findings["scrub"].advice
     await again.stop()
 
     third = await start(scrub_interval_ms=0)

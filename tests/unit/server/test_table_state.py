@@ -209,6 +209,30 @@ async def test_a_batch_that_does_not_fit_its_checksum_is_not_folded(
         assert store.applied_offset == 0
 
 
+@pytest.mark.parametrize("byte", [7, 22, 50, 90])
+async def test_a_state_is_not_built_from_a_damaged_log_and_says_where_the_damage_is(
+    world: TableWorld, table: TableDefinition, byte: int
+) -> None:
+    await world.upsert(table, [row(number) for number in range(10, 20)])
+    bucket = bucket_of(world, table)
+    await all_rows(world, table)
+    path, position = bucket.log.log.place_of(10)
+    file = world.broker.settings.data_dir / path
+    data = bytearray(file.read_bytes())
+    data[position + byte] ^= 0x20
+    file.write_bytes(data)
+    # The state is lost, and has to be built from the log.
+    await bucket.give_up_state(CorruptData("flipped", path="x", position=0))
+    async with asyncio.timeout(SOON):
+        while bucket.problem is None:  # noqa: ASYNC110 - a test waits for a state
+            await asyncio.sleep(0.01)
+    with pytest.raises(TableError, match=rf"{path} at byte {position}") as caught:
+        await bucket.ready(20, SOON)
+    assert caught.value.table_code is TableCode.state_damaged
+    (damage,) = world.broker.replicas.damage
+    assert (damage.first.path, damage.first.position) == (path, position)
+
+
 async def test_a_batch_that_nobody_should_have_let_in_stops_the_fold_with_its_place(
     world: TableWorld, table: TableDefinition
 ) -> None:
