@@ -191,7 +191,6 @@ class PartitionLog:
         self, batches: Sequence[tuple[Buffer, BatchHeader]], leader_epoch: int, now_ms: int
     ) -> int:
         """Put control batches, of one record each, at the end by one write; returns the first's offset."""
-        leader_epoch = max(leader_epoch, self.epochs.latest_epoch)
         size_bytes = sum(header.size_bytes for _, header in batches)
         as_one = batches[0][1]._replace(
             batch_length=size_bytes - LENGTH_PREFIX_BYTES, last_offset_delta=len(batches) - 1
@@ -214,8 +213,6 @@ class PartitionLog:
 
     def _write(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> int:
         """Put a batch at the end; returns its base offset."""
-        # Epochs never fall in a log, whatever metadata came back from a backup: readers check them.
-        leader_epoch = max(leader_epoch, self.epochs.latest_epoch)
         segment = self._segment_for_append(header, now_ms)
         base_offset = segment.next_offset
         prefix = stamp_prefix(header, base_offset, leader_epoch)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidemill.errors import DamagedBatch
-from tidemill.log.checking import check_batches
+from tidemill.errors import DamagedBatch, StorageError
+from tidemill.log.checking import check_batches, restamp
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.segment import Segment
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
@@ -27,6 +27,7 @@ _TURN_BYTES_MAX = 8 * 1024 * 1024
 #: Read this much more than asked, to reach from the index entry to the batch in the same call.
 _SLACK_BYTES = 8 * 1024
 _WALK_BYTES = 256 * 1024
+_SECTOR_BYTES = 512
 #: How much is looked at behind a damaged batch for one that is sound.
 _RESUME_BYTES_MAX = 1024 * 1024
 
@@ -58,7 +59,7 @@ class SegmentReader:
     ``note`` is told of damage that a read has passed over or stopped in front of.
     """
 
-    __slots__ = ("_end", "_end_offset", "_epochs", "_note", "_segment")
+    __slots__ = ("_end", "_end_offset", "_epochs", "_note", "_read_error", "_segment")
 
     def __init__(
         self,
@@ -73,6 +74,8 @@ class SegmentReader:
         self._end_offset = end_offset
         self._epochs = epochs
         self._note = note
+        #: What the operating system said when it could not read.
+        self._read_error = ""
 
     # --- reading
 
@@ -120,8 +123,8 @@ class SegmentReader:
                         behind = position + checked.size_bytes
                         self._note(self._damage(behind, checked.next_offset, checked.defect)[0])
                     budget.spend(checked.batch_count, checked.size_bytes)
-                    return data[: checked.size_bytes]
-                defect = checked.defect or "the file ends inside a batch"
+                    return restamp(data, checked)
+                defect = checked.defect or self._why_not_whole(position, data)
             start = self._pass_over(position, header.base_offset, defect, offset)
         return None
 
@@ -143,16 +146,15 @@ class SegmentReader:
         while position < self._end:
             chunk = self._load(position, _WALK_BYTES)
             checked = check_batches(chunk, offset, self._epochs)
-            inside = 0
+            batches, inside = restamp(chunk, checked), 0
             for _ in range(checked.batch_count):
-                header = parse_header(chunk, inside)
+                header = parse_header(batches, inside)
                 yield position + inside, header
                 inside += header.size_bytes
             position, offset = position + inside, checked.next_offset
             if checked.defect or not checked.batch_count:
-                raise self._damage(position, offset, checked.defect or self._why_not_whole(position, chunk))[
-                    0
-                ]
+                reason = checked.defect or self._why_not_whole(position, chunk)
+                raise self._damage(position, offset, reason)[0]
 
     # --- finding the place
 
@@ -196,7 +198,17 @@ class SegmentReader:
     # --- bytes
 
     def _read(self, position: int, size: int) -> memoryview:
-        return memoryview(self._segment.file.read(position, min(size, self._end - position)))
+        """Bytes from ``position``; fewer if the file ends, or the disk cannot read on."""
+        file, size = self._segment.file, min(size, self._end - position)
+        while True:
+            try:
+                return memoryview(file.read(position, size))
+            except StorageError as error:
+                # A bad sector, most likely. What lies before it can be read, so ask for less.
+                self._read_error = error.message
+                if size <= _SECTOR_BYTES:
+                    return memoryview(b"")
+                size //= 2
 
     def _load(self, position: int, size: int) -> memoryview:
         """Bytes from ``position``, with the whole first batch among them if its length can be right."""
@@ -230,6 +242,8 @@ class SegmentReader:
         return ""
 
     def _why_not_whole(self, position: int, chunk: memoryview) -> str:
+        if self._read_error:
+            return self._read_error
         if len(chunk) < HEADER_BYTES:
             return f"the file ends inside a batch header ({len(chunk)} bytes)"
         return self._misfit(position, parse_header(chunk)) or "the file ends inside a batch"

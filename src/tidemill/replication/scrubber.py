@@ -278,13 +278,17 @@ class Scrubber:
         position, offset, batches = stretch.position, stretch.offset, 0
         step_end = min(stretch.end, position + _STEP_BYTES)
         while position < step_end and not self._stopping.is_set():
-            chunk = memoryview(file.read(position, min(_CHUNK_BYTES, stretch.end - position)))
-            checked = check_batches(chunk, offset, stretch.epochs)
-            size, count, behind = checked.size_bytes, checked.batch_count, checked.next_offset
-            if not checked.defect and not count and len(chunk) >= HEADER_BYTES:
-                header = parse_header(chunk)
-                if self._is_sound(file, position, header, stretch.end):
-                    size, count, behind = header.size_bytes, 1, header.next_offset
+            try:
+                chunk = memoryview(file.read(position, min(_CHUNK_BYTES, stretch.end - position)))
+                checked = check_batches(chunk, offset, stretch.epochs)
+                size, count, behind = checked.size_bytes, checked.batch_count, checked.next_offset
+                if not checked.defect and not count and len(chunk) >= HEADER_BYTES:
+                    header = parse_header(chunk)
+                    if self._is_sound(file, position, header, stretch.end):
+                        size, count, behind = header.size_bytes, 1, header.next_offset
+            except StorageError:
+                # A bad sector, most likely: the log's own way finds out which batch it is in.
+                return _Step(position - stretch.position, batches, offset, True)
             position, offset, batches = position + size, behind, batches + count
             self._pace.spend(size)
             self._pace.breathe()

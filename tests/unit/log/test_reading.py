@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.batches import make_batch
 from support.faulty_storage import FaultyStorage
-from tidemill.errors import DamagedBatch, ErrorCode
+from tidemill.errors import DamagedBatch, ErrorCode, StorageError
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.index import IndexCache
 from tidemill.log.reading import ReadBudget, SegmentReader
@@ -109,8 +109,11 @@ def test_whatever_bit_flips_no_wrong_byte_is_read_and_sound_batches_still_are(
                 assert damage.next_offset == behind or byte - start in (*range(8, 12), *range(23, 27))
                 assert damage.next_offset <= (BASE + entry[0] if entry else log.segment.next_offset)
                 continue
-            assert not first <= offset < behind, "the damaged batch is not served"
             assert read is not None
+            if byte - start in range(12, 16):
+                assert read == log.content[position:], "the history of epochs has what was here"
+                continue
+            assert not first <= offset < behind, "the damaged batch is not served"
             assert read == log.content[position : position + len(read)]
             assert position >= end or position + len(read) <= start, "a read ends in front of the damage"
     assert {damage.position for damage in log.noted} <= {start}
@@ -127,11 +130,12 @@ def test_a_damaged_batch_is_named_with_file_position_and_offsets_and_what_to_do(
     assert log.read(BASE + 4) == log.content[log.places[2][0] :]
 
 
-def test_a_leader_epoch_that_did_not_write_there_is_damage() -> None:
+def test_a_leader_epoch_that_did_not_write_there_is_put_right_by_the_history() -> None:
     log = made([(1, 50)] * 3, 10_000)
     log.storage.flip_bit(log.segment.log_path, log.places[1][0] + 15)
-    with pytest.raises(DamagedBatch, match="leader epoch 6 where 7 must be"):
-        log.read(BASE + 1)
+    for _, first, _ in log.places:
+        assert log.read(first) == log.content[log.places[first - BASE][0] :]
+    assert [header.leader_epoch for _, header in log.reader().batches_from(BASE, 0)] == [7, 7, 7]
 
 
 def test_a_damaged_length_takes_no_more_memory_than_up_to_the_next_known_batch(
@@ -164,6 +168,35 @@ def test_a_file_that_was_cut_is_damage_and_not_the_end() -> None:
         assert log.read(BASE) == log.content[: log.places[2][0]]
         with pytest.raises(DamagedBatch, match="the file ends inside a batch"):
             log.read(BASE + 2)
+
+
+def test_a_sector_that_the_disk_cannot_read_is_damage_and_the_rest_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = made([(1, 200)] * 40, 100)
+    bad = log.places[20][0] + 100
+    file_type = type(log.segment.file)
+    real = file_type.read
+
+    def read(self: StorageFile, at: int, size: int) -> bytes:
+        if at <= bad < at + size:
+            raise StorageError("cannot read: Input/output error")
+        return real(self, at, size)
+
+    monkeypatch.setattr(file_type, "read", read)
+    offset = BASE
+    while offset < BASE + 20:
+        data = log.read(offset)
+        assert data is not None
+        assert data == log.content[log.places[offset - BASE][0] :][: len(data)]
+        offset += sum(
+            place[0] < log.places[offset - BASE][0] + len(data) for place in log.places[offset - BASE :]
+        )
+    assert offset == BASE + 20
+    with pytest.raises(DamagedBatch, match="Input/output error") as caught:
+        log.read(offset)
+    assert (caught.value.position, caught.value.next_offset) == (log.places[20][0], BASE + 21)
+    assert log.read(BASE + 21) == log.content[log.places[21][0] :]
 
 
 def test_a_turn_of_the_loop_reads_no_more_than_its_budget() -> None:
