@@ -200,9 +200,11 @@ class DamagedBatch(CorruptData):
     code = ErrorCode.corrupt_message
 
     def __init__(self, reason: str, *, path: str, position: int, first_offset: int, next_offset: int) -> None:
+        last = next_offset - 1
+        which = f"offsets {first_offset} … {last} are" if last > first_offset else f"offset {first_offset} is"
         super().__init__(
-            f"offsets {first_offset} … {next_offset - 1} are damaged and cannot be read: {reason}; stop the "
-            "node, then run 'tidemill log verify' and 'tidemill log repair'",
+            f"{which} damaged and cannot be read: {reason}; stop the node, then run 'tidemill log verify' "
+            "and 'tidemill log repair'",
             path=path,
             position=position,
         )

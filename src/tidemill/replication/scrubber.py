@@ -136,11 +136,7 @@ class Scrubber:
 
     async def scrub(self) -> None:
         """Make one pass, or the rest of the one that was begun."""
-        keys = sorted(
-            (placement.topic_id, placement.index)
-            for placement in self._placements()
-            if self._replicas.exists_on_disk(placement)
-        )
+        keys = sorted((placement.topic_id, placement.index) for placement in self._placements())
         first = self.progress.next_partition(keys)
         self.counts.partitions, self.counts.partitions_read = len(keys), first
         for key in keys[first:]:
@@ -184,16 +180,18 @@ class Scrubber:
 
     @contextlib.contextmanager
     def _opened(self, key: PartitionKey) -> Iterator[Partition | None]:
-        """The partition for a moment; None if it is gone or stopped. Nothing may be awaited meanwhile."""
+        """The partition for a moment, without any await; None if it is gone, empty or stopped."""
         placement = self._placement(key)
         partition = self._replicas.peek(*key)
         if placement is None or partition is not None:
             yield partition if placement is not None else None
             return
         try:
-            partition = self._replicas.open(placement)
+            partition = self._replicas.open(placement) if self._replicas.exists_on_disk(placement) else None
         except StorageError:
-            yield None  # Noted and logged where it was opened.
+            partition = None  # Noted and logged where it was opened.
+        if partition is None:
+            yield None
             return
         try:
             yield partition

@@ -138,7 +138,13 @@ async def test_flipped_bits_are_not_served_and_everything_else_still_is(
         assert values(await fetch(again, 3)) == ["d"]
     assert len(caplog.records) == 1, "it is logged once, not once per Fetch"
     (problem,) = again.problems()
-    for part_of_it in ("t-0", "offsets 2 … 2", f"{path} at byte {position}", "log verify", "log repair"):
+    for part_of_it in (
+        "t-0",
+        "offset 2 is damaged",
+        f"{path} at byte {position}",
+        "log verify",
+        "log repair",
+    ):
         assert part_of_it in problem
         assert part_of_it in caplog.text
     metrics = {(each.name, each.labels): each.value for each in again.collect_metrics()}
