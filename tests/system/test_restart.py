@@ -239,6 +239,39 @@ def test_damage_below_the_recovery_point_stops_that_partition_only(
     assert node.readiness()["problems"] == [problem], "a restart must not make it look well"
 
 
+def flip_a_bit(segment: Path, position: int) -> None:
+    content = bytearray(segment.read_bytes())
+    content[position] ^= 1
+    segment.write_bytes(content)
+
+
+def test_damage_found_by_a_reader_is_told_to_its_application_and_the_rest_is_served(
+    tmp_path: Path, start_client: Any
+) -> None:
+    with NodeProcess(tmp_path / "data", offsets_topic_partitions=1) as node:
+        client = start_client("confluent", node)
+        client.call("create_with", topic="t")
+        for number in range(4):
+            client.call("write", topic="t", texts=[f"v{number}"])
+        client.call("commit_offset", group="g", topic="t", offset=3)
+        node.stop()
+        (segment,) = node.partition_dir("t").glob("*.log")
+        size = segment.stat().st_size
+        flip_a_bit(segment, size // 2 + 66)
+        (offsets,) = node.partition_dir("__consumer_offsets").glob("*.log")
+        flip_a_bit(offsets, 80)
+        node.start()
+        assert client.call("read_up_to_an_error", topic="t") == [["v0", "v1"], "INVALID_MSG"]
+        with RawClient(node.address) as raw:
+            assert raw.fetch("t", offset=3).error_code == ErrorCode.none
+        assert client.call("error_of_a_member", topic="t", group="g") == "UNKNOWN"
+        coordinator, log = node.readiness()["problems"]
+        assert coordinator.startswith("__consumer_offsets-0 is damaged")
+        assert offsets.name in coordinator
+        assert log.startswith("t-0: offset 2 is damaged")
+        assert f"{segment.name} at byte {size // 2}" in log
+
+
 def test_a_missing_segment_stops_that_partition_only(own_node: NodeProcess, start_client: Any) -> None:
     node, client = own_node, start_client("confluent", own_node)
     client.call("create_with", topic="damaged", **{"internal.segment.bytes": 500})

@@ -609,6 +609,35 @@ def read_back(topic: str, count: int) -> list[list[Any]]:
 
 
 @scenario
+def read_up_to_an_error(topic: str, start: int = 0) -> tuple[list[str], str]:
+    """The values that come before an error, and the error's name."""
+    found: list[str] = []
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    with consumer() as source:
+        source.assign([TopicPartition(topic, 0, start)])
+        while time.monotonic() < deadline:
+            message = source.poll(1.0)
+            if message is not None and (error := message.error()) is not None:
+                return found, str(error.name())
+            if message is not None:
+                found += values([message])
+    raise AssertionError(f"no error behind {found}")
+
+
+@scenario
+def error_of_a_member(topic: str, group: str) -> str:
+    """The name of the error that a member of a group is told."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    with consumer(group_id=group) as source:
+        source.subscribe([topic])
+        while time.monotonic() < deadline:
+            message = source.poll(1.0)
+            if message is not None and (error := message.error()) is not None:
+                return str(error.name())
+    raise AssertionError("a member was told of no error")
+
+
+@scenario
 def write_outcomes(topic: str, texts: list[str], **config: Any) -> list[str]:
     """What becomes of each value: "ok" or the name of the error."""
     return [
