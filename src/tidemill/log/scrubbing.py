@@ -61,10 +61,12 @@ class ScrubProgress:
         """Where in ``partitions``, which are sorted, the pass goes on; their number if it is over."""
         return 0 if self.partition is None else bisect_left(partitions, self.partition)
 
-    def begun(self, partition: PartitionKey, now_ms: int) -> ScrubProgress:
-        """At the beginning of a partition, the first of a pass if it was between two."""
-        if self.partition is None:
-            return replace(self, pass_began_ms=now_ms, partition=partition, offset=0)
+    def resumed(self, now_ms: int) -> ScrubProgress:
+        """In the pass that is under way, or in a new one that begins now."""
+        return replace(self, pass_began_ms=now_ms) if self.partition is None else self
+
+    def at(self, partition: PartitionKey) -> ScrubProgress:
+        """At a partition: where the pass was in it, or at its beginning."""
         return self if self.partition == partition else replace(self, partition=partition, offset=0)
 
     def read_to(self, offset: int) -> ScrubProgress:

@@ -115,7 +115,7 @@ class Scrubber:
     async def run(self) -> None:
         """Look at known damage again, then read everything whenever the interval is over."""
         self.load()
-        self._look_at_suspects()
+        await self._look_at_suspects()
         while self.interval_ms:
             wait_ms = self.progress.due_in_ms(self.interval_ms, self._clock_ms())
             if wait_ms > 0:
@@ -138,14 +138,15 @@ class Scrubber:
         """Make one pass, or the rest of the one that was begun."""
         keys = sorted((placement.topic_id, placement.index) for placement in self._placements())
         first = self.progress.next_partition(keys)
+        self.progress = self.progress.resumed(self._clock_ms())
         self.counts.partitions, self.counts.partitions_read = len(keys), first
         for key in keys[first:]:
-            self.progress = self.progress.begun(key, self._clock_ms())
+            self.progress = self.progress.at(key)
             await self._scrub_partition(key)
             # Many have nothing to read: let requests have their turn.
             await asyncio.sleep(0)
             self.counts.partitions_read += 1
-        self.progress = self.progress.seen(self._clock_ms()).ended(self._clock_ms())
+        self.progress = self.progress.ended(self._clock_ms())
         await self._save()
         logger.info("every batch has been read: %d damaged ones are known", self.damaged_count)
 
@@ -255,9 +256,10 @@ class Scrubber:
         self.counts.errors += 1
         logger.error("the scrubber cannot read a segment, and leaves it out: %s", error)
 
-    def _look_at_suspects(self) -> None:
+    async def _look_at_suspects(self) -> None:
         for suspect in self.progress.suspects:
             self._confirm((suspect.topic_id, suspect.partition), suspect.offset)
+            await asyncio.sleep(0)
 
     # --- in the thread
 

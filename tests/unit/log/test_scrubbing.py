@@ -18,12 +18,13 @@ KEYS = st.tuples(st.uuids(), st.integers(0, 2**31 - 1))
 def test_a_pass_reads_the_partitions_in_order_and_the_next_waits_for_the_interval() -> None:
     progress = ScrubProgress().seen(1_000)
     assert progress.due_in_ms(DAY, 1_000) == DAY, "a new node begins after one interval"
-    begun = progress.begun(A, DAY)
+    begun = progress.resumed(DAY).at(A)
     assert begun.due_in_ms(DAY, DAY) == 0, "in the middle of a pass"
     assert begun.next_partition([A, B]) == 0
-    assert begun.read_to(77).begun(A, DAY).offset == 77
-    assert begun.read_to(77).begun(B, DAY).offset == 0
-    ended = begun.begun(B, DAY).ended(DAY + 5)
+    assert begun.read_to(77).resumed(DAY + 3) == begun.read_to(77)
+    assert begun.read_to(77).at(A).offset == 77
+    assert begun.read_to(77).at(B).offset == 0
+    ended = begun.at(B).ended(DAY + 5)
     assert (ended.pass_began_ms, ended.pass_ended_ms, ended.partition) == (DAY, DAY + 5, None)
     assert ended.due_in_ms(DAY, DAY + 10) == DAY - 10
     assert ended.due_in_ms(DAY, 3 * DAY) == 0

@@ -197,7 +197,8 @@ async def test_damage_that_is_known_is_looked_at_again_after_a_start_and_forgott
 async def started(world: World) -> None:
     """Begin the scrubber's task; it looks at what is known before it waits for anything."""
     task = asyncio.get_running_loop().create_task(world.scrubber.run())
-    await asyncio.sleep(0)
+    for _ in range(3):
+        await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
 
@@ -251,6 +252,12 @@ async def test_a_segment_that_cannot_be_read_is_left_out_and_counted(world: Worl
     await world.scrubber.scrub()
     assert world.scrubber.counts.errors == 1
     assert world.scrubber.counts.batches == 60 - (gone.next_offset - gone.base_offset)
+
+
+async def test_a_node_without_partitions_waits_for_the_next_interval(world: World) -> None:
+    world.count = 0
+    await world.scrubber.scrub()
+    assert world.scrubber.progress.due_in_ms(DAY, world.now_ms) == DAY
 
 
 async def test_a_deleted_topic_ends_its_part_of_the_pass(world: World) -> None:
