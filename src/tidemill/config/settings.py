@@ -184,11 +184,12 @@ class Settings:
     fetch_max_bytes: Annotated[
         int,
         _bytes(
-            "The most bytes in a fetch response. A first batch that is larger still goes out whole.",
+            "The most bytes in a fetch response. A first batch that is larger still goes out whole. They are "
+            "read and checked at once, while nobody else is served: a megabyte takes up to a millisecond.",
             KIB,
             _INT_MAX,
         ),
-    ] = 55 * MIB
+    ] = 8 * MIB
     max_fetch_sessions: Annotated[
         int,
         _count("Incremental fetch sessions kept. Above it, clients send full fetches.", 0),

@@ -21,9 +21,8 @@ from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 
 __all__ = ("ReadBudget", "SegmentReader")
 
-#: What one turn of the event loop may read and check: some ten milliseconds of a slow machine.
+#: How many batches one turn of the event loop may check: a few milliseconds' worth of the smallest.
 _TURN_BATCHES_MAX = 4_096
-_TURN_BYTES_MAX = 8 * 1024 * 1024
 #: Read this much more than asked, to reach from the index entry to the batch in the same call.
 _SLACK_BYTES = 8 * 1024
 _WALK_BYTES = 256 * 1024
@@ -37,11 +36,6 @@ class ReadBudget:
     """What is left for the reads of one turn of the event loop. A first batch is read whatever it costs."""
 
     batches: int = _TURN_BATCHES_MAX
-    size_bytes: int = _TURN_BYTES_MAX
-
-    def spend(self, batches: int, size_bytes: int) -> None:
-        self.batches -= batches
-        self.size_bytes -= size_bytes
 
 
 class _Found(NamedTuple):
@@ -104,8 +98,7 @@ class SegmentReader:
         may be empty.
         """
         start = self._entry_before(offset)
-        max_bytes = min(max_bytes, budget.size_bytes)
-        while (found := self._seek(offset, start, max(max_bytes, 0) + _SLACK_BYTES)) is not None:
+        while (found := self._seek(offset, start, max_bytes + _SLACK_BYTES)) is not None:
             position, header = found.position, found.header
             defect = self._misfit(position, header)
             if not defect:
@@ -122,7 +115,7 @@ class SegmentReader:
                     if checked.defect:
                         behind = position + checked.size_bytes
                         self._note(self._damage(behind, checked.next_offset, checked.defect)[0])
-                    budget.spend(checked.batch_count, checked.size_bytes)
+                    budget.batches -= checked.batch_count
                     return restamp(data, checked)
                 defect = checked.defect or self._why_not_whole(position, data)
             start = self._pass_over(position, header.base_offset, defect, offset)

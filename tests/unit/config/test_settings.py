@@ -15,7 +15,7 @@ def test_the_defaults_are_those_of_the_design():
 
     assert settings.max_frame_bytes == 100 * 2**20
     assert settings.max_first_frame_bytes == 512 * 2**10
-    assert settings.fetch_max_bytes == 55 * 2**20
+    assert settings.fetch_max_bytes == 8 * 2**20
     assert settings.idle_timeout_ms == 600_000
     assert settings.auto_create_topics
 

@@ -202,15 +202,14 @@ def test_a_sector_that_the_disk_cannot_read_is_damage_and_the_rest_is_served(
 def test_a_turn_of_the_loop_reads_no_more_than_its_budget() -> None:
     log = made([(1, 10)] * 30, 10_000)
     size = log.places[1][0]
-    budget = ReadBudget(batches=10, size_bytes=25 * size)
+    budget = ReadBudget(batches=10)
     reader = log.reader()
     first = reader.read(BASE, 10**6, budget, at_least_one=True)
     assert first is not None
     assert len(first) == 10 * size
     assert reader.read(BASE + 10, 10**6, budget, at_least_one=False) == b""
     assert reader.read(BASE + 10, 10**6, budget, at_least_one=True) == log.content[10 * size : 11 * size]
-    budget = ReadBudget(batches=1000, size_bytes=5 * size + 3)
-    assert reader.read(BASE, 10**6, budget, at_least_one=True) == log.content[: 5 * size]
+    assert reader.read(BASE, 5 * size + 3, ReadBudget(), at_least_one=True) == log.content[: 5 * size]
 
 
 def test_walking_stops_at_damage() -> None:
