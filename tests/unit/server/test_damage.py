@@ -21,6 +21,8 @@ from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import DamagedBatch, ErrorCode
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
+from tidemill.log.repair import apply_repair, plan_repair
+from tidemill.log.storage import LocalStorage
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
@@ -157,6 +159,25 @@ async def test_flipped_bits_are_not_served_and_everything_else_still_is(
     assert values(await fetch(again, 3)) == ["d", "e"], "writing goes on"
     again.broker.discard(partition_of(again, "t"), partition_of(again, "t").delete_records(3))
     assert again.problems() == [], "what was deleted is no damage any more"
+
+
+async def test_after_a_repair_readers_pass_over_what_was_damaged(start: Start) -> None:
+    node = await start()
+    await create(node, "t")
+    await write(node, "t", "a", "b", "c", "d")
+    path, position = partition_of(node, "t").log.place_of(2)
+    await node.stop()
+    flip(node, path, position + RECORDS_START + 6)
+    damaged = await start()
+    assert (await fetch(damaged, 2)).error_code == ErrorCode.corrupt_message
+    await damaged.stop()
+    storage, directory = LocalStorage(node.settings.data_dir), path.rpartition("/")[0]
+    apply_repair(plan_repair(storage, directory))
+
+    repaired = await start()
+    assert values(await fetch(repaired, 0)) == ["a", "b", "d"]
+    assert (await fetch(repaired, 2)).error_code == ErrorCode.none
+    assert repaired.problems() == []
 
 
 async def test_a_search_by_time_that_meets_damage_says_so(start: Start) -> None:
