@@ -81,10 +81,17 @@ class Transactions(RuleBasedStateMachine):
 
     def go(self) -> None:
         self.run(settle())
+        answered = []
         for client in self.clients:
             if client.request is not None and client.request.done():
                 task, client.request = client.request, None
-                self._answered(client, client.kind, task.result())
+                answered.append((client, client.kind, task.result()))
+        # Answers may come together: who replaced whom is in the producers' epochs, not in the clients' order.
+        answered.sort(
+            key=lambda each: each[2].producer if isinstance(each[2], InitResult) else Producer(-1, -1)
+        )
+        for answer in answered:
+            self._answered(*answer)
 
     def send(self, client: Client, kind: str, work: Any) -> None:
         client.kind = kind
