@@ -11,6 +11,7 @@ from tidemill.server.budget import Account, BudgetLimits, ByteBudget, Stall
 from tidemill.server.call import Call
 from tidemill.server.connection import Connection
 from tidemill.server.frame_buffers import FrameBuffers
+from tidemill.server.metrics import RequestMetrics
 
 __all__ = ("FakeDispatcher", "FakeLoop", "FakeTransport", "Peer", "filled", "make_budget")
 
@@ -87,6 +88,8 @@ class FakeDispatcher:
         self.calls: list[Call] = []
         self.closed_connections: list[Connection] = []
         self.closing_reasons: list[str] = []
+        self.metrics = RequestMetrics()
+        self.answered = self.metrics.answered
         self.lets_in = True
         self._on_call = on_call
 

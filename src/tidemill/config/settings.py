@@ -247,6 +247,14 @@ class Settings:
         int,
         _count("How long offsets of a group without members are kept, in minutes."),
     ] = 10_080
+    lag_series_max: Annotated[
+        int,
+        _count(
+            "The most partitions whose consumer lag /metrics shows one by one. With more of them it shows "
+            "only the sums over the partitions of a topic.",
+            0,
+        ),
+    ] = 10_000
 
     # Transactions.
     transactions_topic_partitions: Annotated[

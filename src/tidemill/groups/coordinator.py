@@ -27,7 +27,7 @@ from tidemill.groups.shard import GROUPS_TOPIC, Shard
 from tidemill.groups.state import NO_MEMBER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import LogAccess
@@ -243,6 +243,19 @@ class GroupCoordinator:
             )
         except TidemillError as failure:
             return FetchOffsetsResult(client_error(failure))
+
+    def committed_offsets(self) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
+        """What the groups in service here have committed: each group's (topic, partition, offset).
+
+        Groups may come and go between two steps.
+        """
+        for shard in self._shards.loaded():
+            offsets = shard.state.offsets
+            for group_id in offsets.groups():
+                yield (
+                    group_id,
+                    [(topic, index, commit.offset) for topic, index, commit in offsets.of(group_id)],
+                )
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]

@@ -130,6 +130,10 @@ class OffsetStore:
             for partition, commit in partitions.items():
                 yield topic, partition, commit
 
+    def groups(self) -> list[str]:
+        """The groups that have committed anything."""
+        return list(self._by_group)
+
     def topics(self) -> set[str]:
         """All topics for which any group has committed, also in open transactions."""
         committed = {topic for by_topic in self._by_group.values() for topic in by_topic}

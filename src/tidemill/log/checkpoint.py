@@ -18,7 +18,7 @@ from crc32c import crc32c
 from tidemill.errors import CorruptData, StorageError, SyncFailed
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
-__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile", "damaged_slots")
+__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile", "damaged_slots", "read_recovery_point")
 
 CHECKPOINT_NAME = "checkpoint"
 
@@ -139,6 +139,21 @@ class CheckpointFile:
     def _write_slot(self, slot: int, checkpoint: Checkpoint) -> None:
         self._sequence += 1
         self._file.write(slot * _SLOT_STRIDE_BYTES, [_pack_slot(self._sequence, checkpoint)])
+
+
+def read_recovery_point(storage: Storage, directory: str) -> int | None:
+    """Up to where a log that nobody has open is durable; 0 if it was never written, None if it is damaged.
+
+    Behind an orderly stop that is its end.
+    """
+    if not storage.exists(f"{directory}/{CHECKPOINT_NAME}"):
+        return 0
+    try:
+        file = CheckpointFile.load(storage, directory)
+    except StorageError:
+        return None
+    file.close()
+    return file.current.recovery_point
 
 
 def _pack_slot(sequence: int, checkpoint: Checkpoint) -> bytes:

@@ -78,6 +78,9 @@ class Partition:
         self.index = index
         self.log = log
         self.leader_epoch = leader_epoch
+        #: What clients have written and read here since it was opened; counted by the handlers.
+        self.bytes_in = 0
+        self.bytes_out = 0
         #: Owned by the flusher: a flush of this partition is planned or under way.
         self.flush_scheduled = False
         self._request_flush = request_flush

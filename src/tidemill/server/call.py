@@ -20,7 +20,16 @@ class Call:
     Exactly one of ``reply``, ``reply_buffers``, ``no_reply`` and ``abort`` is called, once.
     """
 
-    __slots__ = ("_close", "_connection_id", "_send", "client_host", "header", "on_hurry", "request")
+    __slots__ = (
+        "_close",
+        "_connection_id",
+        "_send",
+        "client_host",
+        "header",
+        "on_hurry",
+        "request",
+        "waited_seconds",
+    )
 
     def __init__(
         self,
@@ -40,6 +49,8 @@ class Call:
         #: Set by a handler that waits for something: called when the answer should come now, because the
         #: client is gone or the node stops.
         self.on_hurry: Callable[[], None] | None = None
+        #: Set by a handler that waited because the client asked for it (a long poll): for how long.
+        self.waited_seconds = 0.0
 
     @property
     def version(self) -> int:

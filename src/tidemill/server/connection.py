@@ -51,6 +51,12 @@ class Dispatcher(Protocol):
         """Start working on a request. Raises ``ProtocolError`` if the connection must be closed."""
         ...
 
+    def answered(
+        self, api_key: int, seconds: float, waited_seconds: float, request_bytes: int, response_bytes: int
+    ) -> None:
+        """An answer was handed to the transport, so long after its request was complete."""
+        ...
+
     def opened(self, connection: Connection) -> bool:
         """A connection came in; False if there are too many."""
         ...
@@ -67,12 +73,14 @@ class Dispatcher(Protocol):
 class _Slot:
     """The place of an answer in the order of answers."""
 
-    __slots__ = ("answer_bytes", "barrier", "buffers", "call", "frame_bytes")
+    __slots__ = ("answer_bytes", "barrier", "buffers", "call", "complete_at", "frame_bytes")
 
-    def __init__(self, frame_bytes: int, barrier: bool) -> None:
+    def __init__(self, frame_bytes: int, barrier: bool, complete_at: float) -> None:
         self.frame_bytes = frame_bytes
         self.barrier = barrier
         self.answer_bytes = 0
+        #: When the request's last byte was here, by the loop's clock.
+        self.complete_at = complete_at
         self.buffers: ReplyBuffers | None = None
         self.call: Call | None = None
 
@@ -106,7 +114,8 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_length = 0
         self._filled = 0
         self._trusted_bytes = 0
-        self._queue: deque[tuple[RequestHeader, bytes | memoryview]] = deque()
+        #: Requests that have not started, with the time at which each was complete.
+        self._queue: deque[tuple[RequestHeader, bytes | memoryview, float]] = deque()
         self._queued_bytes = 0
         self._slots: deque[_Slot] = deque()
         self._running_barrier = False
@@ -367,7 +376,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queued_bytes += len(frame)
         header = parse_header(frame)
         self._had_request = True
-        self._queue.append((header, frame))
+        self._queue.append((header, frame, self._loop.time()))
         if self._deadline_kind != "idle":
             # The deadline was this frame's; the next one gets its own.
             self._set_deadline(self._limits.idle_timeout_ms, "idle")
@@ -379,12 +388,12 @@ class Connection(asyncio.BufferedProtocol):
         self._pumping = True
         try:
             while self._queue and self._may_start():
-                header, frame = self._queue[0]
+                header, frame, complete_at = self._queue[0]
                 barrier = header.api_key not in _OVERLAPPING
                 if self._running_barrier or (barrier and self._slots):
                     break
                 self._queue.popleft()
-                self._start(header, frame, barrier)
+                self._start(header, frame, barrier, complete_at)
         except ProtocolError as error:
             self._refuse(error)
         finally:
@@ -396,10 +405,12 @@ class Connection(asyncio.BufferedProtocol):
         # Answers that wait behind a slow one take memory as those that the client does not read.
         return not self._slots or self._account.held_bytes - self._queued_bytes < _AHEAD_BYTES
 
-    def _start(self, header: RequestHeader, frame: bytes | memoryview, barrier: bool) -> None:
+    def _start(
+        self, header: RequestHeader, frame: bytes | memoryview, barrier: bool, complete_at: float
+    ) -> None:
         known = is_served(header.api_key, header.api_version)
         request = decode_request(header, frame) if known else None
-        slot = _Slot(len(frame), barrier)
+        slot = _Slot(len(frame), barrier, complete_at)
         self._queued_bytes -= len(frame)
         self._slots.append(slot)
         self._running_barrier = barrier
@@ -431,12 +442,14 @@ class Connection(asyncio.BufferedProtocol):
         self._was_answered = True
         out: list[bytes | bytearray | memoryview] = []
         freed = 0
+        now = self._loop.time()
         while self._slots and self._slots[0].buffers is not None:
             slot = self._slots.popleft()
             freed += slot.frame_bytes
             self._unsent += slot.answer_bytes
             self._account.moved_bytes += slot.answer_bytes
             out += slot.buffers or ()
+            self._note_answered(slot, now)
         transport = self._transport
         assert transport is not None
         if out:
@@ -448,3 +461,14 @@ class Connection(asyncio.BufferedProtocol):
         self._account.give_back(freed)
         if self._closing_after_replies and not self._slots:
             transport.close()
+
+    def _note_answered(self, slot: _Slot, now: float) -> None:
+        call = slot.call
+        if call is not None:
+            self._dispatcher.answered(
+                call.header.api_key,
+                now - slot.complete_at,
+                call.waited_seconds,
+                slot.frame_bytes + _LENGTH_BYTES,
+                slot.answer_bytes,
+            )

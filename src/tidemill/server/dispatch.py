@@ -128,6 +128,7 @@ class BrokerDispatcher:
     def __init__(self, broker: Broker, metrics: RequestMetrics) -> None:
         self._broker = broker
         self._metrics = metrics
+        self.answered = metrics.answered
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
         self._all_closed = asyncio.Event()

@@ -9,12 +9,11 @@ import socket
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tidemill.config.values import Address
 from tidemill.errors import ConfigError
-from tidemill.server.metrics import render_prometheus
 from tidemill.server.node import Node
 
 __all__ = ("HttpServer", "make_app")
@@ -35,7 +34,7 @@ def make_app(node: Node) -> Starlette:
         )
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(render_prometheus(node.collect_metrics()), media_type=_PROMETHEUS_TYPE)
+        return StreamingResponse(node.metrics_page(), media_type=_PROMETHEUS_TYPE)
 
     return Starlette(
         routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import resource
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import chain
 from uuid import uuid4
 
 from tidemill.config.settings import Settings
@@ -31,14 +32,18 @@ from tidemill.server.connection import Connection
 from tidemill.server.data_directory import DataDirectory
 from tidemill.server.dispatch import BrokerDispatcher
 from tidemill.server.frame_buffers import FrameBuffers
+from tidemill.server.lag import ConsumerLag
 from tidemill.server.listening import bound_server
 from tidemill.server.metrics import (
     Metric,
     RequestMetrics,
     compaction_metrics,
     damage_metrics,
+    render_in_steps,
     scrub_metrics,
+    topic_metrics,
 )
+from tidemill.server.process_metrics import measure_machine
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.settings import TransactionSettings
@@ -73,6 +78,7 @@ class Node:
         self._store: SqliteStore | None = None
         self._controller: Controller | None = None
         self._dispatcher: BrokerDispatcher | None = None
+        self._lag: ConsumerLag | None = None
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -129,6 +135,7 @@ class Node:
             await self._recover()
         await self._start_groups()
         await self._start_transactions()
+        self._lag = ConsumerLag(broker)
         if broker.image.tables:
             await broker.tables()
         assert self._server is not None
@@ -346,7 +353,16 @@ class Node:
             if partition.log.failure is not None:
                 yield f"{partition.topic}-{partition.index} is stopped: {partition.log.failure}"
 
+    async def metrics_page(self) -> AsyncIterator[str]:
+        """What /metrics answers, in parts. Made in short turns of the loop, and in a thread."""
+        measured = await asyncio.to_thread(measure_machine, self.settings.data_dir)
+        if self.ready and self._lag is not None:
+            measured += (await self._lag.measure()).collect()
+        async for part in render_in_steps(chain(self.collect_metrics(), measured)):
+            yield part
+
     def collect_metrics(self) -> Iterator[Metric]:
+        """What can be read off at once."""
         yield from self.metrics.collect()
         yield Metric("tidemill_ready", "gauge", "Whether requests are taken.", self.ready)
         yield Metric(
@@ -375,8 +391,9 @@ class Node:
             "tidemill_partitions_stopped",
             "gauge",
             "Partitions out of service.",
-            len(list(self._stopped_partitions())),
+            sum(1 for _ in self._stopped_partitions()),
         )
+        yield Metric("tidemill_problems", "gauge", "Problems that /readyz names.", len(self.problems()))
         yield Metric("tidemill_flushes_total", "counter", "Flushes to disk.", broker.flusher.flush_count)
         yield Metric(
             "tidemill_flush_seconds_total", "counter", "Time spent in flushes.", broker.flusher.flush_seconds
@@ -388,6 +405,7 @@ class Node:
         yield from compaction_metrics(broker.compactor.counts)
         yield from scrub_metrics(broker.scrubber)
         yield from damage_metrics(broker.replicas.damage)
+        yield from topic_metrics(broker.replicas)
         for partition in broker.replicas:
             labels = (("topic", partition.topic), ("partition", str(partition.index)))
             log = partition.log

@@ -59,6 +59,40 @@ def greeted(peer: Peer) -> Peer:
     return peer
 
 
+# --- what is measured
+
+
+def test_a_latency_runs_from_the_last_byte_of_a_request_to_its_answer_in_order() -> None:
+    peer = Peer()
+    frame = produce_frame(1)
+    peer.send(frame[:20])
+    peer.loop.advance(5)
+    peer.send(frame[20:])
+    peer.loop.advance(0.2)
+    peer.send(fetch_frame(2))
+    peer.dispatcher.calls[1].waited_seconds = 0.5
+    peer.dispatcher.answer(2, 30)
+    peer.loop.advance(0.75)
+    assert not peer.dispatcher.metrics.traffic, "the answer to the second waits for that to the first"
+    peer.dispatcher.answer(1, 40)
+    produce, fetch = (peer.dispatcher.metrics.traffic[key] for key in (PRODUCE, FETCH))
+    assert produce.latency.total_seconds == pytest.approx(0.95)
+    assert fetch.latency.total_seconds == pytest.approx(0.75)
+    assert peer.dispatcher.metrics.fetch_handling.total_seconds == pytest.approx(0.25)
+    assert (produce.request_bytes, produce.response_bytes) == (len(frame), 44)
+    assert (fetch.request_bytes, fetch.response_bytes) == (len(fetch_frame(2)), 34)
+
+
+def test_a_request_that_wants_no_answer_is_measured_too() -> None:
+    peer = Peer()
+    peer.send(produce_frame(1, acks=0))
+    peer.loop.advance(0.1)
+    peer.dispatcher.calls[0].no_reply()
+    traffic = peer.dispatcher.metrics.traffic[PRODUCE]
+    assert traffic.latency.total_seconds == pytest.approx(0.1)
+    assert traffic.response_bytes == 0
+
+
 # --- order
 
 

@@ -19,7 +19,14 @@ from support.stream_client import StreamClient
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
-from tidemill.errors import ConfigError, CorruptData, DataDirectoryInUse, ErrorCode, SyncFailed
+from tidemill.errors import (
+    ConfigError,
+    CorruptData,
+    DataDirectoryInUse,
+    ErrorCode,
+    StorageError,
+    SyncFailed,
+)
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.node import Node
 
@@ -313,6 +320,19 @@ async def test_problems_and_the_unclean_stop_of_a_stopped_partition(make: Make) 
     again = make()
     await again.start()
     assert not again.directory.stopped_cleanly
+
+
+async def test_stopped_partitions_are_counted_apart_from_other_problems(make: Make) -> None:
+    node = make()
+    await node.start()
+    await create(node, "t")
+    await write(node, "t", "a")
+    node.broker.compactor.counts.damaged[uuid4(), 0] = StorageError("a bad record")
+    values = {sample.name: sample.value for sample in node.collect_metrics()}
+    assert (values["tidemill_partitions_stopped"], values["tidemill_problems"]) == (0, 1)
+    node.broker.partition(node.broker.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
+    values = {sample.name: sample.value for sample in node.collect_metrics()}
+    assert (values["tidemill_partitions_stopped"], values["tidemill_problems"]) == (1, 2)
 
 
 async def test_metrics_are_there_before_and_after_the_start(make: Make) -> None:

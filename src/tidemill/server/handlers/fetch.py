@@ -114,6 +114,7 @@ class _Fetch:
         "_session",
         "_subscribed",
         "_timer",
+        "_waiting_since",
         "_wanted",
         "_woken",
     )
@@ -135,6 +136,7 @@ class _Fetch:
         self._committed = call.request.isolation_level == _READ_COMMITTED
         self._subscribed: list[Partition] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._waiting_since = 0.0
         self._woken = False
 
     def start(self) -> None:
@@ -146,6 +148,7 @@ class _Fetch:
             partition.subscribe(self, self._wake)
             self._subscribed.append(partition)
         loop = asyncio.get_running_loop()
+        self._waiting_since = loop.time()
         self._timer = loop.call_later(max_wait_ms / 1000, self._answer)
         self._call.on_hurry = self._answer
 
@@ -225,6 +228,7 @@ class _Fetch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._call.waited_seconds = asyncio.get_running_loop().time() - self._waiting_since
         for partition in self._subscribed:
             partition.unsubscribe(self)
         self._subscribed.clear()
@@ -292,6 +296,7 @@ class _Fetch:
             return FetchPartition(wanted.index, error.code, -1)
         except ApiError as error:
             return self._refused(wanted, error)
+        partition.bytes_out += len(records)
         return FetchPartition(
             wanted.index,
             ErrorCode.none,

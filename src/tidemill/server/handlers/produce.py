@@ -102,6 +102,7 @@ def _append_one(
         # Without a primary key nobody has looked for keys.
         has_keys = rows is not None and rows[2] is not None
         appended = partition.append(records, now_ms, records_checked=has_keys)
+        partition.bytes_in += len(records)
         if rows is not None:
             broker.rows_appended(*rows, partition, appended)
     except TidemillError as error:

@@ -1,0 +1,152 @@
+"""Consumer lag of a real node: offsets and logs are on disk, nothing is opened for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from support.batches import plain_batch
+from support.prometheus_text import Family, parse_metrics
+from tidemill.config.settings import Settings
+from tidemill.config.values import Address
+from tidemill.control.commands import CreateTopic
+from tidemill.errors import ErrorCode, SyncFailed
+from tidemill.groups.consumer_messages import ConsumerHeartbeatRequest
+from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
+from tidemill.server.node import Node
+
+Start = Callable[..., Awaitable[Node]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    running: list[Node] = []
+
+    async def begin(**changes: Any) -> Node:
+        settings = Settings(
+            data_dir=tmp_path,
+            listen=Address("127.0.0.1", 0),
+            http=None,
+            offsets_topic_partitions=2,
+            **changes,
+        )
+        node = Node(settings)
+        await node.start()
+        running.append(node)
+        return node
+
+    yield begin
+    for node in running:
+        if node.ready:
+            await node.stop()
+
+
+async def make_topic(node: Node, name: str, records: list[int]) -> None:
+    """A topic with so many records in each of its partitions."""
+    broker = node.broker
+    await broker.controller.submit(
+        CreateTopic(name=name, topic_id=uuid4(), partitions=len(records), replication=1)
+    )
+    for index, count in enumerate(records):
+        partition = broker.partition(broker.topic(name), index)
+        for _ in range(count):
+            partition.append(plain_batch("v"), broker.clock_ms())
+    await broker.flusher.drain(list(broker.replicas))
+
+
+async def commit(node: Node, group: str, topic: str, offsets: dict[int, int], **member: Any) -> None:
+    await node.broker.ensure_offsets_topic()
+    entries = [OffsetToCommit(topic, partition, offset) for partition, offset in offsets.items()]
+    results = await node.broker.groups.commit_offsets(OffsetCommitRequest(group, entries, **member))
+    assert set(results.values()) == {ErrorCode.none}
+
+
+async def scrape(node: Node) -> dict[str, Family]:
+    return parse_metrics("".join([part async for part in node.metrics_page()]))
+
+
+def lags(found: dict[str, Family]) -> dict[tuple[str, ...], float]:
+    family = found["tidemill_group_lag"]
+    return {tuple(said for _, said in labels): value for (_, labels), value in family.samples.items()}
+
+
+async def test_the_lag_is_what_lies_between_the_committed_offset_and_the_high_watermark(start: Start) -> None:
+    node = await start()
+    await make_topic(node, "t", [5, 3, 2])
+    await commit(node, "g", "t", {0: 1, 1: 3})
+    await commit(node, "h", "t", {2: 0})
+    found = await scrape(node)
+    assert lags(found) == {("g", "t", "0"): 4, ("g", "t", "1"): 0, ("h", "t", "2"): 2}
+    assert found["tidemill_group_topic_lag"].value(group="g", topic="t") == 4
+    assert found["tidemill_group_topic_lag_max"].value(group="g", topic="t") == 4
+    assert found["tidemill_groups"].value() == 2
+    assert found["tidemill_group_lag_series_left_out"].value() == 0
+
+
+async def test_a_group_of_the_new_protocol_has_a_lag_too(start: Start) -> None:
+    node = await start()
+    await make_topic(node, "t", [4])
+    await node.broker.ensure_offsets_topic()
+    join = ConsumerHeartbeatRequest(
+        "g", "m", 0, topics=frozenset({"t"}), rebalance_timeout_ms=1_000, owned=frozenset()
+    )
+    joined = await node.broker.groups.consumer_heartbeat(join)
+    await commit(node, "g", "t", {0: 1}, member_id="m", generation=joined.member_epoch, version=9)
+    assert lags(await scrape(node)) == {("g", "t", "0"): 3}
+
+
+async def test_the_lag_in_closed_logs_is_known_without_opening_them(start: Start) -> None:
+    node = await start()
+    await make_topic(node, "t", [5, 3, 0])
+    await commit(node, "g", "t", {0: 1, 1: 1, 2: 0})
+    await node.stop()
+    again = await start()
+    topic = again.broker.topic("t")
+    for _ in range(2):
+        assert lags(await scrape(again)) == {("g", "t", "0"): 4, ("g", "t", "1"): 2, ("g", "t", "2"): 0}
+        assert [again.broker.replicas.peek(topic.id, index) for index in range(3)] == [None] * 3
+    partition = again.broker.partition(topic, 1)
+    partition.append(plain_batch("v"), again.broker.clock_ms())
+    await again.broker.flusher.drain([partition])
+    assert lags(await scrape(again))["g", "t", "1"] == 3, "an open log is asked itself"
+
+
+async def test_a_stopped_partition_and_a_deleted_topic_have_no_lag(start: Start) -> None:
+    node = await start()
+    await make_topic(node, "t", [5, 3])
+    await make_topic(node, "gone", [1])
+    await commit(node, "g", "t", {0: 1, 1: 1})
+    await commit(node, "g", "gone", {0: 0})
+    node.broker.partition(node.broker.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
+    await node.broker.delete_topic(node.broker.topic("gone"))
+    assert lags(await scrape(node)) == {("g", "t", "1"): 2}
+
+
+async def test_too_many_partitions_are_summed_up_and_counted(start: Start) -> None:
+    node = await start(lag_series_max=3)
+    await make_topic(node, "t", [5, 3])
+    await make_topic(node, "u", [1, 9])
+    await commit(node, "g", "t", {0: 0, 1: 0})
+    await commit(node, "g", "u", {0: 1, 1: 1})
+    found = await scrape(node)
+    assert "tidemill_group_lag" not in found, "three of four would look like all of them"
+    assert found["tidemill_group_lag_series_left_out"].value() == 4
+    sums, largest = found["tidemill_group_topic_lag"], found["tidemill_group_topic_lag_max"]
+    assert (sums.value(group="g", topic="t"), largest.value(group="g", topic="t")) == (8, 5)
+    assert (sums.value(group="g", topic="u"), largest.value(group="g", topic="u")) == (8, 8)
+
+
+async def test_of_too_many_sums_the_largest_are_shown(start: Start) -> None:
+    node = await start(lag_series_max=2)
+    await make_topic(node, "t", [5])
+    for number in range(5):
+        await commit(node, f"g{number}", "t", {0: number})
+    found = await scrape(node)
+    shown = {dict(labels)["group"] for _, labels in found["tidemill_group_topic_lag"].samples}
+    assert shown == {"g0", "g1"}
+    assert found["tidemill_group_lag_series_left_out"].value() == 5 + 3
+    assert found["tidemill_groups"].value() == 5
