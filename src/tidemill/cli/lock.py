@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from pathlib import Path
 
@@ -23,11 +22,9 @@ def owner_of(path: Path) -> str | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        try:
-            found = json.loads(os.pread(descriptor, 4096, 0))
-            return f"process {found['pid']} on {found['host']}"
-        except (ValueError, KeyError, TypeError):
-            return "another process"
+        from tidemill.server.data_directory import describe_owner
+
+        return describe_owner(os.pread(descriptor, 4096, 0))
     else:
         return None
     finally:

@@ -14,6 +14,8 @@ from tidemill.cli.up import ConfigOption
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tidemill.config.settings import Settings
+
 __all__ = ("register",)
 
 
@@ -23,19 +25,34 @@ def register(app: typer.Typer) -> None:
 
 
 def settings(session: Session, config: ConfigOption = None) -> None:
-    """Show the settings that 'tidemill up' would use here, and where each comes from."""
-    from tidemill.cli.output import Table, show
+    """Show the settings that 'tidemill up' would use here, and where each comes from.
+
+    If one of them cannot be used, it is named at the end, the defaults are shown, and the exit code is 1.
+    """
     from tidemill.config.loading import find_config_file, load_settings
-    from tidemill.config.settings import SETTINGS
+    from tidemill.config.settings import Settings
+    from tidemill.errors import ConfigError
 
     file = find_config_file(config, os.environ, Path.cwd())
-    loaded = load_settings({}, os.environ, file)
+    try:
+        loaded = load_settings({}, os.environ, file)
+    except ConfigError:
+        # Messages about a wrong setting send people here.
+        _show(session, Settings(), {}, None)
+        raise
+    _show(session, loaded, os.environ, file)
+
+
+def _show(session: Session, loaded: Settings, environ: Mapping[str, str], file: Path | None) -> None:
+    from tidemill.cli.output import Table, show
+    from tidemill.config.settings import SETTINGS
+
     in_file = _named_in(file)
     value: list[dict[str, Any]] = [
         {
             "name": info.name,
             "value": _plain(getattr(loaded, info.name)),
-            "source": _source(info.name, info.variable, os.environ, in_file, file),
+            "source": _source(info.name, info.variable, environ, in_file, file),
             "default": info.default_text,
             "variable": info.variable,
             "allowed": info.allowed,

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -28,6 +27,7 @@ from tidemill.errors import (
     ProtocolError,
     TidemillError,
 )
+from tidemill.server.network_errors import is_unknown_host, reason_of
 from tidemill.wire.apis import APIS, Api
 from tidemill.wire.encode import encode_request
 from tidemill.wire.frames import FRAME_LENGTH_BYTES
@@ -81,7 +81,7 @@ class Connection:
         except TimeoutError:
             raise _unreachable(address, f"no connection within {timeout_ms} ms") from None
         except OSError as error:
-            raise _unreachable(address, _reason(error)) from error
+            raise _not_connected(address, error) from error
         try:
             await connection._negotiate(timeout_ms)
         except BaseException:
@@ -183,7 +183,7 @@ class Connection:
                 )
             )
         elif isinstance(error, OSError):
-            self._fail(_unreachable(self.address, _reason(error)))
+            self._fail(_unreachable(self.address, reason_of(error)))
         else:
             self._fail(_unreachable(self.address, "it closed the connection"))
 
@@ -216,9 +216,13 @@ class Connection:
         return error
 
 
-def _reason(error: OSError) -> str:
-    # asyncio puts words of its own in place of the system's.
-    return os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
+def _not_connected(address: Address, error: OSError) -> NodeUnavailable:
+    if is_unknown_host(error):
+        return NodeUnavailable(
+            f"cannot resolve host {address.host!r} of {address}: {reason_of(error)}; check the spelling, and "
+            "whether this machine can look up names"
+        )
+    return _unreachable(address, reason_of(error))
 
 
 def _unreachable(address: Address, reason: str) -> NodeUnavailable:

@@ -17,7 +17,7 @@ from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.errors import ApiError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 __all__ = ("CONFIG_VARIABLE", "SERVER_VARIABLE", "find_config_file", "load_settings")
@@ -27,6 +27,8 @@ CONFIG_VARIABLE = "TIDEMILL_CONFIG"
 #: The variable that names the node for the command line; no setting of a node.
 SERVER_VARIABLE = "TIDEMILL_SERVER"
 _FILE_NAME = "tidemill.toml"
+#: Settings whose flag has a name of its own; the others are given by ``--set``.
+_FLAGS = {"data_dir": "--data", "listen": "--listen", "http": "--http"}
 _PREFIX = "TIDEMILL_"
 
 _SETTING_NAMES = {info.name for info in SETTINGS}
@@ -63,8 +65,9 @@ def load_settings(
     ):
         for info in SETTINGS:
             if info.name in given:
+                flag = _FLAGS.get(info.name, f"--set {info.name}")
                 values[info.name] = info.read(
-                    given[info.name], label.format(info.name, variable=info.variable)
+                    given[info.name], label.format(flag=flag, variable=info.variable)
                 )
         topic |= _topic_defaults(topic_given, label)
     return Settings(**values, topic_defaults=topic)
@@ -78,8 +81,8 @@ def _from_flags(flags: Mapping[str, object | None]) -> _Source:
     topic = _table(given.pop("topic", {}), "the flags")
     for name in given:
         if name not in _SETTING_NAMES:
-            raise _unknown("flag", name, _SETTING_NAMES)
-    return given, topic, "flag {}"
+            raise _unknown("setting", name, {each: each for each in _SETTING_NAMES}, " (from --set)")
+    return given, topic, "{flag}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Source:
@@ -93,8 +96,9 @@ def _from_environment(environ: Mapping[str, str]) -> _Source:
         elif variable in _TOPIC_KEY_OF_VARIABLE:
             topic[_TOPIC_KEY_OF_VARIABLE[variable]] = text
         else:
-            known = (CONFIG_VARIABLE, *_SETTING_OF_VARIABLE, *_TOPIC_KEY_OF_VARIABLE)
-            raise _unknown("variable", variable, known)
+            names = (CONFIG_VARIABLE, SERVER_VARIABLE, *_SETTING_OF_VARIABLE, *_TOPIC_KEY_OF_VARIABLE)
+            known = {each.removeprefix(_PREFIX): each for each in names}
+            raise _unknown("setting", variable, known, " (from the environment)")
     return given, topic, "variable {variable}"
 
 
@@ -110,7 +114,8 @@ def _from_file(file: Path | None) -> _Source:
     topic = _table(given.pop("topic", {}), str(file))
     for name in given:
         if name not in _SETTING_NAMES:
-            raise _unknown("setting", name, (*_SETTING_NAMES, "topic"), f" in {file}")
+            known = {each: each for each in (*_SETTING_NAMES, "topic")}
+            raise _unknown("setting", name, known, f" (from {file})")
     # Braces in a path must not be taken for a place to fill.
     return given, topic, f"file {str(file).replace('{', '{{').replace('}', '}}')}"
 
@@ -142,7 +147,7 @@ def _topic_defaults(given: Mapping[str, object], label: str) -> dict[str, str]:
             check_overrides({name: text})
         except ApiError as error:
             variable = f"{_PREFIX}TOPIC_{name.upper().replace('.', '_')}"
-            source = label.format(f"topic {name}", variable=variable)
+            source = label.format(flag=f"--set topic.{name}", variable=variable)
             raise ConfigError(f"setting topic (from {source}): {error.message}") from error
     return overrides
 
@@ -156,7 +161,8 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _unknown(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else "`tidemill up --help` lists the known ones"
-    return ConfigError(f"unknown {what} {name[:200]!r}{where}: {hint}")
+def _unknown(what: str, name: str, known: Mapping[str, str], where: str = "") -> ConfigError:
+    """``known``: the names that are allowed, each by the part of it in which names differ."""
+    close = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1, cutoff=0.6)
+    hint = f"did you mean {known[close[0]]}? " if close else ""
+    return ConfigError(f"unknown {what} {name[:200]!r}{where}: {hint}'tidemill settings' lists them all")

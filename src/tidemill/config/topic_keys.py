@@ -144,8 +144,12 @@ def topic_key(name: str) -> ConfigKey:
     key = TOPIC_KEYS.get(name)
     if key is None:
         close = difflib.get_close_matches(name[:200], TOPIC_KEYS, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "`tidemill topic describe` lists the known names"
-        raise ApiError(ErrorCode.invalid_config, f"unknown topic config {name[:200]!r}: {hint}")
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ApiError(
+            ErrorCode.invalid_config,
+            f"unknown topic config {name[:200]!r}: {hint}'tidemill topic describe TOPIC --all-configs' lists "
+            "the known names",
+        )
     return key
 
 

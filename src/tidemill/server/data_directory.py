@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tidemill.errors import CorruptData, DataDirectoryInUse, StorageError
 
-__all__ = ("DataDirectory",)
+__all__ = ("DataDirectory", "describe_owner")
 
 _LOCK = "lock"
 _CLEAN = "clean-stop"
 
 
 class DataDirectory:
-    """Holds the lock from ``acquire`` to ``release``."""
+    """Holds the lock from ``lock`` or ``acquire`` to ``release``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,8 +25,13 @@ class DataDirectory:
         #: Whether the last owner said goodbye; true for a directory that was never used.
         self.stopped_cleanly = True
 
-    def acquire(self) -> None:
-        """Create the directory if need be, and lock it. Raises ``DataDirectoryInUse`` naming the owner."""
+    def lock(self) -> None:
+        """Create the directory if need be, and keep others out; the owner may ask again.
+
+        Raises ``DataDirectoryInUse`` naming the owner.
+        """
+        if self._lock is not None:
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -38,11 +43,15 @@ class DataDirectory:
             owner = os.pread(descriptor, 4096, 0)
             os.close(descriptor)
             raise DataDirectoryInUse(
-                f"the data directory {self.path} is in use by {_describe(owner)}; "
+                f"the data directory {self.path} is in use by {describe_owner(owner)}; "
                 "stop that process or give this one another --data directory"
             ) from None
         self._lock = descriptor
         self.note_owner("")
+
+    def acquire(self) -> None:
+        """``lock``, and find out how the last owner stopped."""
+        self.lock()
         self._take_clean_note()
 
     def _take_clean_note(self) -> None:
@@ -98,7 +107,8 @@ class DataDirectory:
             os.close(descriptor)
 
 
-def _describe(owner: bytes) -> str:
+def describe_owner(owner: bytes) -> str:
+    """Who holds a lock, in words; ``owner`` is what stands in the lock file."""
     try:
         found = json.loads(owner)
         listening = f", listening on {found['listening']}" if found["listening"] else ""

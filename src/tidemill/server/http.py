@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tidemill.config.values import Address
-from tidemill.errors import ConfigError
+from tidemill.server.network_errors import cannot_listen
 from tidemill.server.node import Node
 
 __all__ = ("HttpServer", "make_app")
@@ -66,9 +66,7 @@ class HttpServer:
             listener.listen(128)
         except OSError as error:
             listener.close()
-            raise ConfigError(
-                f"cannot serve HTTP on {address}: {error.strerror}; choose another address with --http"
-            ) from error
+            raise cannot_listen("serve HTTP", address, error, "--http") from error
         config = uvicorn.Config(
             make_app(self._node), log_config=None, access_log=False, lifespan="off", ws="none"
         )

@@ -19,7 +19,7 @@ from tidemill.control.image import TopicImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.sqlite import SqliteStore
 from tidemill.coordination.clock import LoopClock
-from tidemill.errors import ConfigError, StorageError, TidemillError
+from tidemill.errors import StorageError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.groups.topics import ImageTopics
@@ -43,6 +43,7 @@ from tidemill.server.metrics import (
     scrub_metrics,
     topic_metrics,
 )
+from tidemill.server.network_errors import cannot_listen
 from tidemill.server.process_metrics import measure_machine
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
 from tidemill.transactions.coordinator import TransactionCoordinator
@@ -161,9 +162,7 @@ class Node:
                 lambda: Connection(loop, dispatcher, budget, self.settings, buffers), listen, _LISTEN_BACKLOG
             )
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {listen}: {error.strerror or error}; choose another address with --listen"
-            ) from error
+            raise cannot_listen("listen", listen, error, "--listen") from error
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = Address(host, port)
 

@@ -15,11 +15,14 @@ __all__ = ("run_until",)
 async def run_until(node: Node, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Start ``node``, call ``on_ready``, and stop it in an orderly way when ``stop`` is set.
 
-    HTTP comes first and goes last, so that health can be asked for while a long recovery runs. If ``stop`` is
-    set during the start, what was begun is undone and ``on_ready`` is not called.
+    HTTP comes first and goes last, so that health can be asked for while a long recovery runs; before it only
+    the data directory is locked, because a node that runs there most likely has the HTTP port, too. If
+    ``stop`` is set during the start, what was begun is undone and ``on_ready`` is not called.
     """
     await check_exposure(node.settings)
     async with AsyncExitStack() as stack:
+        node.directory.lock()
+        stack.callback(node.directory.release)
         if node.settings.http is not None:
             # HTTP costs an import of its own, so it is loaded only when it is wanted.
             from tidemill.server.http import HttpServer

@@ -133,8 +133,22 @@ def test_a_mistake_in_a_variable_is_named_with_the_variable():
 
 
 def test_a_mistake_in_a_flag_is_named_with_the_flag():
-    assert "flag listen) cannot be 'x'" in refusal(flags={"listen": "x"})
+    assert "from --listen) cannot be 'x'" in refusal(flags={"listen": "x"})
+    assert "from --set node_id) cannot be 'x'" in refusal(flags={"node_id": "x"})
+    assert "from --set topic.flush.ms)" in refusal(flags={"topic": {"flush.ms": "x"}})
     assert "did you mean listen?" in refusal(flags={"lisen": "x:1"})
+
+
+def test_an_unknown_name_is_told_with_its_source_and_where_the_known_ones_are_listed(tmp_path):
+    for message, source in (
+        (refusal(flags={"zzz": "1"}), "(from --set)"),
+        (refusal(environ={"TIDEMILL_ZZZ": "1"}), "(from the environment)"),
+        (refusal(file=toml(tmp_path, "zzz = 1")), "tidemill.toml)"),
+    ):
+        assert source in message
+        assert "'tidemill settings' lists them all" in message
+        assert "did you mean" not in message, "that they all begin with TIDEMILL_ does not make them alike"
+    assert "'tidemill topic describe TOPIC --all-configs'" in refusal(flags={"topic": {"zzz": "1"}})
 
 
 def test_the_config_file_is_the_given_one_then_the_variable_then_the_one_in_the_directory(tmp_path):

@@ -13,7 +13,7 @@ from support.prometheus_text import parse_metrics
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
-from tidemill.errors import ConfigError, SyncFailed
+from tidemill.errors import ConfigError, DataDirectoryInUse, SyncFailed
 from tidemill.server.http import HttpServer
 from tidemill.server.node import Node
 from tidemill.server.running import run_until
@@ -90,10 +90,37 @@ async def test_run_until_serves_http_around_the_whole_life_of_the_node(node: Nod
 
 
 async def test_a_start_that_fails_takes_http_down_again(tmp_path: Path) -> None:
-    (tmp_path / "data").touch()
-    node = Node(Settings(data_dir=tmp_path / "data", listen=LOCAL, http=LOCAL))
-    with pytest.raises(Exception, match="cannot use"):
-        await run_until(node, asyncio.Event(), lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = Address("127.0.0.1", taken.getsockname()[1])
+        node = Node(Settings(data_dir=tmp_path / "data", listen=listen, http=LOCAL))
+        with pytest.raises(ConfigError, match="cannot listen on"):
+            await run_until(node, asyncio.Event(), lambda: None)
     assert node.http_address is not None
     with pytest.raises(OSError, match=r"refused|Connect"):
         await asyncio.open_connection(node.http_address.host, node.http_address.port)
+
+
+async def test_a_second_node_is_told_of_the_first_before_of_its_http_port(node: Node, tmp_path: Path) -> None:
+    stop, ready = asyncio.Event(), asyncio.Event()
+    running = asyncio.get_running_loop().create_task(run_until(node, stop, ready.set))
+    await asyncio.wait_for(ready.wait(), 30)
+    assert node.http_address is not None
+    same = Settings(data_dir=node.settings.data_dir, listen=node.address, http=node.http_address)
+    with pytest.raises(DataDirectoryInUse, match=rf"in use by process .* listening on {node.address}; stop"):
+        await run_until(Node(same), asyncio.Event(), lambda: None)
+    stop.set()
+    await asyncio.wait_for(running, 30)
+
+
+async def test_an_http_port_in_use_lets_go_of_the_directory_and_of_nothing_else(node: Node) -> None:
+    await node.start()
+    await node.stop()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = Address("127.0.0.1", taken.getsockname()[1])
+        again = Node(Settings(data_dir=node.settings.data_dir, listen=LOCAL, http=http))
+        with pytest.raises(ConfigError, match="cannot serve HTTP"):
+            await run_until(again, asyncio.Event(), lambda: None)
+    third = Node(Settings(data_dir=node.settings.data_dir, listen=LOCAL, http=None))
+    await third.start()
+    assert third.directory.stopped_cleanly, "the note of the orderly stop is still there"
+    await third.stop()
