@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import Session, command, warn
 
 if TYPE_CHECKING:
     from tidemill.cli.when import Place
     from tidemill.client.cluster import Cluster, TopicPartition
     from tidemill.client.consumer import Message
+    from tidemill.errors import ApiError, UndecodableBatch
 
 __all__ = ("register",)
 
@@ -59,9 +60,14 @@ def consume(
     template: Annotated[
         str | None, typer.Option("--template", "-t", help=r"How to write a message. Default: '%v\n'.")
     ] = None,
+    skip_undecodable: Annotated[
+        bool,
+        typer.Option("--skip-undecodable", help="Pass over batches that cannot be decoded, with a warning."),
+    ] = False,
 ) -> None:
     """Read records and write them to stdout. Ctrl-C stops; a group commits what was written."""
     from tidemill.cli.offsets import place_argument
+    from tidemill.errors import UndecodableBatch
 
     if group is not None and partition:
         raise typer.BadParameter("a group decides by itself who reads what", param_hint="--partition")
@@ -69,11 +75,30 @@ def consume(
         raise typer.BadParameter("--format json has a form of its own", param_hint="--template")
     chosen = start if start is not None else "earliest" if exit_at_end else "latest"
     place = place_argument(chosen, "--from")
-    consumption = _Consumption(_writer(session, template), max_messages, exit_at_end)
-    if group is None:
-        session.run(lambda cluster: consumption.read_partitions(cluster, topic, partition, place))
-    else:
-        session.run(lambda cluster: consumption.read_as_group(cluster, topic, group, place))
+    skip = _warn_of if skip_undecodable else None
+    consumption = _Consumption(_writer(session, template), max_messages, exit_at_end, skip)
+    try:
+        if group is None:
+            session.run(lambda cluster: consumption.read_partitions(cluster, topic, partition, place))
+        else:
+            session.run(lambda cluster: consumption.read_as_group(cluster, topic, group, place))
+    except UndecodableBatch as error:
+        raise _with_advice(error) from error
+
+
+def _warn_of(failure: UndecodableBatch) -> None:
+    warn(f"{failure.message}; skipped")
+
+
+def _with_advice(error: UndecodableBatch) -> ApiError:
+    """The same error with the options that lead around the batch."""
+    from tidemill.errors import ApiError
+
+    return ApiError(
+        error.code,
+        f"{error.message}: give --skip-undecodable to pass over such batches, or read on with "
+        f"--partition {error.partition} --from {error.last_offset + 1}",
+    )
 
 
 def _writer(session: Session, template: str | None) -> Callable[[Message], bytes]:
@@ -91,9 +116,14 @@ class _Consumption:
     """Writes messages until there are enough."""
 
     def __init__(
-        self, write: Callable[[Message], bytes], max_messages: int | None, exit_at_end: bool
+        self,
+        write: Callable[[Message], bytes],
+        max_messages: int | None,
+        exit_at_end: bool,
+        skip: Callable[[UndecodableBatch], None] | None,
     ) -> None:
         self._write = write
+        self._skip = skip
         self._left = max_messages
         self._exit_at_end = exit_at_end
         #: Where each partition ended when reading began; reading stops there with --exit.
@@ -110,7 +140,7 @@ class _Consumption:
         partitions = [(topic_name, index) for index in indexes]
         positions = await offsets_at(cluster, partitions, place)
         await self._note_ends(cluster, partitions)
-        reader = PartitionReader(cluster, positions, out_of_range="earliest")
+        reader = PartitionReader(cluster, positions, out_of_range="earliest", on_undecodable=self._skip)
         try:
             while not self._finished(reader.positions):
                 self._put(await reader.poll(), lambda message: None)
@@ -126,7 +156,7 @@ class _Consumption:
         async def start(partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
             return await offsets_at(cluster, partitions, place)
 
-        consumer = GroupConsumer(cluster, group, [topic_name], start)
+        consumer = GroupConsumer(cluster, group, [topic_name], start, on_undecodable=self._skip)
         seen = 0
         try:
             while not (seen and self._finished(consumer.positions)):

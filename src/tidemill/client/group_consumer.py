@@ -10,7 +10,7 @@ from tidemill.client.cluster import Cluster, TopicPartition
 from tidemill.client.consumer import Message, PartitionReader
 from tidemill.client.group_admin import commit_offsets, fetch_offsets
 from tidemill.client.membership import Membership
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, ErrorCode, UndecodableBatch
 
 __all__ = ("GroupConsumer", "StartOffsets")
 
@@ -25,15 +25,26 @@ _TOO_LATE: Final = frozenset(
 
 
 class GroupConsumer:
-    """A member that reads. At least once: only what was passed to ``mark`` is committed."""
+    """A member that reads. At least once: only what was passed to ``mark`` is committed.
 
-    def __init__(self, cluster: Cluster, group: str, topics: Sequence[str], start: StartOffsets) -> None:
+    ``on_undecodable`` is that of ``PartitionReader``.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        topics: Sequence[str],
+        start: StartOffsets,
+        *,
+        on_undecodable: Callable[[UndecodableBatch], None] | None = None,
+    ) -> None:
         self._cluster = cluster
         self._group = group
         self._start = start
         self._membership = Membership(cluster, group, topics)
         self._membership.must_rejoin.set()
-        self._reader = PartitionReader(cluster, out_of_range="earliest")
+        self._reader = PartitionReader(cluster, out_of_range="earliest", on_undecodable=on_undecodable)
         self._marked: dict[TopicPartition, int] = {}
         self._committed_at = asyncio.get_running_loop().time()
         #: Rises by one with every assignment.

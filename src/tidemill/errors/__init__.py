@@ -5,7 +5,8 @@ The tree::
     TidemillError                  carries a Kafka error code; ``retriable`` follows from the code
     ├── ApiError                   a request that is refused; nothing was changed
     │   ├── InvalidRecords         a batch that is refused for what its records are
-    │   └── TableError             the same for tables and scans, with a code of ``TableCode``
+    │   ├── TableError             the same for tables and scans, with a code of ``TableCode``
+    │   └── UndecodableBatch       a consumer cannot take the records out of a batch; names its offsets
     ├── ProtocolError              the peer sent bytes that are not the protocol; its connection is closed
     ├── ConfigError                a setting that cannot be used
     ├── MetadataConflict           another writer changed the metadata first; read again and retry
@@ -44,6 +45,7 @@ __all__ = (
     "TableCode",
     "TableError",
     "TidemillError",
+    "UndecodableBatch",
 )
 
 
@@ -133,6 +135,28 @@ class TableError(ApiError):
     @property
     def name(self) -> str:
         return self.table_code.name.upper()
+
+
+class UndecodableBatch(ApiError):
+    """A batch that a consumer has read and whose records cannot be taken out of it.
+
+    It holds the offsets from ``base_offset`` to ``last_offset``; what is behind can be read.
+
+    >>> error = UndecodableBatch("orders", 0, 5, 9, "no codec")
+    >>> error.message
+    'orders-0: the batch of offsets 5 to 9 cannot be decoded: no codec; reading can go on at offset 10'
+    """
+
+    def __init__(self, topic: str, partition: int, base_offset: int, last_offset: int, reason: str) -> None:
+        super().__init__(
+            ErrorCode.corrupt_message,
+            f"{topic}-{partition}: the batch of offsets {base_offset} to {last_offset} cannot be decoded: "
+            f"{reason}; reading can go on at offset {last_offset + 1}",
+        )
+        self.topic = topic
+        self.partition = partition
+        self.base_offset = base_offset
+        self.last_offset = last_offset
 
 
 class ProtocolError(TidemillError):

@@ -27,6 +27,8 @@ def frame_length(buffer: bytes | bytearray | memoryview, offset: int, max_bytes:
     """The length in the four bytes at ``offset``. Raises ProtocolError if it is negative or too large."""
     length: int = _read_length(buffer, offset)[0]
     if not 0 <= length <= max_bytes:
+        if bytes(buffer[offset : offset + FRAME_LENGTH_BYTES]) == b"HTTP":
+            raise ProtocolError("it speaks HTTP")
         raise ProtocolError(f"a frame of {length} bytes: at most {max_bytes} are accepted")
     return length
 

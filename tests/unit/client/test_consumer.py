@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.client.consumer import _messages
+from tidemill.client.consumer import _messages_of_batch
 from tidemill.client.fetching import FetchedBatches, _wanted_batches
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.records.record import Record, build_batch
@@ -19,7 +19,8 @@ def values(data: bytes, offset: int) -> tuple[list[bytes | None], int]:
     found = list(_wanted_batches(data, [], "t-0"))
     next_offset = max((behind for behind, _ in found), default=offset)
     batches = [batch for _, batch in found if batch is not None]
-    messages = _messages(FetchedBatches(("t", 0), offset, batches, next_offset, -1))
+    fetched = FetchedBatches(("t", 0), offset, batches, next_offset, -1)
+    messages = [message for batch in batches for message in _messages_of_batch(fetched, batch)]
     return [message.record.value for message in messages], next_offset
 
 
