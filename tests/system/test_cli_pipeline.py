@@ -111,6 +111,9 @@ def test_a_new_project_runs_as_generated_and_then_takes_only_what_is_new(tmp_pat
         "revenue_by_region": None,
     }
     assert errors == ""
+    completed = json.loads(output.splitlines()[-1])
+    assert (completed["tables"], completed["topics"]) == (["shop.orders"], [])
+    assert [Path(path).name for path in completed["spark_tables"]] == ["order_history", "revenue_by_region"]
     check(project, orders=1_000)
 
     call(sys.executable, "prepare.py", "--send", "50", folder=project)

@@ -295,7 +295,7 @@ def _http(settings: Settings) -> Iterator[Finding]:
     try:
         status, server_time, body = _get(url)
     except OSError as error:
-        detail = f"nothing answers at {url} ({error})"
+        detail = f"nothing answers at {url} ({_reason(error)})"
         yield Finding(
             "http", Verdict.WARN, detail, "if the node serves HTTP elsewhere, say where with --http"
         )
@@ -354,6 +354,14 @@ def _samples(url: str) -> dict[str, float]:
         lines = response.read().decode().splitlines()
     pairs = (line.split(" ") for line in lines if not line.startswith("#") and "{" not in line)
     return {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
+
+
+def _reason(error: OSError) -> str:
+    from tidemill.server.network_errors import reason_of
+
+    # urllib wraps the system's error into one of its own.
+    cause = getattr(error, "reason", error)
+    return reason_of(cause) if isinstance(cause, OSError) else str(cause)
 
 
 def _get(url: str) -> tuple[int, float | None, dict[str, Any]]:

@@ -25,6 +25,7 @@ from tidemill.cli.pipeline_errors import Cause, cause_of, place_of
 from tidemill.cli.pipeline_events import Event, Failed, Finished, Refused, Translator
 from tidemill.cli.pipeline_processes import Line, Process, RunLog
 from tidemill.cli.pipeline_project import SERVERS_KEY, Project
+from tidemill.cli.pipeline_results import Written, how_to_look, log_ends, spark_tables, written_since
 from tidemill.cli.pipeline_screen import Screen
 from tidemill.cli.session import Session, fail
 from tidemill.errors import ConfigError
@@ -106,6 +107,9 @@ class _Run:
         self._finished: list[Finished] = []
         self._troubles: list[Failed | Refused] = []
         self._started = time.monotonic()
+        #: Where the node inside this process has its data; None if the nodes run by themselves.
+        self._own_data: Path | None = None
+        self._ends_before: dict[str, int] = {}
         self._log = RunLog(_log_path(project))
         stack.callback(self._log.close)
 
@@ -129,6 +133,8 @@ class _Run:
             port = self._wait_for(server)
             if port is None:
                 return self._failed(1, _last_words(server.errors, "Spark could not start"))
+            if not self._order.dry:
+                self._ends_before = log_ends(servers)
             return self._pipeline(configuration, {**environment, "SPARK_REMOTE": f"sc://localhost:{port}"})
 
     def _node(self) -> tuple[str, bool]:
@@ -151,6 +157,7 @@ class _Run:
         from tidemill.client.embedded import open_node
 
         node = self._stack.enter_context(open_node(data))
+        self._own_data = data
         text = f"pipeline {name} on a node of its own, data in {_relative(data)}"
         self._screen.say(text, event="node", servers=node.bootstrap_servers, data=str(data))
         return node.bootstrap_servers, True
@@ -230,7 +237,7 @@ class _Run:
         named = [option for option in self._order.refresh if "=" in option]
         if named and not self._finished:
             return self._failed(1, Cause(_names_nothing(named)))
-        self._completed()
+        self._completed(configuration)
         return 0
 
     def _take(self, events: list[Event]) -> None:
@@ -241,8 +248,15 @@ class _Run:
             elif isinstance(event, Failed | Refused):
                 self._troubles.append(event)
 
-    def _completed(self) -> None:
+    def _completed(self, configuration: dict[str, str]) -> None:
         seconds = time.monotonic() - self._started
+        servers = configuration[SERVERS_KEY]
+        written, of_spark = Written(), list[Path]()
+        if not self._order.dry:
+            written = written_since(self._ends_before, servers)
+            of_spark = spark_tables(
+                configuration["spark.sql.warehouse.dir"], [each.flow for each in self._finished]
+            )
         flows = len({each.flow for each in self._finished})
         done = "the pipeline is sound" if self._order.dry else f"{flows} {_flows(flows)} done"
         self._screen.say(
@@ -251,7 +265,13 @@ class _Run:
             flows=flows,
             seconds=round(seconds, 3),
             log=str(self._log.path),
+            tables=written.tables,
+            topics=written.topics,
+            spark_tables=[str(path) for path in of_spark],
         )
+        data = None if self._own_data is None else _relative(self._own_data)
+        for line in how_to_look(written, [_relative(path) for path in of_spark], servers, data):
+            self._screen.advise(line)
 
     def _failed(self, code: int, cause: Cause | None) -> int:
         """Say why, once, and where the rest is."""

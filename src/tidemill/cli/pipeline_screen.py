@@ -64,6 +64,11 @@ class Screen:
         else:
             write_line(text)
 
+    def advise(self, text: str) -> None:
+        """A line for people; programs find the same in the events."""
+        if not self._as_json:
+            self.say(text)
+
     def show(self, event: Event) -> None:
         """Show what happened."""
         self._follow(event)

@@ -98,12 +98,21 @@ def produce(
         codec=NONE if compression is Compression.NONE else CODEC_NUMBERS[compression.value],
         acks=ACKS_ALL if acks is Acks.ALL else int(acks.value),
         rate=rate,
+        prompt=_prompt(json_lines, key_separator),
     )
     started = time.monotonic()
     tally = session.run(lambda cluster: sending.run(cluster, file))
     _summarize(session, topic, tally, time.monotonic() - started)
     if tally.failure is not None:
         raise tally.failure
+
+
+def _prompt(json_lines: bool, key_separator: str | None) -> str:
+    """What is said to somebody at a terminal, whose records are waited for."""
+    wanted = "records" if key_separator is None else f"records as KEY{key_separator}VALUE"
+    if json_lines:
+        wanted = 'records as JSON objects like {"key": "k", "value": "v"}'
+    return f"type {wanted}, one per line; Ctrl-D at the start of a line ends"
 
 
 def _summarize(session: Session, topic: str, tally: Tally, seconds: float) -> None:

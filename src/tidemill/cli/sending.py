@@ -55,6 +55,8 @@ class Sending:
     codec: int
     acks: int
     rate: float | None
+    #: What to tell somebody who sits at a terminal and is waited for.
+    prompt: str
     tally: Tally = field(default_factory=Tally)
 
     async def run(self, cluster: Cluster, file: Path | None) -> Tally:
@@ -67,6 +69,9 @@ class Sending:
     async def _pump(self, producer: Producer, file: Path | None) -> None:
         descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
         size = 0 if file is None else os.fstat(descriptor).st_size
+        if file is None and os.isatty(descriptor):
+            sys.stderr.write(f"{self.prompt}\n")
+            sys.stderr.flush()
         bar_context = nullcontext(None) if file is None else progress("sending", size, in_bytes=True)
         try:
             with bar_context as bar:

@@ -132,16 +132,19 @@ class Session:
 
 
 def command(
-    app: typer.Typer, name: str, *, epilog: str | None = None
+    app: typer.Typer, name: str, *, epilog: str | None = None, format_help: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command: its docstring is the help, its first parameter the session."""
+    """Register a function as a command: its docstring is the help, its first parameter the session.
+
+    ``format_help``: what ``--format`` means to this command, if that is not what it means to all.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         shared = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in _SHARED.items()
+            for name, (annotation, default) in _shared_options(format_help).items()
         ]
         parameters = [
             context,
@@ -160,6 +163,13 @@ def command(
         return function
 
     return register
+
+
+def _shared_options(format_help: str | None) -> dict[str, tuple[Any, Any]]:
+    if format_help is None:
+        return _SHARED
+    option = typer.Option("--format", help=format_help, rich_help_panel=_PANEL)
+    return {**_SHARED, "format": (Annotated[Format | None, option], None)}
 
 
 def _session(context: typer.Context, given: dict[str, Any]) -> Session:

@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     command(app, "lookup")(lookup)
     command(app, "scan")(scan)
-    command(app, "follow")(follow)
+    command(app, "follow", format_help="Of no use here: it is always JSON lines.")(follow)
 
 
 def lookup(
@@ -188,21 +188,32 @@ def follow(
     snapshot: Annotated[
         bool,
         typer.Option(
-            "--snapshot/--no-snapshot", help="First the rows that are there (default), or only changes."
+            "--snapshot/--no-snapshot",
+            show_default=False,
+            help="First the rows that are there (default), or only what changes from now on.",
         ),
     ] = True,
     until_now: Annotated[
         bool, typer.Option("--until-now", help="End at what is there now, instead of waiting for more.")
     ] = False,
 ) -> None:
-    """Print the rows of a table and then every change after them, as JSON lines. Ctrl-C stops.
+    """Print the rows of a table and then every change after them, as JSON lines, until Ctrl-C.
 
-    A line has op (snapshot, upsert, delete; insert in a table without a primary key), bucket, offset and row.
-    The row of a deletion has the key columns only. Every change comes once, and in order within its bucket.
+    A row that is there has op "snapshot" and row. A change has op (upsert or delete), bucket, offset,
+    timestamp_ms and row, and in a partitioned table partition; the row of a deletion has the key columns
+    only. Every change comes once, and in order within its bucket. A table without a primary key is a log:
+    its rows all come as changes with op insert.
 
     \b
-    Example:
-      tidemill table follow shop.orders --no-snapshot
+    Examples:
+      tidemill table follow shop.orders                  the rows, then changes as they come
+      tidemill table follow shop.orders --no-snapshot    only changes from now on
+      tidemill table follow shop.orders --until-now      the rows, and no waiting
+
+    \b
+    Lines look like this:
+      {"op":"snapshot","row":{"id":1,"region":"eu"}}
+      {"op":"delete","bucket":0,"offset":17,"timestamp_ms":1767225600000,"row":{"id":1}}
     """
     from tidemill.cli.table_reading import follow_changes
 

@@ -179,8 +179,10 @@ def _schema(columns: str | None, path: Path | None) -> pa.Schema:
 def _boundaries(texts: list[str], schema: pa.Schema, key: list[str]) -> list[tuple[Any, ...]]:
     from tidemill.cli.table_keys import key_fields, parse_prefix
 
+    if not texts:
+        return []
     missing = [name for name in key if name not in schema.names]
-    if texts and (missing or not key):
+    if missing or not key:
         raise typer.BadParameter(
             f"boundaries are keys, and {', '.join(missing) or 'a primary key'} is not among the columns"
             if missing

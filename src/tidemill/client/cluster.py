@@ -218,6 +218,11 @@ class Cluster:
                 self._topics.pop(topic.name, None)
                 continue
             # A topic without a leader is a topic all the same: whoever needs the leader will say so.
+            if topic.error_code == ErrorCode.invalid_topic_exception:
+                # The answer has no words for it.
+                from tidemill.control.placement import check_topic_name
+
+                check_topic_name(topic.name)
             if topic.error_code != ErrorCode.leader_not_available:
                 check(topic.error_code, None, f"topic {topic.name!r}")
             self._topics[topic.name] = _topic_info(topic)

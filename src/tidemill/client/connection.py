@@ -27,7 +27,6 @@ from tidemill.errors import (
     ProtocolError,
     TidemillError,
 )
-from tidemill.server.network_errors import is_unknown_host, reason_of
 from tidemill.wire.apis import APIS, Api
 from tidemill.wire.encode import encode_request
 from tidemill.wire.frames import FRAME_LENGTH_BYTES
@@ -183,7 +182,7 @@ class Connection:
                 )
             )
         elif isinstance(error, OSError):
-            self._fail(_unreachable(self.address, reason_of(error)))
+            self._fail(_not_connected(self.address, error))
         else:
             self._fail(_unreachable(self.address, "it closed the connection"))
 
@@ -217,6 +216,9 @@ class Connection:
 
 
 def _not_connected(address: Address, error: OSError) -> NodeUnavailable:
+    # Here, because Spark's processes load this module and nothing of a node.
+    from tidemill.server.network_errors import is_unknown_host, reason_of
+
     if is_unknown_host(error):
         return NodeUnavailable(
             f"cannot resolve host {address.host!r} of {address}: {reason_of(error)}; check the spelling, and "

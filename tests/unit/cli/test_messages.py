@@ -1,0 +1,174 @@
+"""What the command line says to somebody who is new, made a mistake, or is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tidemill
+from tidemill.cli.app import app
+from tidemill.client.embedded import EmbeddedNode
+
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[EmbeddedNode]:
+    with tidemill.open(http="127.0.0.1:0") as running:
+        running.create_table("shop.log", "id bigint")
+        running.create_table("shop.stock", "id bigint", primary_key="id").upsert([{"id": 1}])
+        yield running
+
+
+def run(*arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
+    """stdout and stderr of a command that must end with ``code``."""
+    unset = {name: None for name in os.environ if name.startswith("TIDEMILL_")}
+    result = CliRunner().invoke(app, list(arguments), prog_name="tidemill", env={**unset, **environment})
+    assert result.exit_code == code, result.output
+    return result.stdout, result.stderr
+
+
+# --- settings
+
+
+def test_settings_are_listed_even_if_one_of_them_is_unknown(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("max_conections = 5\n")
+    out, errors = run("settings", "--config", str(file), code=1)
+    assert "max_connections " in out
+    assert "unknown setting 'max_conections'" in errors
+    assert "did you mean max_connections? 'tidemill settings' lists them all" in errors
+    out, errors = run("settings", "--format", "json", code=1, TIDEMILL_ZZZ="1")
+    assert "listen" in {entry["name"] for entry in json.loads(out)}
+    assert "unknown setting 'TIDEMILL_ZZZ' (from the environment): 'tidemill settings' lists" in errors
+
+
+def test_up_points_to_the_list_of_settings(tmp_path: Path) -> None:
+    _, errors = run("up", "--data", str(tmp_path), "--set", "zzz=1", code=1)
+    assert "unknown setting 'zzz' (from --set): 'tidemill settings' lists them all" in errors
+
+
+# --- addresses
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    _, errors = run("topic", "list", "--server", "nosuchhost.invalid:9092", code=4)
+    assert "cannot resolve host 'nosuchhost.invalid'" in errors
+    assert "Unknown error" not in errors
+
+
+def test_the_http_address_is_recognised_as_such(node: EmbeddedNode) -> None:
+    _, errors = run("topic", "list", "--server", str(node._node.http_address), code=1)
+    assert "it speaks HTTP" in errors
+    assert "check that the address is the node's Kafka address" in errors
+
+
+def test_doctor_says_in_plain_words_why_http_does_not_answer(node: EmbeddedNode, tmp_path: Path) -> None:
+    where = ("--server", node.bootstrap_servers, "--http", "127.0.0.1:1", "--data", str(tmp_path))
+    out, _ = run("doctor", *where)
+    assert "nothing answers at http://127.0.0.1:1/readyz (Connection refused)" in out
+
+
+# --- names
+
+
+def test_a_topic_that_cannot_be_called_so_is_told_why(node: EmbeddedNode) -> None:
+    _, errors = run("topic", "produce", "bad name", "--server", node.bootstrap_servers, code=1)
+    assert "topic name 'bad name' has characters other than letters" in errors
+
+
+def test_an_unknown_topic_config_points_to_the_command_that_lists_them(node: EmbeddedNode) -> None:
+    options = ("--config", "zzz=1", "--server", node.bootstrap_servers)
+    _, errors = run("topic", "create", "t", *options, code=1)
+    assert "'tidemill topic describe TOPIC --all-configs' lists the known names" in errors
+
+
+def test_a_key_that_is_no_column_is_named(node: EmbeddedNode) -> None:
+    columns = ("--columns", "id bigint", "--primary-key", "no", "--server", node.bootstrap_servers)
+    _, errors = run("table", "create", "shop.wrong", *columns, code=1)
+    assert "primary key column 'no' is not in the schema; the columns are: id" in errors
+
+
+def test_a_table_without_a_key_is_read_by_following_it(node: EmbeddedNode) -> None:
+    _, errors = run("table", "scan", "shop.log", "--server", node.bootstrap_servers, code=1)
+    assert "'tidemill table follow'" in errors
+
+
+# --- help
+
+
+def test_help_of_follow_shows_the_fields_that_lines_have(node: EmbeddedNode) -> None:
+    said, _ = run("table", "follow", "--help")
+    assert "For people, or for programs" not in said, "there is one format only"
+    shown = [json.loads(line) for line in said.splitlines() if line.lstrip().startswith("{")]
+    fields = {line["op"]: set(line) for line in shown}
+    where = ("--server", node.bootstrap_servers)
+    out, _ = run("table", "follow", "shop.stock", "--until-now", *where)
+    assert {line["op"]: set(line) for line in map(json.loads, out.splitlines())} == {
+        "snapshot": fields["snapshot"]
+    }
+    node.table("shop.log").append([{"id": 7}])
+    out, _ = run("table", "follow", "shop.log", "--until-now", *where)
+    (change,) = map(json.loads, out.splitlines())
+    assert change["op"] == "insert"
+    assert set(change) == fields["delete"]
+
+
+# --- waiting for input
+
+
+def command(node: EmbeddedNode, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tidemill.cli", *arguments, "--server", node.bootstrap_servers]
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "said"),
+    [
+        ((), "hello", "records"),
+        (("-K", ":"), "k:v", "records as KEY:VALUE"),
+        (("--json",), '{"value": "v"}', 'records as JSON objects like {"key": "k", "value": "v"}'),
+    ],
+)
+def test_produce_says_on_a_terminal_what_it_waits_for(
+    node: EmbeddedNode, options: tuple[str, ...], line: str, said: str
+) -> None:
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        command(node, "topic", "produce", "typed", *options),
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(terminal)
+    try:
+        assert process.stderr is not None
+        prompt = f"type {said}, one per line; Ctrl-D at the start of a line ends\n"
+        assert process.stderr.readline() == prompt
+        os.write(controller, f"{line}\n\x04".encode())
+        out, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        process.kill()
+        os.close(controller)
+    assert (process.returncode, errors) == (0, "")
+    assert re.match(r"wrote 1 record ", out)
+
+
+def test_produce_from_a_pipe_says_nothing_of_the_kind(node: EmbeddedNode) -> None:
+    done = subprocess.run(
+        command(node, "topic", "produce", "piped"),
+        input=b"hello\n",
+        capture_output=True,
+        timeout=DEADLINE_SECONDS,
+        check=True,
+    )
+    assert done.stderr == b""
