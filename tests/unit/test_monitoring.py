@@ -31,6 +31,8 @@ PAGE = ROOT / "docs" / "monitoring.md"
 _ROW = re.compile(
     r"^\| `([a-z_0-9]+)` \| (counter|gauge|histogram) \| ([a-z, ]*?) ?\| (.+) \|$", re.MULTILINE
 )
+#: How long a fetch at the end of the log waits.
+WAIT_MS = 300
 #: What Prometheus itself knows of a target.
 _OF_PROMETHEUS = {"up"}
 _TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -59,6 +61,9 @@ async def _exposed(directory: Path) -> dict[str, Family]:
             reader = PartitionReader(cluster, {("orders", 0): 0})
             assert len(await reader.poll()) == 10
             await reader.close()
+            waiting = PartitionReader(cluster, {("orders", 0): 10}, max_wait_ms=WAIT_MS)
+            assert await waiting.poll() == []
+            await waiting.close()
             await _commit(cluster, "orders", 4)
             return parse_metrics("".join([part async for part in node.metrics_page()]))
     finally:
@@ -92,6 +97,13 @@ def test_a_node_tells_lag_latencies_bytes_disk_and_memory(exposed: dict[str, Fam
     assert exposed["process_resident_memory_bytes"].value() > 10_000_000
     assert exposed["process_cpu_seconds_total"].value() > 0
     assert 3 < exposed["process_open_fds"].value() < exposed["process_max_fds"].value()
+
+
+def test_the_wait_of_a_long_poll_is_no_handling(exposed: dict[str, Family]) -> None:
+    whole = exposed["tidemill_request_seconds"]
+    handling = exposed["tidemill_fetch_handling_seconds"]
+    assert handling.value("_count") == whole.value("_count", api="Fetch")
+    assert whole.value("_sum", api="Fetch") - handling.value("_sum") >= WAIT_MS / 1_000
 
 
 def test_the_page_lists_every_metric_with_kind_and_labels(exposed: dict[str, Family]) -> None:

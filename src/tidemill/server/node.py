@@ -7,7 +7,7 @@ import contextlib
 import logging
 import resource
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import chain
 from uuid import uuid4
 
@@ -354,10 +354,11 @@ class Node:
 
     async def metrics_page(self) -> AsyncIterator[str]:
         """What /metrics answers, in parts. Made in short turns of the loop, and in a thread."""
-        measured = await asyncio.to_thread(measure_machine, self.settings.data_dir)
+        machine = await asyncio.to_thread(measure_machine, self.settings.data_dir)
+        lag: Iterable[Metric] = ()
         if self.ready and self._lag is not None:
-            measured += (await self._lag.measure()).collect()
-        async for part in render_in_steps(chain(self.collect_metrics(), measured)):
+            lag = (await self._lag.measure()).collect()
+        async for part in render_in_steps(chain(self.collect_metrics(), machine, lag)):
             yield part
 
     def collect_metrics(self) -> Iterator[Metric]:
