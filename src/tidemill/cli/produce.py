@@ -112,7 +112,7 @@ def _prompt(json_lines: bool, key_separator: str | None) -> str:
     wanted = "records" if key_separator is None else f"records as KEY{key_separator}VALUE"
     if json_lines:
         wanted = 'records as JSON objects like {"key": "k", "value": "v"}'
-    return f"type {wanted}, one per line; Ctrl-D at the start of a line ends"
+    return f"type {wanted}, one per line"
 
 
 def _summarize(session: Session, topic: str, tally: Tally, seconds: float) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tidemill.cli.lines import LineParser
 from tidemill.cli.output import Progress, progress
+from tidemill.cli.session import tell_waiting
 from tidemill.cli.source import read_lines
 from tidemill.client.cluster import Cluster
 from tidemill.client.producer import Delivered, Producer
@@ -69,9 +70,8 @@ class Sending:
     async def _pump(self, producer: Producer, file: Path | None) -> None:
         descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
         size = 0 if file is None else os.fstat(descriptor).st_size
-        if file is None and os.isatty(descriptor):
-            sys.stderr.write(f"{self.prompt}\n")
-            sys.stderr.flush()
+        if file is None:
+            tell_waiting(descriptor, self.prompt)
         bar_context = nullcontext(None) if file is None else progress("sending", size, in_bytes=True)
         try:
             with bar_context as bar:

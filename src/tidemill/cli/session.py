@@ -35,7 +35,17 @@ if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster
     from tidemill.errors import TidemillError
 
-__all__ = ("DEFAULT_SERVER", "SERVER_VARIABLE", "ExitCode", "Format", "Session", "command", "fail", "warn")
+__all__ = (
+    "DEFAULT_SERVER",
+    "SERVER_VARIABLE",
+    "ExitCode",
+    "Format",
+    "Session",
+    "command",
+    "fail",
+    "tell_waiting",
+    "warn",
+)
 
 DEFAULT_SERVER: Final = "127.0.0.1:9092"
 SERVER_VARIABLE: Final = "TIDEMILL_SERVER"
@@ -230,6 +240,13 @@ def fail(message: str) -> None:
 def warn(message: str) -> None:
     """Write a warning to stderr."""
     _to_stderr("warning", "33", message)
+
+
+def tell_waiting(descriptor: int, text: str) -> None:
+    """Say on stderr what is waited for, if that comes from a terminal: somebody sits there."""
+    if os.isatty(descriptor):
+        sys.stderr.write(f"{text}; Ctrl-D at the start of a line ends\n")
+        sys.stderr.flush()
 
 
 def _to_stderr(label: str, colour: str, message: str) -> None:

@@ -18,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tidemill.cli.session import tell_waiting
+
 __all__ = ("STDIN", "Input", "run_ahead")
 
 #: The name under which stdin is given as a file.
@@ -37,6 +39,7 @@ class Input(io.RawIOBase):
         self._closing = threading.Lock()
         if path == STDIN:
             self._descriptor = sys.stdin.fileno()
+            tell_waiting(self._descriptor, "type rows, in the format that was named")
         else:
             self._descriptor = os.open(path, os.O_RDONLY)
             self._own.append(self._descriptor)

@@ -134,11 +134,13 @@ def delete(
 def chosen_format(path: Path, asked: FileFormat | None, option: str = "--input-format") -> FileFormat:
     """The format of a file: what was asked for, or what its name says; else it is a usage error."""
     from tidemill.cli.table_files import file_format
+    from tidemill.cli.table_input import STDIN
 
     kind = asked or file_format(path)
     if kind is None:
+        what = "stdin" if path == STDIN else f"the name of {path}"
         raise typer.BadParameter(
-            f"the name of {path} does not say what is in it: give csv, json or parquet",
+            f"{what} does not say what is in it: give csv, json or parquet",
             param_hint=option,
         )
     return kind

@@ -163,6 +163,29 @@ def test_produce_says_on_a_terminal_what_it_waits_for(
     assert re.match(r"wrote 1 record ", out)
 
 
+def test_upsert_says_on_a_terminal_what_it_waits_for(node: EmbeddedNode) -> None:
+    _, errors = run("table", "upsert", "shop.stock", "-", "--server", node.bootstrap_servers, code=2)
+    assert "stdin does not say what is in it: give csv, json or parquet" in errors
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        command(node, "table", "upsert", "shop.stock", "-", "--input-format", "json"),
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(terminal)
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("type rows, in the format that was named; Ctrl-D")
+        os.write(controller, b'{"id": 5}\n\x04')
+        out, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        process.kill()
+        os.close(controller)
+    assert out.startswith("wrote 1 row ")
+
+
 def test_produce_from_a_pipe_says_nothing_of_the_kind(node: EmbeddedNode) -> None:
     done = subprocess.run(
         command(node, "topic", "produce", "piped"),
