@@ -570,8 +570,8 @@ class AsyncTable(Unpicklable):
         if not self.definition.has_primary_key:
             raise TableError(
                 TableCode.not_a_primary_key_table,
-                f"table {self.name!r} has no primary key: follow() and 'tidemill table follow' read it, or "
-                "any Kafka consumer of its topic",
+                f"table {self.name!r} has no primary key: follow() reads it ('tidemill table follow' on the "
+                "command line), or any Kafka consumer of its topic",
             )
 
     def _columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
