@@ -16,6 +16,7 @@ import socket
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.errors import ConfigError
+from tidemill.server.network_errors import cannot_listen
 
 __all__ = ("check_exposure", "exposed_listeners", "is_loopback")
 
@@ -63,8 +64,5 @@ def _only_loopback(name: str, address: Address) -> bool:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {address}: {address.host} cannot be resolved to an IP address "
-            f"({error.strerror or error}); choose another address with --{name}"
-        ) from error
+        raise cannot_listen("listen", address, error, f"--{name}") from error
     return all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found)

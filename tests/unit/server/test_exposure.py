@@ -81,5 +81,5 @@ def test_a_name_is_as_exposed_as_the_worst_of_its_addresses(monkeypatch: pytest.
 
 
 async def test_a_name_that_means_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.invalid cannot be resolved.*--listen"):
+    with pytest.raises(ConfigError, match=r"cannot resolve host 'nowhere\.invalid'.*--listen"):
         await check_exposure(Settings(listen=Address("nowhere.invalid", 1), http=None))
