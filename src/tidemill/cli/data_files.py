@@ -1,7 +1,7 @@
 """Finding the partitions in a data directory, without its metadata.
 
 A damaged node may have no readable metadata, so names and numbers are taken from the paths:
-``logs/<topic>/<topic id>-<partition>``.
+``logs/<topic>/<topic id>-<partition>``. Partitions whose files are gone are known from the inventory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 
 from tidemill.cli.lock import owner_of
 from tidemill.errors import ApiError, DataDirectoryInUse, ErrorCode, StorageError
+from tidemill.log.inventory import Inventory
+from tidemill.log.storage import LocalStorage
 from tidemill.replication.replicas import LOGS
 
-__all__ = ("PartitionFiles", "data_directory", "find_partitions", "refuse_if_running")
+__all__ = ("PartitionFiles", "data_directory", "find_missing", "find_partitions", "refuse_if_running")
 
 _DIRECTORY = re.compile(r"([0-9a-f]{32})-([0-9]{1,9})")
 _WANTED = re.compile(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?")
@@ -30,6 +32,18 @@ class PartitionFiles:
     index: int
     directory: str
     log_bytes: int
+    #: The inventory says that offsets below were given out; 0 if it does not have the partition.
+    listed_below: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, which the partition's files and a table's state have in common."""
+        return self.directory.rpartition("/")[2]
+
+    @property
+    def topic_id(self) -> str:
+        """In hexadecimal digits."""
+        return self.name.partition("-")[0]
 
 
 def data_directory(given: Path | None) -> Path:
@@ -66,7 +80,26 @@ def find_partitions(data: Path, wanted: Sequence[str]) -> list[PartitionFiles]:
     return chosen
 
 
+def find_missing(data: Path) -> list[PartitionFiles]:
+    """The partitions that had data and have no files at all."""
+    return [
+        each for each in _partitions(data) if each.listed_below and not any((data / each.directory).glob("*"))
+    ]
+
+
 def _partitions(data: Path) -> list[PartitionFiles]:
+    inventory = Inventory(LocalStorage(data), read_only=True)
+    found = _on_disk(data, inventory)
+    there = {each.directory for each in found}
+    for directory in inventory:
+        if directory not in there:
+            _, topic, name = directory.split("/")
+            bound = inventory.listed_below(directory)
+            found.append(PartitionFiles(topic, int(name.partition("-")[2]), directory, 0, bound))
+    return found
+
+
+def _on_disk(data: Path, inventory: Inventory) -> list[PartitionFiles]:
     found: list[PartitionFiles] = []
     for directory in (data / LOGS).glob("*/*"):
         match = _DIRECTORY.fullmatch(directory.name)
@@ -74,7 +107,8 @@ def _partitions(data: Path) -> list[PartitionFiles]:
             continue
         log_bytes = sum(file.stat().st_size for file in directory.glob("*.log"))
         relative = directory.relative_to(data).as_posix()
-        found.append(PartitionFiles(directory.parent.name, int(match[2]), relative, log_bytes))
+        bound = inventory.listed_below(relative)
+        found.append(PartitionFiles(directory.parent.name, int(match[2]), relative, log_bytes, bound))
     return found
 
 

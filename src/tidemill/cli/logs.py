@@ -26,6 +26,10 @@ DataOption = Annotated[
     typer.Option("--data", metavar="DIR", help="The data directory. Default: the one in the settings."),
 ]
 
+#: Where the state of tables is; ``tidemill.tables`` would take long to load.
+_STATE_FOLDER = "kv"
+_REPAIR_CACHE_BYTES = 8 * 1024 * 1024
+
 
 class Treatment(StrEnum):
     """What to do about damage in the middle of a log."""
@@ -165,7 +169,8 @@ def verify(session: Session, partitions: PartitionsArgument = None, data: DataOp
     reports: list[tuple[PartitionFiles, VerifyReport]] = []
     with progress("verifying", sum(each.log_bytes for each in chosen), in_bytes=True) as bar:
         for partition in chosen:
-            reports.append((partition, inspect.verify(storage, partition.directory)))
+            report = inspect.verify(storage, partition.directory, is_listed=partition.listed_below > 0)
+            reports.append((partition, report))
             bar.advance(partition.log_bytes)
     _show_reports(session, reports)
     if any(_serious(report) for _, report in reports):
@@ -236,6 +241,14 @@ def repair(
             help="skip: leave damaged records out, keep those behind. truncate: end the log before them.",
         ),
     ] = Treatment.SKIP,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Start partitions again whose files are gone; what was in them is given up, but the state of "
+            "a table that is still there is kept.",
+        ),
+    ] = False,
     execute: Annotated[
         bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
     ] = False,
@@ -262,13 +275,35 @@ def repair(
     try:
         with progress("checking", sum(each.log_bytes for each in chosen), in_bytes=True) as bar:
             for partition in chosen:
-                plan = plan_repair(storage, partition.directory, DamageTreatment(treatment.value))
+                plan = plan_repair(
+                    storage,
+                    partition.directory,
+                    DamageTreatment(treatment.value),
+                    listed_below=partition.listed_below,
+                    accept_loss=accept_loss,
+                    state_offset=_state_offset(path, partition) if accept_loss else None,
+                )
                 plans.append((partition, plan))
                 bar.advance(partition.log_bytes)
         done = [apply_repair(plan) if execute and not plan.is_empty else [] for _, plan in plans]
     finally:
         directory.release()
     _show_plans(session, plans, done, execute)
+    if any(plan.refused for _, plan in plans):
+        raise typer.Exit(ExitCode.ERROR)
+
+
+def _state_offset(data: Path, partition: PartitionFiles) -> int | None:
+    """How far the state of a table goes that was folded from the partition; None if it is not a table's."""
+    directory = data / _STATE_FOLDER / partition.name
+    if not directory.is_dir():
+        return None
+    from tidemill.kv.recovery import newest_offset
+    from tidemill.kv.resources import KvResources
+    from tidemill.tables.bucket import bucket_identity
+
+    resources = KvResources(block_cache_bytes=_REPAIR_CACHE_BYTES, write_buffer_bytes=_REPAIR_CACHE_BYTES)
+    return newest_offset(directory, resources, bucket_identity(partition.topic_id, partition.index))
 
 
 def _show_plans(
@@ -287,13 +322,14 @@ def _show_plans(
                     "steps": [str(step) for step in plan.steps],
                     "bytes_put_aside": plan.bytes_put_aside,
                     "offsets_lost": plan.offsets_lost,
+                    "refused": plan.refused or None,
                     "kept_in": files,
                 }
                 for (partition, plan), files in zip(plans, done, strict=True)
             ]
         )
         return
-    needed = [(partition, plan) for partition, plan in plans if not plan.is_empty]
+    needed = [(partition, plan) for partition, plan in plans if not plan.is_empty or plan.refused]
     for partition, plan in needed:
         write_line(f"{partition.topic}-{partition.index}  ({partition.directory})")
         for line in plan.describe():
@@ -301,6 +337,6 @@ def _show_plans(
     if not needed:
         write_line(f"nothing to repair in {len(plans)} partitions")
     elif executed:
-        write_line(f"repaired {len(needed)} partitions")
+        write_line(f"repaired {sum(not plan.is_empty for _, plan in needed)} partitions")
     else:
         write_line("nothing was changed; add --execute to do it")

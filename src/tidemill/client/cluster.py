@@ -267,7 +267,10 @@ class Cluster:
                 )
             leader = topic.partitions[index].leader
             if leader not in self.nodes:
-                raise ApiError(ErrorCode.leader_not_available, f"{topic_name}-{index} has no leader now")
+                raise ApiError(
+                    ErrorCode.leader_not_available,
+                    f"{topic_name}-{index} has no leader now; if it stays so, 'tidemill doctor' says why",
+                )
             by_leader.setdefault(leader, []).append((topic_name, index))
         return by_leader
 

@@ -30,12 +30,12 @@ from pathlib import Path
 
 from tidemill.errors import CorruptData, StorageError
 from tidemill.kv.copying import TABLE_SUFFIX
-from tidemill.kv.engine import KvStore
+from tidemill.kv.engine import KvStore, open_read_only
 from tidemill.kv.files import Files
 from tidemill.kv.resources import KvResources
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 
-__all__ = ("mark_damaged", "recover")
+__all__ = ("mark_damaged", "newest_offset", "recover")
 
 _LIVE = "live"
 _DAMAGED_MARK = "DAMAGED"
@@ -53,6 +53,25 @@ def mark_damaged(directory: str | Path, files: Files | None = None) -> None:
     if files.stat(live) is not None:
         files.write(live / _DAMAGED_MARK, b"")
         files.sync(live)
+
+
+def newest_offset(directory: str | Path, resources: KvResources, identity: bytes) -> int | None:
+    """The log offset of the newest state in a bucket's directory that can be read; None if there is none.
+
+    For a bucket whose log is gone: ``recover`` finds the same state if the log begins at this offset. Changes
+    nothing of it.
+    """
+    live = Path(directory) / _LIVE
+    if live.exists() and not (live / _DAMAGED_MARK).exists():
+        with contextlib.suppress(StorageError), open_read_only(live, resources, identity) as reader:
+            return reader.applied_offset
+    snapshots = SnapshotStore(directory)
+    for info in reversed(snapshots.list()):
+        if info.identity == identity:
+            with contextlib.suppress(CorruptData):
+                snapshots.verify(info)
+                return info.log_offset
+    return None
 
 
 def recover(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tidemill.errors import DiskFull
 from tidemill.log.checkpoint import CheckpointFile
+from tidemill.log.inventory import Inventory
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
 __all__ = ("FlushJob", "SideFile")
@@ -40,6 +41,8 @@ class FlushJob:
     sync_directory: bool
     #: Those that became final. After ``run``: those for which there was no room.
     side_files: list[SideFile] = field(default_factory=list)
+    #: The list of partitions, if this one's line in it may not be durable yet.
+    inventory: Inventory | None = None
 
     def run(self) -> None:
         """Raises ``SyncFailed`` if durability is not known; then it must not be tried again."""
@@ -47,6 +50,8 @@ class FlushJob:
             self.storage.sync_dir(self.directory)
         for file in self.files:
             file.sync()
+        if self.inventory is not None:
+            self.inventory.sync()
         save = bool(self.side_files)
         try:
             while self.side_files:

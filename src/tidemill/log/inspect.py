@@ -101,6 +101,8 @@ class ProblemKind(Enum):
     CHECKPOINT = "checkpoint"
     #: An index, a producer snapshot or the epoch history; it can be built again from the log.
     DERIVED = "derived"
+    #: All files of a partition that had data.
+    MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,18 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(storage: Storage, directory: str, progress: Progress | None = None) -> VerifyReport:
-    """Check everything; ``progress`` is told the file, the bytes done and the bytes in all."""
-    return _Verification(storage, directory, progress).run()
+def verify(
+    storage: Storage, directory: str, progress: Progress | None = None, *, is_listed: bool = False
+) -> VerifyReport:
+    """Check everything; ``progress`` is told the file, the bytes done and the bytes in all.
+
+    ``is_listed``: the inventory says that there are files.
+    """
+    report = _Verification(storage, directory, progress).run()
+    if is_listed and not report.segments and not storage.exists(f"{directory}/{CHECKPOINT_NAME}"):
+        what = "the partition had data, and its files are gone"
+        report.problems.append(Problem(ProblemKind.MISSING, directory, 0, what))
+    return report
 
 
 def read_checkpoint(storage: Storage, directory: str) -> Checkpoint | None:

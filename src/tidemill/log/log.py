@@ -23,6 +23,7 @@ from tidemill.log.checkpoint import Checkpoint, CheckpointFile
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob, SideFile
 from tidemill.log.index import IndexCache
+from tidemill.log.inventory import OFFSETS_AHEAD, Inventory
 from tidemill.log.producers import ProducerStates
 from tidemill.log.reading import ReadBudget, SegmentReader
 from tidemill.log.segment import Segment, segment_name
@@ -56,6 +57,8 @@ _SNAPSHOT_ENDING = ".producers"
 _STAMPED_BYTES = 16
 #: Offsets inside a segment are kept relative, in 31 bits, as Kafka does.
 _RELATIVE_OFFSET_MAX = 2**31 - 1
+#: No offset is too high for a log that no inventory lists.
+_NO_LIST = 2**63 - 1
 
 
 def snapshot_name(offset: int) -> str:
@@ -99,8 +102,13 @@ class PartitionLog:
         producers: ProducerStates,
         epochs: EpochHistory,
         due: list[SideFile],
+        inventory: Inventory | None = None,
     ) -> None:
         self._storage = storage
+        self._inventory = inventory
+        #: The inventory has this partition, and says that offsets below may have been given out.
+        self._listed_below = _NO_LIST if inventory is None else inventory.listed_below(directory)
+        self._is_listing_durable = inventory is None
         self._cache = cache
         self._checkpoint = checkpoint
         self._segments = segments
@@ -235,6 +243,20 @@ class PartitionLog:
             )
 
     def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
+        segment = self._segment_with_room(header, now_ms)
+        last_offset = segment.next_offset + header.last_offset_delta
+        if last_offset >= self._listed_below:
+            self._list(last_offset + 1 + OFFSETS_AHEAD)
+        return segment
+
+    def _list(self, bound: int) -> None:
+        """Have the inventory say that this partition has files, and offsets below ``bound``."""
+        assert self._inventory is not None
+        self._inventory.add([(self.directory, bound)])
+        self._listed_below = bound
+        self._is_listing_durable = False
+
+    def _segment_with_room(self, header: BatchHeader, now_ms: int) -> Segment:
         if not self._segments:
             return self._add_segment(self.log_start_offset)
         active = self._segments[-1]
@@ -329,7 +351,9 @@ class PartitionLog:
             [segment.file for segment in dirty],
             self._directory_changed,
             self._deferred_side_files + self._side_files,
+            None if self._is_listing_durable else self._inventory,
         )
+        self._is_listing_durable = True
         self._directory_changed = False
         self._side_files, self._deferred_side_files = [], []
         return job

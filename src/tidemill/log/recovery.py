@@ -21,6 +21,7 @@ from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import SideFile
 from tidemill.log.index import IndexCache
+from tidemill.log.inventory import Inventory
 from tidemill.log.log import (
     EPOCHS_KIND,
     EPOCHS_NAME,
@@ -37,7 +38,7 @@ from tidemill.log.swap import CLEAN_POINT_NAME, finish_swaps, load_clean_point
 from tidemill.log.walk import BrokenBatch, walk
 from tidemill.records.batch import BatchHeader
 
-__all__ = ("Cut", "RecoveryReport", "list_segments", "open_log", "unused_name")
+__all__ = ("Cut", "RecoveryReport", "files_are_gone", "list_segments", "open_log", "unused_name")
 
 _LOG_ENDING = ".log"
 _WRITE_BACK_BYTES = 1024 * 1024
@@ -75,6 +76,16 @@ def list_segments(storage: Storage, directory: str) -> list[int]:
     )
 
 
+def files_are_gone(directory: str) -> StorageError:
+    """The error of a partition that had data and has no files."""
+    topic, _, partition = directory.removeprefix("logs/").partition("/")
+    place = f"{topic}:{partition.rpartition('-')[2]}"
+    return StorageError(
+        f"it had data, and the files in {directory} are gone; stop the node and restore the directory from a "
+        f"backup, or give up what was in it with 'tidemill log repair {place} --accept-loss'"
+    )
+
+
 def unused_name(storage: Storage, wanted: str) -> str:
     """``wanted``, or the first of its numbered variants that does not exist: nothing kept is overwritten."""
     name, number = wanted, 1
@@ -85,22 +96,38 @@ def unused_name(storage: Storage, wanted: str) -> str:
 
 
 def open_log(
-    storage: Storage, directory: str, config: TopicConfig, cache: IndexCache | None = None, *, now_ms: int = 0
+    storage: Storage,
+    directory: str,
+    config: TopicConfig,
+    cache: IndexCache | None = None,
+    *,
+    now_ms: int = 0,
+    inventory: Inventory | None = None,
 ) -> tuple[PartitionLog, RecoveryReport]:
-    """Open the log in ``directory``; a missing directory is an empty log, created at the first append.
+    """Open the log in ``directory``.
+
+    A missing directory is an empty log, created at the first append, unless ``inventory`` knows that there
+    were files: then it is damage, and ``StorageError``.
 
     A producer whose state has to be read back from its batches counts as active at ``now_ms``: the batches'
     own timestamps may be years old, and expiring it would let its retries in as duplicates.
     """
-    return _Opening(storage, directory, config, cache or IndexCache(), now_ms).run()
+    return _Opening(storage, directory, config, cache or IndexCache(), now_ms, inventory).run()
 
 
 class _Opening:
     """The steps of ``open_log``, which share a good deal of state."""
 
     def __init__(
-        self, storage: Storage, directory: str, config: TopicConfig, cache: IndexCache, now_ms: int
+        self,
+        storage: Storage,
+        directory: str,
+        config: TopicConfig,
+        cache: IndexCache,
+        now_ms: int,
+        inventory: Inventory | None,
     ) -> None:
+        self.inventory = inventory
         self.storage = storage
         self.directory = directory
         self.config = config
@@ -121,6 +148,8 @@ class _Opening:
                 raise CorruptData(
                     "segments but no checkpoint; run 'tidemill log repair'", path=self.directory, position=0
                 )
+            if self.inventory is not None and self.directory in self.inventory:
+                raise files_are_gone(self.directory)
             return self._log(None, []), self.report
         checkpoint = CheckpointFile.load(self.storage, self.directory)
         try:
@@ -338,6 +367,7 @@ class _Opening:
             producers=producers,
             epochs=epochs,
             due=self.due,
+            inventory=self.inventory,
         )
 
     def _epochs(self, segments: list[Segment], start_offset: int, end_offset: int) -> EpochHistory:

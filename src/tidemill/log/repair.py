@@ -8,6 +8,10 @@ whatever leaves the log is kept in a file beside it. Two ways to treat damage in
 - ``TRUNCATE`` ends the log in front of the first damage. Offsets behind it will be given out again, so
   readers that were further on must be reset.
 
+A partition whose files are gone altogether starts again only if its loss is accepted: without records, at the
+first offset that was surely not given to a lost one. A table's bucket whose state is still there starts at the
+offset of the state, which is served from then on.
+
 What is derived (indexes, producer snapshots, leader epochs) is put aside and built again by the next start.
 The order of the steps is such that a crash between them leaves a log that a second repair can finish.
 """
@@ -92,7 +96,21 @@ class _WriteCheckpoint:
         )
 
 
-_Step = _Rewrite | _Fill | _PutAside | _WriteCheckpoint
+@dataclass(frozen=True, slots=True)
+class _StartAgain:
+    """Make a log without records for a partition whose files are gone."""
+
+    log_start_offset: int
+    next_offset: int
+
+    def __str__(self) -> str:
+        return (
+            f"start the log again without records: it begins at offset {self.log_start_offset}, the next record "
+            f"gets offset {self.next_offset}, so that no offset is given twice"
+        )
+
+
+_Step = _Rewrite | _Fill | _PutAside | _WriteCheckpoint | _StartAgain
 
 
 @dataclass(slots=True)
@@ -110,6 +128,15 @@ class RepairPlan:
     offsets_lost: int = 0
     log_start_offset: int = 0
     end_offset: int = 0
+    #: Why nothing is done although something is wrong; empty if that is not so.
+    refused: str = ""
+    #: Offset of a table's state that outlived its log; None if there is none.
+    state_offset: int | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether all files of the partition are gone."""
+        return any(problem.kind is ProblemKind.MISSING for problem in self.found.problems)
 
     @property
     def is_empty(self) -> bool:
@@ -117,17 +144,42 @@ class RepairPlan:
 
     def describe(self) -> list[str]:
         """The plan in sentences, one per step, and what it costs."""
+        if self.refused:
+            return [self.refused]
         if self.is_empty:
             return ["nothing to repair"]
+        if self.is_missing:
+            return [*(str(step) for step in self.steps), self._what_is_lost()]
         cost = f"{self.bytes_put_aside} bytes are put aside, at least {self.offsets_lost} offsets are lost"
         return [*(str(step) for step in self.steps), cost]
 
+    def _what_is_lost(self) -> str:
+        if self.state_offset is None:
+            return "all records that it had are lost; how many they were is not known"
+        return (
+            f"the table's state is kept as it was at offset {self.state_offset}; changes of rows from there on, if "
+            "there were any, are lost, and so is the history of changes before it"
+        )
+
 
 def plan_repair(
-    storage: Storage, directory: str, treatment: DamageTreatment = DamageTreatment.SKIP
+    storage: Storage,
+    directory: str,
+    treatment: DamageTreatment = DamageTreatment.SKIP,
+    *,
+    listed_below: int = 0,
+    accept_loss: bool = False,
+    state_offset: int | None = None,
 ) -> RepairPlan:
-    """Find out what is wrong and what would be done about it; changes nothing."""
-    plan = RepairPlan(storage, directory, treatment, verify(storage, directory))
+    """Find out what is wrong and what would be done about it; changes nothing.
+
+    ``listed_below`` is what the inventory says of the partition, ``state_offset`` how far the state of a table
+    that was folded from it goes. Both only matter if its files are gone.
+    """
+    plan = RepairPlan(storage, directory, treatment, verify(storage, directory, is_listed=listed_below > 0))
+    if plan.is_missing:
+        _plan_new_start(plan, listed_below, accept_loss=accept_loss, state_offset=state_offset)
+        return plan
     serious = [problem for problem in plan.found.problems if problem.kind is not ProblemKind.TORN]
     if serious and list_swaps(storage.list_dir(directory)):
         raise StorageError(
@@ -137,6 +189,21 @@ def plan_repair(
     if serious:
         _Planning(plan).run()
     return plan
+
+
+def _plan_new_start(
+    plan: RepairPlan, listed_below: int, *, accept_loss: bool, state_offset: int | None
+) -> None:
+    if not accept_loss:
+        plan.refused = (
+            "its files are gone: restore the directory from a backup, or give up what was in it with "
+            "--accept-loss"
+        )
+        return
+    plan.state_offset = state_offset
+    plan.log_start_offset = state_offset or 0
+    plan.end_offset = max(listed_below, plan.log_start_offset + 1)
+    plan.steps.append(_StartAgain(plan.log_start_offset, plan.end_offset))
 
 
 class _Planning:
@@ -275,7 +342,7 @@ def apply_repair(plan: RepairPlan) -> list[str]:
 
     Nobody else may use the directory. The files must be as they were when the plan was made.
     """
-    if verify(plan.storage, plan.directory).problems != plan.found.problems:
+    if verify(plan.storage, plan.directory, is_listed=plan.is_missing).problems != plan.found.problems:
         raise StorageError(f"{plan.directory} has changed since the repair was planned; plan it again")
     work = _Work(plan.storage, plan.directory)
     for step in plan.steps:
@@ -288,6 +355,8 @@ def apply_repair(plan: RepairPlan) -> list[str]:
                 work.fill(step)
             case _WriteCheckpoint():
                 work.write_checkpoint(step.checkpoint)
+            case _StartAgain():
+                work.start_again(step)
     return work.kept
 
 
@@ -358,6 +427,15 @@ class _Work:
             file.close()
         self.storage.rename(temporary, path)
         self.storage.sync_dir(self.directory)
+
+    def start_again(self, step: _StartAgain) -> None:
+        parent = self.directory
+        self.storage.make_dir(parent)
+        while parent:
+            parent = parent.rpartition("/")[0]
+            self.storage.sync_dir(parent)
+        self.fill(_Fill(step.log_start_offset, step.next_offset))
+        self.write_checkpoint(Checkpoint(step.log_start_offset, step.next_offset))
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         for base in list_segments(self.storage, self.directory):

@@ -7,6 +7,7 @@ left alone and reported.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,10 @@ from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import DiskFull, ErrorCode, StorageError
+from tidemill.log.checkpoint import CHECKPOINT_NAME
 from tidemill.log.index import IndexCache
+from tidemill.log.inspect import read_checkpoint
+from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
 from tidemill.log.recovery import RecoveryReport, open_log
 from tidemill.log.storage import Storage
 from tidemill.replication.damage import DamageRegister
@@ -66,6 +70,7 @@ class Replicas:
         self._request_flush = request_flush
         self._max_decompressed_bytes = max_decompressed_bytes
         self._cache = IndexCache()
+        self.inventory = Inventory(storage)
         self._partitions: dict[PartitionKey, Partition] = {}
         #: Partitions that could not be opened, and why.
         self.offline: dict[PartitionKey, tuple[Placement, StorageError]] = {}
@@ -100,7 +105,12 @@ class Replicas:
         directory = partition_directory(placement.topic, placement.topic_id, placement.index)
         try:
             log, report = open_log(
-                self._storage, directory, placement.config, self._cache, now_ms=self._clock_ms()
+                self._storage,
+                directory,
+                placement.config,
+                self._cache,
+                now_ms=self._clock_ms(),
+                inventory=self.inventory,
             )
         except DiskFull:
             # Recovery had something to keep and no room for it: tried again at the next request.
@@ -138,6 +148,46 @@ class Replicas:
         if not report.clean:
             self.reports.append(report)
 
+    def take_inventory(self, placements: Iterable[Placement]) -> None:
+        """Compare the inventory with what is on disk, once at the start.
+
+        A partition that had data and has no files is stopped, so that it is reported before anybody asks for
+        it. Files that are not listed yet are: a crash has come in between, or an older release wrote them.
+        """
+        expected = set()
+        unlisted = []
+        for placement in placements:
+            directory = partition_directory(placement.topic, placement.topic_id, placement.index)
+            expected.add(directory)
+            has_checkpoint = self._storage.exists(f"{directory}/{CHECKPOINT_NAME}")
+            if has_checkpoint and directory not in self.inventory:
+                unlisted.append(directory)
+            elif not has_checkpoint and directory in self.inventory:
+                with contextlib.suppress(StorageError):
+                    self.open(placement)
+        for directory in self.inventory:
+            if directory not in expected and not self._storage.exists(directory):
+                # Of a deleted topic; the crash came before the line could go.
+                parent, _, name = directory.rpartition("/")
+                self.inventory.remove(parent, name)
+        self._list(unlisted)
+
+    def _list(self, directories: list[str]) -> None:
+        if not directories:
+            return
+        bounds = []
+        for directory in directories:
+            checkpoint = read_checkpoint(self._storage, directory)
+            bounds.append((directory, (checkpoint.recovery_point if checkpoint else 0) + OFFSETS_AHEAD))
+        try:
+            self.inventory.add(bounds)
+            self.inventory.sync()
+        except DiskFull as error:
+            logger.warning("%s is brought up to date with the next write: %s", INVENTORY_NAME, error)
+            return
+        if not self.inventory.existed:
+            logger.info("%s: %d partitions that are there are listed", INVENTORY_NAME, len(bounds))
+
     def exists_on_disk(self, placement: Placement) -> bool:
         return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))
 
@@ -152,6 +202,7 @@ class Replicas:
         with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="tidemill-close") as pool:
             orderly = all(list(pool.map(_close_and_report, self)))
         self._partitions.clear()
+        self.inventory.close()
         return orderly
 
     # --- deletion
@@ -186,6 +237,7 @@ class Replicas:
         if self._storage.exists(folder):
             # The marker outlives what it speaks of, also in a crash.
             self._storage.sync_dir(folder)
+        self.inventory.remove(folder, f"{topic_id.hex}-")
         self.unmark_deleting(topic, topic_id)
 
     def leftovers(self, known: Iterable[UUID]) -> tuple[list[tuple[str, UUID]], list[str]]:

@@ -132,6 +132,7 @@ class Node:
             )
         )
         self._finish_deletions()
+        broker.replicas.take_inventory(broker.led_placements())
         if not self.directory.stopped_cleanly:
             await self._recover()
         await self._start_groups()

@@ -37,7 +37,7 @@ from tidemill.tables.definition import TableDefinition
 from tidemill.tables.folding import PreparedChanges, fold_batches
 from tidemill.tables.scanners import BucketKey
 
-__all__ = ("Bucket", "View")
+__all__ = ("Bucket", "View", "bucket_identity")
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,11 @@ _ROOM_SECONDS = 5.0
 #: How long the fold pauses after trouble that may pass: at first, and at most.
 _PAUSE_SECONDS_MIN = 0.5
 _PAUSE_SECONDS_MAX = 30.0
+
+
+def bucket_identity(topic_id: str, bucket: int) -> bytes:
+    """What the state of a bucket is marked with; ``topic_id`` in hexadecimal digits."""
+    return f"{topic_id}/{bucket}".encode()
 
 
 class _Stop(NamedTuple):
@@ -283,15 +288,12 @@ class Bucket:
             self._store = recover(
                 self._directory,
                 self._resources,
-                self._identity(),
+                bucket_identity(self.log.topic_id.hex, self.key.bucket),
                 log_start=log_start,
                 log_end=log_end,
                 log_is_complete=log_is_complete,
                 on_warning=partial(logger.warning, "%s: %s", self.name),
             )
-
-    def _identity(self) -> bytes:
-        return f"{self.log.topic_id.hex}/{self.key.bucket}".encode()
 
     async def _fold_to(self, goal: int) -> None:
         store = self._store

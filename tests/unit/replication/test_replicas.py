@@ -12,6 +12,7 @@ from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, SyncFailed
+from tidemill.log.inventory import INVENTORY_NAME
 from tidemill.log.storage import LocalStorage, Storage
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import LOGS, Placement, Replicas, partition_directory
@@ -47,7 +48,7 @@ def storage() -> FaultyStorage:
 def test_a_partition_is_opened_at_its_first_use_and_kept(storage: FaultyStorage) -> None:
     replicas = replicas_on(storage)
     assert replicas.peek(ID, 0) is None
-    assert not storage.calls
+    assert [call for call in storage.calls if call[1].startswith("logs")] == []
     partition = replicas.open(placement())
     assert replicas.open(placement()) is partition
     assert replicas.peek(ID, 0) is partition
@@ -161,6 +162,7 @@ def test_a_deleted_topic_answers_who_waits_and_lets_go_of_its_files(tmp_path: Pa
     assert len(replicas) == 0
     replicas.remove_files("t", ID)
     assert os.listdir(tmp_path / LOGS / "t") == []
+    replicas.inventory.close()
     assert len(os.listdir("/proc/self/fd")) == before, "an open file would keep its room on the disk"
 
 
@@ -255,3 +257,55 @@ def test_what_nobody_knows_is_reported_and_left_alone(tmp_path: Path) -> None:
         f"{LOGS}/t/odd.deleting",
     ]
     assert sorted(tmp_path.rglob("*")) == everything
+
+
+# --- the inventory
+
+
+def test_a_partition_whose_files_are_gone_is_stopped_at_the_start(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    for index in (0, 1):
+        write(replicas.open(placement(index=index)), "a")
+    replicas.close()
+    storage.remove_tree(partition_directory("t", ID, 1))
+    again = replicas_on(storage)
+    again.take_inventory([placement(index=index) for index in (0, 1, 2)])
+    assert list(again.offline) == [(ID, 1)]
+    with pytest.raises(StorageError, match="log repair t:1 --accept-loss"):
+        again.open(placement(index=1))
+    assert again.open(placement(index=0)).high_watermark == 1
+    assert again.open(placement(index=2)).high_watermark == 0, "never written to, so nothing is missing"
+
+
+def test_a_deleted_topic_leaves_the_inventory(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a")
+    replicas.mark_deleting("t", ID)
+    replicas.stop_topic("t", ID)
+    replicas.remove_files("t", ID)
+    assert list(replicas_on(storage).inventory) == []
+
+
+def test_a_line_of_a_topic_that_a_crash_kept_from_being_forgotten_goes_at_the_start(
+    storage: FaultyStorage,
+) -> None:
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a")
+    storage.remove_tree(partition_directory("t", ID, 0))
+    again = replicas_on(storage)
+    again.take_inventory([])
+    assert not again.offline
+    assert list(replicas_on(storage).inventory) == []
+
+
+def test_the_files_of_an_older_release_are_listed_at_the_first_start(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a")
+    replicas.close()
+    storage.remove(INVENTORY_NAME)
+    replicas_on(storage).take_inventory([placement()])
+    after = storage.crash(power_loss=True)
+    after.remove_tree(partition_directory("t", ID, 0))
+    again = replicas_on(after)
+    again.take_inventory([placement()])
+    assert list(again.offline) == [(ID, 0)]
