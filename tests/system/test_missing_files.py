@@ -1,4 +1,4 @@
-"""A partition that had data and has no files: it stops, says so, and starts again when its loss is accepted."""
+"""A partition that had data and has no files stops, says so, and starts again once its loss is accepted."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_topic_whose_directory_is_gone_stops_and_starts_again_behind_its_old_o
 
 @pytest.mark.parametrize("state", ["live", "snapshot", "none"])
 def test_a_table_without_the_log_of_a_bucket_keeps_what_its_state_has(data: Path, state: str) -> None:
-    lost, other = directories(data, "shop.orders")
+    lost, _ = directories(data, "shop.orders")
     shutil.rmtree(lost)
     kv = data / "kv" / lost.name
     if state == "snapshot":
@@ -117,8 +117,6 @@ def test_a_table_without_the_log_of_a_bucket_keeps_what_its_state_has(data: Path
         assert "shop.orders:0 --accept-loss" in problems(db)[0]
         with pytest.raises(TidemillError, match="are gone"):
             rows_of(db)
-        with pytest.raises(TidemillError, match="tidemill doctor"):
-            db.table("shop.orders").lookup([{"id": number} for number in range(ROWS)])
     assert sorted(path.name for path in kv.glob("*")) == before, "nothing of the state is set aside"
     tidemill_log("repair", "shop.orders:0", "--accept-loss", "--execute", data=data)
     with tidemill.open(data) as db:

@@ -245,8 +245,8 @@ def repair(
         bool,
         typer.Option(
             "--accept-loss",
-            help="Start partitions again whose files are gone; what was in them is given up, but the state of "
-            "a table that is still there is kept.",
+            help="Start partitions again whose files are gone. What was in them is given up; the state of a "
+            "table that is still there is kept.",
         ),
     ] = False,
     execute: Annotated[

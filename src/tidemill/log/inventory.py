@@ -1,11 +1,11 @@
 """The list of partitions that have files in a data directory, kept apart from those files.
 
-A partition without files is either one that was never written to, or one whose files are gone. The list tells
-the two apart, so that lost data is never taken for an empty log. It is one text file, ``partition-inventory``,
-with a line per change::
+A partition without files is either one that was never written to, or one whose files are gone. The list
+tells the two apart, so that lost data is never taken for an empty log. It is one text file,
+``partition-inventory``, with a line per change::
 
-    <CRC-32C> + <offset> <directory>     the partition has files; offsets below <offset> may have been given out
-    <CRC-32C> - <directory>              its files were removed on purpose
+    <CRC-32C> + <offset> <directory>   it has files; offsets below <offset> may have been given out
+    <CRC-32C> - <directory>            its files were removed on purpose
 
 The order of writes is the safeguard: directory and checkpoint are durable before a line is written, and the
 line is durable before anything in the partition is acknowledged. So a line whose checkpoint is not there is

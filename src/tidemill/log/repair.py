@@ -8,9 +8,9 @@ whatever leaves the log is kept in a file beside it. Two ways to treat damage in
 - ``TRUNCATE`` ends the log in front of the first damage. Offsets behind it will be given out again, so
   readers that were further on must be reset.
 
-A partition whose files are gone altogether starts again only if its loss is accepted: without records, at the
-first offset that was surely not given to a lost one. A table's bucket whose state is still there starts at the
-offset of the state, which is served from then on.
+A partition whose files are gone altogether starts again only if its loss is accepted: without records, at
+the first offset that was surely not given to a lost one. A table's bucket whose state is still there starts
+at the offset of the state, which is served from then on.
 
 What is derived (indexes, producer snapshots, leader epochs) is put aside and built again by the next start.
 The order of the steps is such that a crash between them leaves a log that a second repair can finish.
@@ -105,8 +105,8 @@ class _StartAgain:
 
     def __str__(self) -> str:
         return (
-            f"start the log again without records: it begins at offset {self.log_start_offset}, the next record "
-            f"gets offset {self.next_offset}, so that no offset is given twice"
+            f"start the log again without records: it begins at offset {self.log_start_offset}, the next "
+            f"record gets offset {self.next_offset}, so that no offset is given twice"
         )
 
 
@@ -157,8 +157,8 @@ class RepairPlan:
         if self.state_offset is None:
             return "all records that it had are lost; how many they were is not known"
         return (
-            f"the table's state is kept as it was at offset {self.state_offset}; changes of rows from there on, if "
-            "there were any, are lost, and so is the history of changes before it"
+            f"the table's state is kept as it was at offset {self.state_offset}; changes of rows from there "
+            "on, if there were any, are lost, and so is the history of changes before it"
         )
 
 
@@ -173,8 +173,8 @@ def plan_repair(
 ) -> RepairPlan:
     """Find out what is wrong and what would be done about it; changes nothing.
 
-    ``listed_below`` is what the inventory says of the partition, ``state_offset`` how far the state of a table
-    that was folded from it goes. Both only matter if its files are gone.
+    ``listed_below`` is what the inventory says of the partition, ``state_offset`` how far the state of a
+    table that was folded from it goes. Both only matter if its files are gone.
     """
     plan = RepairPlan(storage, directory, treatment, verify(storage, directory, is_listed=listed_below > 0))
     if plan.is_missing:
