@@ -39,8 +39,7 @@ def roll_for_compaction(log: PartitionLog, now_ms: int) -> bool:
     segments = log.segments
     if not log.config.compacts or not segments or not segments[-1].size_bytes:
         return False
-    waited_ms = now_ms - segments[-1].first_append_ms if segments[-1].first_append_ms else 0
-    if waited_ms < log.config.max_compaction_lag_ms:
+    if segments[-1].age_ms(now_ms) < log.config.max_compaction_lag_ms:
         return False
     log.roll()
     return True

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from tidemill.config.topic import TopicConfig
+from tidemill.config.topic_keys import LONG_MAX
 from tidemill.log.retention import SegmentFacts
 
 __all__ = ("NO_FLOOR", "Cleanable", "find_cleanable", "group_segments", "is_due")
@@ -67,10 +68,13 @@ def is_due(cleanable: Cleanable, config: TopicConfig, now_ms: int) -> bool:
     """Whether there is enough to gain, or something has waited too long."""
     if not config.compacts or not cleanable.dirty_bytes:
         return False
-    waited_ms = now_ms - cleanable.dirty_since_ms if cleanable.dirty_since_ms is not None else 0
-    return (
-        cleanable.dirty_ratio >= config.min_cleanable_dirty_ratio or waited_ms >= config.max_compaction_lag_ms
-    )
+    if cleanable.dirty_ratio >= config.min_cleanable_dirty_ratio:
+        return True
+    since_ms = cleanable.dirty_since_ms
+    if since_ms is None or config.max_compaction_lag_ms == LONG_MAX:
+        return False
+    # A time ahead is that of a clock that was set back since. How long it was is not known: rather too early.
+    return since_ms > now_ms or now_ms - since_ms >= config.max_compaction_lag_ms
 
 
 _S = TypeVar("_S", bound=SegmentFacts)

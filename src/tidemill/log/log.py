@@ -265,9 +265,7 @@ class PartitionLog:
         return self.roll()
 
     def _must_roll(self, active: Segment, header: BatchHeader, now_ms: int) -> bool:
-        too_old = active.first_append_ms > 0 and (
-            now_ms - active.first_append_ms >= self.config.segment_age_max_ms
-        )
+        too_old = active.age_ms(now_ms) >= self.config.segment_age_max_ms
         return (
             too_old
             or active.size_bytes + header.size_bytes > self.config.segment_bytes

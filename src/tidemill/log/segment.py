@@ -60,6 +60,15 @@ class Segment:
         #: The broker's time of the first append; 0 if there was none or a crash lost it.
         self.first_append_ms = 0
 
+    def age_ms(self, now_ms: int) -> int:
+        """How long ago the first append was; 0 if that is not known.
+
+        A first append that lies ahead is the work of a clock that was set back since: it counts from now on,
+        not from when the clock gets there again.
+        """
+        self.first_append_ms = min(self.first_append_ms, now_ms)
+        return now_ms - self.first_append_ms if self.first_append_ms else 0
+
     # --- lifecycle
 
     def create(self) -> None:

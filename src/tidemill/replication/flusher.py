@@ -39,7 +39,8 @@ class Flusher:
                 self._loop.call_soon(self._start, partition)
             return
         partition.flush_scheduled = True
-        delay_ms = partition.flush_due_ms() - wall_clock_ms()
+        # Never longer than the setting, whatever has happened to the clock since the first append.
+        delay_ms = min(partition.flush_due_ms() - wall_clock_ms(), partition.config.flush_ms)
         if delay_ms <= 0:
             # At the end of this turn of the loop, so that all requests read in it share the flush.
             self._loop.call_soon(self._start, partition)

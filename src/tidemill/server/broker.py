@@ -18,6 +18,7 @@ from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
 from tidemill.control.table_commands import DropTable, DropTablePartition
 from tidemill.control.table_images import TableImage, TablePartition
 from tidemill.control.table_steps import drop_table
+from tidemill.coordination.clock import LoopClock
 from tidemill.coordination.moments import MomentGate
 from tidemill.errors import ApiError, ErrorCode, StorageError, TableCode, TableError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
@@ -66,13 +67,17 @@ class Broker:
         budget: ByteBudget,
         *,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        steady_ms: Callable[[], int] | None = None,
     ) -> None:
         self.settings = settings
         self.controller = controller
         self.replicas = replicas
         self.flusher = flusher
         self.budget = budget
+        #: The time of day, for stamps. It jumps when somebody sets the clock.
         self.clock_ms = clock_ms
+        #: For intervals and deadlines: the time of day as of the start, which goes on evenly from there.
+        self.steady_ms = LoopClock().now_ms if steady_ms is None else steady_ms
         self.fetch_sessions = FetchSessions(settings.max_fetch_sessions)
         self.groups: GroupCoordinator
         self.transactions: TransactionCoordinator

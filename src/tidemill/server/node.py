@@ -69,7 +69,7 @@ class Node:
         self.settings = settings
         self.directory = DataDirectory(settings.data_dir)
         self.metrics = RequestMetrics()
-        self.started_at = time.time()
+        self.started_at = time.monotonic()
         self.ready = False
         self._broker: Broker | None = None
         #: Where the node listens, with the real port.
@@ -367,7 +367,7 @@ class Node:
         yield from self.metrics.collect()
         yield Metric("tidemill_ready", "gauge", "Whether requests are taken.", self.ready)
         yield Metric(
-            "tidemill_up_seconds", "gauge", "Seconds since the start.", time.time() - self.started_at
+            "tidemill_up_seconds", "gauge", "Seconds since the start.", time.monotonic() - self.started_at
         )
         if not self.ready:
             return

@@ -89,6 +89,7 @@ class Bucket:
         resources: KvResources,
         threads: Executor,
         clock_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
         *,
         max_decompressed_bytes: int,
     ) -> None:
@@ -103,6 +104,7 @@ class Bucket:
         self._resources = resources
         self._threads = threads
         self._clock_ms = clock_ms
+        self._steady_ms = steady_ms
         self._max_decompressed_bytes = max_decompressed_bytes
         self._store: KvStore | None = None
         self._wanted = asyncio.Event()
@@ -113,8 +115,8 @@ class Bucket:
         self._prepared = PreparedChanges(_PREPARED_BYTES_MAX)
         self._closed = False
         self._pause_seconds = _PAUSE_SECONDS_MIN
-        #: What decides when the next snapshot is due: the time, and the size of the log then.
-        self.last_snapshot_ms = clock_ms()
+        #: What decides when the next snapshot is due: the steady time, and the size of the log then.
+        self.last_snapshot_ms = steady_ms()
         self.log_bytes_at_snapshot = 0
 
     @property
@@ -232,7 +234,7 @@ class Bucket:
         async def take() -> SnapshotInfo:
             store = self.store
             newest = (await self._in_thread(self.snapshots.list))[-1:]
-            self.last_snapshot_ms = self._clock_ms()
+            self.last_snapshot_ms = self._steady_ms()
             self.log_bytes_at_snapshot = self.log.log.size_bytes
             if newest and newest[0].log_offset == store.applied_offset:
                 return newest[0]

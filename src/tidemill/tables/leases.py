@@ -46,7 +46,7 @@ class Leases:
                 f"a lease cannot last {duration_ms} ms; from 1 ms to 30 days is possible, and it can be "
                 "renewed",
             )
-        expires_at_ms = host.clock_ms() + duration_ms
+        expires_at_ms = host.steady_ms() + duration_ms
         if lease_id is not None:
             held = self.get(lease_id)
             return await host.controller.submit(
@@ -104,7 +104,7 @@ class Leases:
         """The lease, which must not be over. Raises ``TableError``."""
         host = self._service.host
         lease = host.image.leases.get(lease_id)
-        if lease is None or lease.expires_at_ms <= host.clock_ms():
+        if lease is None or lease.expires_at_ms <= host.steady_ms():
             raise TableError(
                 TableCode.lease_not_found,
                 f"there is no lease {lease_id!r}; it was released, or its time is over",
@@ -114,7 +114,7 @@ class Leases:
     def of_table(self, table_name: str | None) -> list[LeaseImage]:
         """Leases that are not over, of one table or of all."""
         host = self._service.host
-        now_ms = host.clock_ms()
+        now_ms = host.steady_ms()
         table_id = None if table_name is None else self._service.named(table_name).table_id
         return [
             lease
@@ -129,7 +129,7 @@ class Leases:
     async def expire(self) -> None:
         """End the leases whose time is over."""
         host = self._service.host
-        now_ms = host.clock_ms()
+        now_ms = host.steady_ms()
         if all(host.image.leases[lease_id].expires_at_ms > now_ms for lease_id in host.image.leases):
             return
         while ended := await host.controller.submit(DropExpiredLeases(now_ms=now_ms)):

@@ -147,7 +147,7 @@ class Scans:
     ) -> Pin:
         """Hold the state of all buckets still that this node leads."""
         table = self._service.keyed(table_id)
-        self.pins.check_room(self._service.host.clock_ms(), client)
+        self.pins.check_room(self._service.host.steady_ms(), client)
         views: dict[BucketKey, SharedView] = {}
         epochs: dict[BucketKey, int] = {}
         try:
@@ -160,7 +160,7 @@ class Scans:
             taken = await _all_views(buckets, self._service.host.moments)
             for key, (view, log_offset) in zip(epochs, taken, strict=True):
                 views[key] = SharedView(view, log_offset, view.close)
-            now_ms = self._service.host.clock_ms()
+            now_ms = self._service.host.steady_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
             pin = Pin(secrets.token_hex(12), table_id, views, epochs, idle_ms, now_ms, client)
             self.pins.check_room(now_ms, client)
@@ -173,7 +173,7 @@ class Scans:
 
     def keep_pin(self, pin_id: str) -> None:
         """Say that a pin is still needed."""
-        self.pins.get(pin_id, self._service.host.clock_ms())
+        self.pins.get(pin_id, self._service.host.steady_ms())
 
     async def _view(self, bucket: Bucket) -> SharedView:
         view, log_offset = await bucket.view()
@@ -207,7 +207,7 @@ class Scans:
             secrets.token_bytes(16),
             scan.bucket,
             reader,
-            self._service.host.clock_ms(),
+            self._service.host.steady_ms(),
             next_start=scan.start_key or b"",
             rows_left=scan.limit or None,
             client=client,
@@ -227,12 +227,12 @@ class Scans:
 
     async def go_on(self, scanner_id: bytes, sequence: int, batch_bytes: int) -> ScanAnswer:
         """Another call of a scan, or the last one again."""
-        session = self.sessions.get(scanner_id, self._service.host.clock_ms())
+        session = self.sessions.get(scanner_id, self._service.host.steady_ms())
         return await self._call(session, sequence, self._effective_bytes(batch_bytes))
 
     def keep_alive(self, scanner_id: bytes) -> None:
         """Say that a scan is still needed."""
-        self._touch_pin(self.sessions.get(scanner_id, self._service.host.clock_ms()))
+        self._touch_pin(self.sessions.get(scanner_id, self._service.host.steady_ms()))
 
     def close(self, scanner_id: bytes) -> None:
         """End a scan. One that has ended, or never was, is fine."""
@@ -267,7 +267,7 @@ class Scans:
         async with reader.turn:
             if session.resource is None:
                 # Closed while this call waited for its turn.
-                self.sessions.get(session.id, self._service.host.clock_ms())
+                self.sessions.get(session.id, self._service.host.steady_ms())
                 raise TableError(TableCode.unknown_scanner_id, "the scan was closed")
             self._touch_pin(session)
             plan = session.plan(sequence)
@@ -285,7 +285,7 @@ class Scans:
             session.advance(plan, read.next_key, read.rows)
             for lingered in self.sessions.answered(session):
                 _let_go(lingered)
-            session.used_ms = self._service.host.clock_ms()
+            session.used_ms = self._service.host.steady_ms()
             return ScanAnswer(session.id, session.next_start is not None, records, session.next_start)
 
     def _touch_pin(self, session: ScanSession) -> None:
@@ -307,7 +307,7 @@ class Scans:
             return await self._leased_view(scan.bucket, scan.lease_id)
         if scan.pin_id is None:
             return await self._view(await self._service.ready_bucket(scan.bucket))
-        pin = self.pins.get(scan.pin_id, self._service.host.clock_ms())
+        pin = self.pins.get(scan.pin_id, self._service.host.steady_ms())
         view = pin.views.get(scan.bucket)
         if view is None:
             raise TableError(
@@ -318,7 +318,7 @@ class Scans:
 
     async def _leased_view(self, key: BucketKey, lease_id: str) -> SharedView:
         lease = self._service.host.image.leases.get(lease_id)
-        if lease is None or lease.expires_at_ms <= self._service.host.clock_ms():
+        if lease is None or lease.expires_at_ms <= self._service.host.steady_ms():
             raise TableError(
                 TableCode.lease_not_found, f"there is no lease {lease_id!r}; it may have expired"
             )
@@ -364,7 +364,7 @@ class Scans:
 
     def sweep(self) -> None:
         """End what has been idle for too long."""
-        now_ms = self._service.host.clock_ms()
+        now_ms = self._service.host.steady_ms()
         for session in self.sessions.sweep(now_ms):
             _let_go(session)
         self.pins.sweep(now_ms)
@@ -375,7 +375,7 @@ class Scans:
             _let_go(session)
 
     def _end_bucket(self, key: BucketKey, why: str) -> None:
-        for session in self.sessions.end_bucket(key, why, self._service.host.clock_ms()):
+        for session in self.sessions.end_bucket(key, why, self._service.host.steady_ms()):
             _let_go(session)
         self.pins.end_bucket(key)
 

@@ -57,7 +57,13 @@ class TableHost(Protocol):
     @property
     def image(self) -> MetadataImage: ...
     @property
-    def clock_ms(self) -> Callable[[], int]: ...
+    def clock_ms(self) -> Callable[[], int]:
+        """The time of day, for stamps only."""
+
+    @property
+    def steady_ms(self) -> Callable[[], int]:
+        """Milliseconds for intervals and deadlines, which no change of the clock moves."""
+
     @property
     def moments(self) -> MomentGate:
         """No transaction that wrote to several buckets is half visible while its ``still`` is held."""
@@ -189,6 +195,7 @@ class TableService:
                 self.resources,
                 self.threads,
                 self._host.clock_ms,
+                self._host.steady_ms,
                 max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
             )
             bucket.start()
@@ -249,7 +256,7 @@ class TableService:
                 properties = TableProperties.of(
                     self.by_id(bucket.key.table_id).properties, self._host.settings
                 )
-                if is_snapshot_due(bucket, properties, self._host.clock_ms()):
+                if is_snapshot_due(bucket, properties, self._host.steady_ms()):
                     await bucket.snapshot()
                     await self.keeper.prune(bucket)
                 elif bucket.key in let_go:

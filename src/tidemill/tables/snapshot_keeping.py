@@ -140,7 +140,7 @@ async def snapshots_of_one_moment(buckets: Sequence[Bucket], moments: MomentGate
 
 
 def is_snapshot_due(bucket: Bucket, properties: TableProperties, now_ms: int) -> bool:
-    """Whether time or the growth of the log ask for another snapshot."""
+    """Whether time or the growth of the log ask for another snapshot; ``now_ms`` is the steady time."""
     if bucket.problem is not None or bucket.applied_offset < 0:
         return False
     newest = bucket.snapshots.newest_offset

@@ -10,6 +10,7 @@ kept here too, are opened and published by ``publications``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import ApiError, ErrorCode
@@ -78,6 +79,10 @@ class TransactionsState:
         """Everything is replayed: from now on time counts."""
         for job in self.jobs.values():
             job.alive_ms = now_ms
+        for name, value in self.transactions.items():
+            if value.started_ms > now_ms:
+                # The clock was set back since: it would not time out until the clock gets there again.
+                self.transactions[name] = replace(value, started_ms=now_ms)
 
     def write(self, records: Sequence[StoredRecord]) -> None:
         """Put records into the log and make them part of the state."""

@@ -93,6 +93,13 @@ def test_it_is_due_when_something_has_waited_too_long() -> None:
     assert is_due(found, config, 4_000)
 
 
+def test_after_the_clock_was_set_back_nothing_waits_until_it_is_there_again() -> None:
+    config = TopicConfig(cleanup_policy=COMPACT, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=3_000)
+    assert is_due(find(SEGMENTS, config, dirty=20), config, 999)
+    unlimited = TopicConfig(cleanup_policy=COMPACT, min_cleanable_dirty_ratio=1.0)
+    assert not is_due(find(SEGMENTS, unlimited, dirty=20), unlimited, 999)
+
+
 def test_another_policy_is_never_due() -> None:
     config = TopicConfig(min_cleanable_dirty_ratio=0.0)
     assert not is_due(find(SEGMENTS, config), config, 5_000)

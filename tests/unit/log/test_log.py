@@ -228,6 +228,15 @@ def test_a_segment_rolls_when_it_is_old_enough() -> None:
     assert [segment.base_offset for segment in log.segments] == [0, 2]
 
 
+def test_a_segment_rolls_at_its_age_after_the_clock_was_set_back() -> None:
+    _, log = opened(config=replace(CONFIG, segment_ms=100))
+    append(log, "a", now_ms=10_000)
+    append(log, "b", now_ms=1_000)
+    append(log, "c", now_ms=1_099)
+    append(log, "d", now_ms=1_100)
+    assert [segment.base_offset for segment in log.segments] == [0, 3]
+
+
 def test_a_compacted_topic_rolls_early_enough_for_its_compaction_lag() -> None:
     policy = frozenset({"compact"})
     _, log = opened(

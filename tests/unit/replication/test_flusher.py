@@ -161,6 +161,18 @@ async def test_a_delayed_flush_comes_by_itself(flusher: Flusher, make: Make) -> 
     assert partition.high_watermark == 1
 
 
+async def test_a_delayed_flush_comes_by_itself_after_the_clock_was_set_back(
+    flusher: Flusher, make: Make
+) -> None:
+    partition = make(flush_ms=1)
+    reached = asyncio.Event()
+    partition.subscribe("reader", reached.set)
+    # By the clock as it was then; it was set back by an hour before the flush was planned.
+    partition.append(plain_batch("v"), wall_clock_ms() + 3_600_000)
+    await asyncio.wait_for(reached.wait(), 10)
+    assert partition.high_watermark == 1
+
+
 async def test_drain_flushes_everything_delayed_or_not(
     flusher: Flusher, make: Make, storage: FaultyStorage
 ) -> None:

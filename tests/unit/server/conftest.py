@@ -138,7 +138,12 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
     """Makes brokers with other settings than the default; all of them share the directory."""
     opened: list[tuple[Broker, MemoryStore]] = []
 
-    async def make(*, clock_ms: Callable[[], int] = wall_clock_ms, **changes: Any) -> Broker:
+    async def make(
+        *,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        steady_ms: Callable[[], int] | None = None,
+        **changes: Any,
+    ) -> Broker:
         settings = Settings(
             data_dir=tmp_path, offsets_topic_partitions=2, transactions_topic_partitions=2, **changes
         )
@@ -149,10 +154,14 @@ async def make_broker(tmp_path: Path) -> AsyncIterator[MakeBroker]:
         await controller.submit(
             RegisterNode(node_id=1, name="node-1", host="registered", port=1, incarnation=uuid4())
         )
+        if steady_ms is None and clock_ms is not wall_clock_ms:
+            steady_ms = clock_ms
         flusher = Flusher(asyncio.get_running_loop(), 1)
         replicas = Replicas(LocalStorage(tmp_path), flusher.request, max_decompressed_bytes=MIB)
         budget = ByteBudget(BudgetLimits(settings.max_inflight_bytes, settings.max_frame_bytes))
-        broker = Broker(settings, controller, replicas, flusher, budget, clock_ms=clock_ms)
+        broker = Broker(
+            settings, controller, replicas, flusher, budget, clock_ms=clock_ms, steady_ms=steady_ms
+        )
         broker.advertised = Address("advertised", 9999)
         group_settings = GroupSettings(partitions=2, initial_rebalance_delay_ms=0)
         broker.groups = GroupCoordinator(

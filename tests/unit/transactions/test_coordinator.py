@@ -125,6 +125,15 @@ class TestCrashes:
         assert state(world) == "CompleteAbort"
         assert world.partitions[T0].decisions() == {"w": [False]}
 
+    async def test_an_ongoing_transaction_still_times_out_if_the_clock_was_set_back_meanwhile(
+        self, world: World
+    ) -> None:
+        await begin(world, T0, timeout_ms=5_000)
+        world.clock.ms -= HOUR_MS
+        await world.crash()
+        await world.clock.advance(5_000)
+        assert state(world) == "CompleteAbort"
+
     async def test_after_a_crash_a_write_is_let_in_by_asking(self, world: World) -> None:
         producer = await begin(world, T0)
         await world.crash()
