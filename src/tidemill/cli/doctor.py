@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 __all__ = ("Finding", "Verdict", "register")
 
 _ROOM_BYTES_MIN = 1024**3
+#: Less than what a node tries out before it takes writes again.
+_FULL_BYTES = 1024**2
 _OPEN_FILES_MIN = 4096
 _CLOCK_SKEW_SECONDS_MAX = 2.0
 _HTTP_TIMEOUT_SECONDS = 3.0
 _LIBRARIES = ("kio", "uvloop", "msgspec", "cramjam", "starlette", "uvicorn", "typer", "rich")
+
+
+#: How the node begins what it says of a full disk.
+_FULL_PROBLEM = "disk full: "
 
 
 class Verdict(StrEnum):
@@ -171,9 +177,13 @@ def _data_directory(path: Path) -> Iterator[Finding]:
         yield Finding(check, Verdict.FAIL, f"{path} is not a directory that can be written", advice)
         return
     yield Finding(check, Verdict.OK, f"{path} can be written; {_owner(path)}")
+    yield from _missing_partitions(path)
     room = shutil.disk_usage(path)
     detail = f"{human_bytes(room.free)} of {human_bytes(room.total)} are free"
-    if room.free < _ROOM_BYTES_MIN:
+    if room.free < _FULL_BYTES:
+        detail = f"disk full: {detail} at {path}; a node there refuses writes until there is room"
+        yield Finding("disk space", Verdict.FAIL, detail, "free some space; the node goes on by itself")
+    elif room.free < _ROOM_BYTES_MIN:
         yield Finding("disk space", Verdict.WARN, detail, "free some space, or lower retention.bytes")
     else:
         yield Finding("disk space", Verdict.OK, detail)
@@ -181,6 +191,20 @@ def _data_directory(path: Path) -> Iterator[Finding]:
     if ahead > _CLOCK_SKEW_SECONDS_MAX:
         advice = "set the clock right: retention and record times depend on it"
         yield Finding("clock", Verdict.WARN, f"files in {path} are {ahead:.0f} s ahead of this clock", advice)
+
+
+def _missing_partitions(path: Path) -> Iterator[Finding]:
+    from tidemill.cli.data_files import find_missing
+
+    missing = find_missing(path)
+    if missing:
+        shown = ", ".join(each.directory for each in missing[:10])
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        advice = (
+            "restore them from a backup while the node is stopped, or give up what was in them with "
+            f"'tidemill log repair {missing[0].topic}:{missing[0].index} --accept-loss'"
+        )
+        yield Finding("missing partitions", Verdict.FAIL, f"had data, have no files: {shown}{more}", advice)
 
 
 def _owner(path: Path) -> str:
@@ -302,7 +326,11 @@ def _http(settings: Settings) -> Iterator[Finding]:
         return
     problems = [str(problem) for problem in body.get("problems", ())]
     ready = Verdict.OK if status == 200 and not problems else Verdict.FAIL
-    advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'" if problems else ""
+    advice = ""
+    if any(not problem.startswith(_FULL_PROBLEM) for problem in problems):
+        advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'"
+    elif problems:
+        advice = "free some space; the node goes on by itself"
     yield Finding("health", ready, "; ".join(problems) or f"ready, says {url}", advice)
     yield from _scrub(f"http://{settings.http}/metrics")
     if server_time is not None:

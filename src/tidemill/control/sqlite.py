@@ -99,6 +99,8 @@ class _SqliteEngine:
         self._path = path
         self._history_revisions = history_revisions
         self._unusable: str | None = None
+        #: Keys of leases that ended with their process are still there, because the disk was full.
+        self._has_orphans = False
         with self._errors():
             if not path.exists():
                 _create(path)
@@ -107,7 +109,10 @@ class _SqliteEngine:
             self._db = _connect(path)
             try:
                 self._check()
-                self._delete_orphans()
+                try:
+                    self._delete_orphans()
+                except DiskFull:
+                    self._has_orphans = True
             except BaseException:
                 self._db.close()
                 raise
@@ -137,6 +142,9 @@ class _SqliteEngine:
     def commit(self, txn: Txn) -> int:
         # Before and not after: a commit that is durable must not be reported as failed by what follows it.
         self._compact_if_due()
+        if self._has_orphans:
+            self._delete_orphans()
+            self._has_orphans = False
         with self._errors(), self._transaction():
             for compare in txn.compares:
                 found = self._mod_revision(compare.key)

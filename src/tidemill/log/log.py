@@ -28,6 +28,7 @@ from tidemill.log.producers import ProducerStates
 from tidemill.log.reading import ReadBudget, SegmentReader
 from tidemill.log.segment import Segment, segment_name
 from tidemill.log.storage import Buffer, Storage, write_atomic
+from tidemill.log.torn import TornTail
 from tidemill.log.transactions import AbortedTransaction, with_markers
 from tidemill.records.batch import (
     HEADER_BYTES,
@@ -103,6 +104,7 @@ class PartitionLog:
         epochs: EpochHistory,
         due: list[SideFile],
         inventory: Inventory | None = None,
+        torn: TornTail | None = None,
     ) -> None:
         self._storage = storage
         self._inventory = inventory
@@ -132,6 +134,10 @@ class PartitionLog:
         self.on_damage: Callable[[DamagedBatch], None] = lambda damage: None
         #: Set when durability is unknown; nothing is written any more.
         self.failure: StorageError | None = None
+        #: Set while the owner takes no appends; reads go on.
+        self.refusal: StorageError | None = None
+        #: What a start found behind the last whole batch and had no room to keep; cut before the next append.
+        self._torn = torn
 
     # --- what is where
 
@@ -154,14 +160,19 @@ class PartitionLog:
 
     # --- writing
 
+    def _check_writable(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.refusal is not None:
+            raise self.refusal
+
     def append(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> Appended:
         """Write one checked batch at the end, or find that it is there already.
 
         Raises ``ApiError`` (bad sequence) or ``StorageError`` (no room, disk trouble): then the log and the
         producer's state are as before.
         """
-        if self.failure is not None:
-            raise self.failure
+        self._check_writable()
         if header.is_idempotent:
             known = self.producers.check(header)
             if known is not None:
@@ -173,8 +184,7 @@ class PartitionLog:
 
     def append_marker(self, data: Buffer, marker: Marker, leader_epoch: int, now_ms: int) -> Appended:
         """Write a control batch that ends a transaction. Raises as ``append`` does."""
-        if self.failure is not None:
-            raise self.failure
+        self._check_writable()
         header = parse_header(data)
         self.producers.check_marker(header, marker)
         offset = self._write(data, header, leader_epoch, now_ms)
@@ -185,8 +195,7 @@ class PartitionLog:
         self, markers: Sequence[tuple[Buffer, Marker]], leader_epoch: int, now_ms: int
     ) -> Appended:
         """Write several such batches at once: all of them, or none. Raises as ``append`` does."""
-        if self.failure is not None:
-            raise self.failure
+        self._check_writable()
         batches = [(data, parse_header(data)) for data, _ in markers]
         for (_, marker), (_, header) in zip(markers, batches, strict=True):
             self.producers.check_marker(header, marker)
@@ -243,6 +252,9 @@ class PartitionLog:
             )
 
     def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
+        if self._torn is not None:
+            self._torn.cut(self._storage)
+            self._torn = None
         segment = self._segment_with_room(header, now_ms)
         last_offset = segment.next_offset + header.last_offset_delta
         if last_offset >= self._listed_below:

@@ -35,25 +35,14 @@ from tidemill.log.reading import SegmentReader
 from tidemill.log.segment import Segment
 from tidemill.log.storage import Storage, write_atomic
 from tidemill.log.swap import CLEAN_POINT_NAME, finish_swaps, load_clean_point
+from tidemill.log.torn import Cut, TornTail, unused_name
 from tidemill.log.walk import BrokenBatch, walk
 from tidemill.records.batch import BatchHeader
 
-__all__ = ("Cut", "RecoveryReport", "files_are_gone", "list_segments", "open_log", "unused_name")
+__all__ = ("RecoveryReport", "files_are_gone", "list_segments", "open_log")
 
 _LOG_ENDING = ".log"
 _WRITE_BACK_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Bytes that were written but never durable, taken off the end of a log."""
-
-    path: str
-    position: int
-    size_bytes: int
-    #: Where the bytes are kept.
-    kept_in: str
-    reason: str
 
 
 @dataclass(slots=True)
@@ -84,15 +73,6 @@ def files_are_gone(directory: str) -> StorageError:
         f"it had data, and the files in {directory} are gone; stop the node and restore the directory from a "
         f"backup, or give up what was in it with 'tidemill log repair {place} --accept-loss'"
     )
-
-
-def unused_name(storage: Storage, wanted: str) -> str:
-    """``wanted``, or the first of its numbered variants that does not exist: nothing kept is overwritten."""
-    name, number = wanted, 1
-    while storage.exists(name):
-        number += 1
-        name = f"{wanted}-{number}"
-    return name
 
 
 def open_log(
@@ -138,6 +118,7 @@ class _Opening:
         self.stale: list[Segment] = []
         #: What should be on disk and found no room there.
         self.due: list[SideFile] = []
+        self.torn: TornTail | None = None
         self.seen_epochs: list[tuple[int, int]] = []
 
     def run(self) -> tuple[PartitionLog, RecoveryReport]:
@@ -233,7 +214,7 @@ class _Opening:
         for segment in segments:
             if segment.next_offset >= recovery_point:
                 self._write_back(segment, recovery_point)
-                if segment is segments[-1]:
+                if segment is segments[-1] and self.torn is None:
                     # So with its end: a truncation whose sync failed may be undone by a power loss.
                     segment.file.truncate(segment.size_bytes + 1)
                     segment.file.truncate(segment.size_bytes)
@@ -323,15 +304,14 @@ class _Opening:
         )
 
     def _cut_tail(self, segment: Segment, broken: BrokenBatch) -> None:
-        tail = segment.file.read(broken.position, segment.file.size() - broken.position)
-        kept_in = unused_name(self.storage, f"{segment.log_path}.cut-{broken.position}")
-        keep = self.storage.open(kept_in, create=True)
-        keep.write(0, [tail])
-        keep.sync()
-        keep.close()
-        segment.file.truncate(broken.position)
+        torn = TornTail(segment, broken.position, broken.reason)
         segment.size_bytes = broken.position
-        self.report.cuts.append(Cut(segment.log_path, broken.position, len(tail), kept_in, broken.reason))
+        try:
+            self.report.cuts.append(torn.cut(self.storage))
+        except DiskFull as error:
+            # What is before it can be read all the same. It is cut before anything is written behind it.
+            self.torn = torn
+            self.report.warnings.append(f"its torn end is cut when there is room: {error}")
 
     def _cut_following(self, segments: list[Segment], number: int) -> None:
         for segment in segments[number + 1 :]:
@@ -368,6 +348,7 @@ class _Opening:
             epochs=epochs,
             due=self.due,
             inventory=self.inventory,
+            torn=self.torn,
         )
 
     def _epochs(self, segments: list[Segment], start_offset: int, end_offset: int) -> EpochHistory:
@@ -395,9 +376,11 @@ class _Opening:
         return history
 
     def _batches(self, segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
+        torn = self.torn
+        end = torn.position if torn is not None and torn.segment is segment else segment.file.size()
         expected = segment.base_offset
         try:
-            for position, header in walk(segment.file, 0, segment.file.size(), verify=True):
+            for position, header in walk(segment.file, 0, end, verify=True):
                 if header.base_offset != expected:
                     raise BrokenBatch(position, f"offset {header.base_offset} where {expected} must be")
                 expected = header.next_offset

@@ -26,11 +26,12 @@ from tidemill.errors import StorageError
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.inspect import ProblemKind, VerifyReport, verify
 from tidemill.log.log import EPOCHS_NAME, list_snapshots, snapshot_name
-from tidemill.log.recovery import list_segments, unused_name
+from tidemill.log.recovery import list_segments
 from tidemill.log.scan import Damage, SoundBatch, scan_segment
 from tidemill.log.segment import segment_name
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 from tidemill.log.swap import list_swaps
+from tidemill.log.torn import unused_name
 from tidemill.records.record import build_empty_batch
 
 __all__ = ("DamageTreatment", "RepairPlan", "apply_repair", "plan_repair")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -96,12 +96,19 @@ def write_atomic(storage: Storage, path: str, data: bytes) -> None:
     storage.sync_dir(path.rpartition("/")[0])
 
 
+class _Fail(Protocol):
+    """Raises what an error of the operating system means."""
+
+    def __call__(self, action: str, path: str, error: OSError) -> NoReturn: ...
+
+
 class LocalFile:
     """A file of the operating system."""
 
-    def __init__(self, path: str, descriptor: int) -> None:
+    def __init__(self, path: str, descriptor: int, fail: _Fail) -> None:
         self._path = path
         self._descriptor = descriptor
+        self._fail = fail
 
     @property
     def path(self) -> str:
@@ -114,14 +121,14 @@ class LocalFile:
         try:
             return os.pread(self._descriptor, size, position)
         except OSError as error:
-            _fail("read", self._path, error)
+            self._fail("read", self._path, error)
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
         try:
             for start in range(0, len(buffers), _BUFFERS_MAX):
                 position = self._write_group(position, buffers[start : start + _BUFFERS_MAX])
         except OSError as error:
-            _fail("write", self._path, error)
+            self._fail("write", self._path, error)
 
     def _write_group(self, position: int, buffers: Sequence[Buffer]) -> int:
         total = sum(len(buffer) for buffer in buffers)
@@ -138,7 +145,7 @@ class LocalFile:
         try:
             os.ftruncate(self._descriptor, size)
         except OSError as error:
-            _fail("truncate", self._path, error)
+            self._fail("truncate", self._path, error)
 
     def sync(self) -> None:
         try:
@@ -155,8 +162,10 @@ class LocalFile:
 class LocalStorage:
     """The real disk, below one root directory."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, on_full: Callable[[DiskFull], None] | None = None) -> None:
+        """``on_full`` is told of everything that finds no room, from any thread."""
         self._root = str(root)
+        self._on_full = on_full
 
     def _full(self, path: str) -> str:
         return os.path.join(self._root, path) if path else self._root
@@ -164,16 +173,16 @@ class LocalStorage:
     def open(self, path: str, *, create: bool = False) -> LocalFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            return LocalFile(path, os.open(self._full(path), flags, 0o644))
+            return LocalFile(path, os.open(self._full(path), flags, 0o644), self._fail)
         except OSError as error:
-            _fail("open", path, error)
+            self._fail("open", path, error)
 
     def read_file(self, path: str) -> bytes:
         try:
             with open(self._full(path), "rb") as file:
                 return file.read()
         except OSError as error:
-            _fail("read", path, error)
+            self._fail("read", path, error)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self._full(path))
@@ -184,25 +193,25 @@ class LocalStorage:
         except FileNotFoundError:
             return []
         except OSError as error:
-            _fail("list", path, error)
+            self._fail("list", path, error)
 
     def make_dir(self, path: str) -> None:
         try:
             os.makedirs(self._full(path), exist_ok=True)
         except OSError as error:
-            _fail("create the directory", path, error)
+            self._fail("create the directory", path, error)
 
     def rename(self, old: str, new: str) -> None:
         try:
             os.rename(self._full(old), self._full(new))
         except OSError as error:
-            _fail(f"rename to {new}", old, error)
+            self._fail(f"rename to {new}", old, error)
 
     def remove(self, path: str) -> None:
         try:
             os.unlink(self._full(path))
         except OSError as error:
-            _fail("remove", path, error)
+            self._fail("remove", path, error)
 
     def remove_tree(self, path: str) -> None:
         try:
@@ -210,7 +219,7 @@ class LocalStorage:
         except FileNotFoundError:
             return
         except OSError as error:
-            _fail("remove", path, error)
+            self._fail("remove", path, error)
 
     def sync_dir(self, path: str) -> None:
         try:
@@ -222,9 +231,11 @@ class LocalStorage:
         except OSError as error:
             raise SyncFailed(f"fsync of directory {path} failed: {error.strerror}") from error
 
-
-def _fail(action: str, path: str, error: OSError) -> NoReturn:
-    message = f"cannot {action} {path}: {error.strerror}"
-    if error.errno in _NO_ROOM:
-        raise DiskFull(f"{message}; free some space and retry") from error
-    raise StorageError(message) from error
+    def _fail(self, action: str, path: str, error: OSError) -> NoReturn:
+        message = f"cannot {action} {path}: {error.strerror}"
+        if error.errno not in _NO_ROOM:
+            raise StorageError(message) from error
+        full = DiskFull(f"{message}; free some space and retry")
+        if self._on_full is not None:
+            self._on_full(full)
+        raise full from error

@@ -77,6 +77,8 @@ class Replicas:
         self.reports: list[RecoveryReport] = []
         #: Batches that did not check out when they were read.
         self.damage = DamageRegister()
+        #: Why no partition takes appends now; None if they do.
+        self._refusal: StorageError | None = None
         #: Told of every partition that is opened.
         self.on_open: Callable[[Partition], None] = lambda partition: None
 
@@ -121,6 +123,7 @@ class Replicas:
             raise
         self._note(report)
         log.on_damage = partial(self.damage.note, placement.topic, placement.topic_id, placement.index)
+        log.refusal = self._refusal
         partition = self._partitions[key] = Partition(
             placement.topic,
             placement.topic_id,
@@ -187,6 +190,12 @@ class Replicas:
             return
         if not self.inventory.existed:
             logger.info("%s: %d partitions that are there are listed", INVENTORY_NAME, len(bounds))
+
+    def refuse_appends(self, refusal: StorageError | None) -> None:
+        """Take no appends to any partition, until this is called with None. Reads go on."""
+        self._refusal = refusal
+        for partition in self:
+            partition.log.refusal = refusal
 
     def exists_on_disk(self, placement: Placement) -> bool:
         return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))

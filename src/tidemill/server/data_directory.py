@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 from tidemill.errors import CorruptData, DataDirectoryInUse, StorageError
 
 __all__ = ("DataDirectory", "describe_owner")
+
+logger = logging.getLogger(__name__)
 
 _LOCK = "lock"
 _CLEAN = "clean-stop"
@@ -83,13 +87,22 @@ class DataDirectory:
         """Write into the lock file who holds it, for the message that a second process prints."""
         assert self._lock is not None
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "listening": listening}
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, json.dumps(owner).encode(), 0)
+        data = json.dumps(owner).encode()
+        # Only for a message, so a full disk is no reason to fail.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, data, 0)
+            os.ftruncate(self._lock, len(data))
 
     def note_clean_stop(self) -> None:
-        """Everything is durable and closed: the next owner has nothing to recover."""
-        (self.path / _CLEAN).touch()
-        self._sync()
+        """Everything is durable and closed: the next owner has nothing to recover.
+
+        Without room for the note the next start looks at every log, as after a crash.
+        """
+        try:
+            (self.path / _CLEAN).touch()
+            self._sync()
+        except OSError as error:
+            logger.warning("no note of the orderly stop in %s: %s", self.path, error.strerror)
 
     def release(self) -> None:
         """Let the next process in."""

@@ -7,19 +7,19 @@ import contextlib
 import logging
 import resource
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 from uuid import uuid4
 
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import BumpLeaderEpochs, Command, RegisterNode, SetClusterId, new_cluster_id
 from tidemill.control.controller import Controller
-from tidemill.control.image import TopicImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.sqlite import SqliteStore
 from tidemill.coordination.clock import LoopClock
-from tidemill.errors import StorageError, TidemillError
+from tidemill.errors import DiskFull, StorageError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.groups.topics import ImageTopics
@@ -30,6 +30,7 @@ from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.budget import BudgetLimits, ByteBudget
 from tidemill.server.connection import Connection
 from tidemill.server.data_directory import DataDirectory
+from tidemill.server.disk_space import DiskSpace
 from tidemill.server.dispatch import BrokerDispatcher
 from tidemill.server.frame_buffers import FrameBuffers
 from tidemill.server.lag import ConsumerLag
@@ -68,6 +69,7 @@ class Node:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.directory = DataDirectory(settings.data_dir)
+        self.disk = DiskSpace(settings.data_dir)
         self.metrics = RequestMetrics()
         self.started_at = time.monotonic()
         self.ready = False
@@ -82,6 +84,8 @@ class Node:
         self._lag: ConsumerLag | None = None
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        #: What the start had no room to commit; nothing is appended before it is.
+        self._deferred: list[Command[Any]] = []
 
     @property
     def broker(self) -> Broker:
@@ -114,7 +118,7 @@ class Node:
             await controller.submit(SetClusterId(cluster_id=new_cluster_id()))
         flusher = Flusher(loop, settings.flush_threads)
         replicas = Replicas(
-            LocalStorage(settings.data_dir),
+            LocalStorage(settings.data_dir, self.disk.note),
             flusher.request,
             max_decompressed_bytes=settings.max_decompressed_bytes,
         )
@@ -122,15 +126,14 @@ class Node:
         self._broker = broker = Broker(settings, controller, replicas, flusher, budget)
         await self._open_listener(loop, budget)
         broker.advertised = settings.advertised_listener or self.address
-        await controller.submit(
-            RegisterNode(
-                node_id=settings.node_id,
-                name=settings.node_name,
-                host=broker.advertised.host,
-                port=broker.advertised.port,
-                incarnation=uuid4(),
-            )
+        register = RegisterNode(
+            node_id=settings.node_id,
+            name=settings.node_name,
+            host=broker.advertised.host,
+            port=broker.advertised.port,
+            incarnation=uuid4(),
         )
+        await self._commit_or_defer([register])
         self._finish_deletions()
         broker.replicas.take_inventory(broker.led_placements())
         if not self.directory.stopped_cleanly:
@@ -144,6 +147,7 @@ class Node:
         await self._server.start_serving()
         self.directory.note_owner(str(self.address))
         self._tasks = [
+            loop.create_task(self.disk.watch()),
             loop.create_task(self._every(settings.log_retention_check_interval_ms, broker.apply_retention)),
             loop.create_task(self._every(settings.compaction_check_interval_ms, broker.compact)),
             loop.create_task(self._every(_OFFSET_EXPIRY_INTERVAL_MS, broker.groups.expire)),
@@ -182,13 +186,12 @@ class Node:
         for placement in broker.led_placements():
             if broker.replicas.exists_on_disk(placement):
                 written.setdefault(placement.topic, set()).add(placement.index)
-        commands: list[Command[TopicImage]] = [
-            BumpLeaderEpochs(name=topic, partitions=tuple(sorted(indexes)))
-            for topic, indexes in written.items()
-        ]
-        for result in await broker.controller.submit_many(commands):
-            if isinstance(result, Exception):
-                raise result
+        await self._commit_or_defer(
+            [
+                BumpLeaderEpochs(name=topic, partitions=tuple(sorted(indexes)))
+                for topic, indexes in written.items()
+            ]
+        )
         placements = [
             placement
             for placement in broker.led_placements()
@@ -197,6 +200,33 @@ class Node:
         logger.info("the last stop was not orderly: checking %d partitions", len(placements))
         # In a thread, because reading large logs takes long, and /healthz is asked meanwhile.
         await asyncio.to_thread(self._open_all, placements)
+
+    async def _commit_or_defer(self, commands: Sequence[Command[Any]]) -> None:
+        """Commit what a start has to; what finds no room is committed later, and nothing is written before.
+
+        Reads go on with the metadata as it was. A write under the old leader epoch would not be told apart
+        from one that the crash has taken.
+        """
+        deferred = []
+        for command, result in zip(commands, await self.broker.controller.submit_many(commands), strict=True):
+            if isinstance(result, DiskFull):
+                self.disk.note(result)
+                deferred.append(command)
+            elif isinstance(result, Exception):
+                raise result
+        if deferred:
+            self._deferred += deferred
+            self.broker.replicas.refuse_appends(
+                DiskFull("the disk is full; writes are taken again when there is room")
+            )
+            self.disk.when_room(self._commit_deferred)
+
+    async def _commit_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        await self._commit_or_defer(deferred)
+        if self._deferred:
+            raise DiskFull("no room for the metadata of the start")
+        self.broker.replicas.refuse_appends(None)
 
     def _open_all(self, placements: list[Placement]) -> None:
         for placement in placements:
@@ -324,7 +354,9 @@ class Node:
         """What keeps the node from being wholly well, in words."""
         if not self.ready:
             return ["the node is starting or stopping"]
-        found = list(self._stopped_partitions())
+        full = self.disk.problem()
+        found = [] if full is None else [full]
+        found += self._stopped_partitions()
         found += self._damage()
         found += [
             f"partition {index} of topic {topic_id} is not compacted: {error}"

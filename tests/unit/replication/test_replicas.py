@@ -95,7 +95,9 @@ def test_a_partition_that_cannot_be_opened_is_remembered_with_the_reason(storage
     write(replicas.open(placement(1)), "the others go on")
 
 
-def test_a_full_disk_is_not_remembered(storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_end_that_cannot_be_kept_for_want_of_room_is_cut_before_the_next_append(
+    storage: FaultyStorage,
+) -> None:
     replicas = replicas_on(storage)
     partition = replicas.open(placement())
     write(partition, "a")
@@ -104,15 +106,35 @@ def test_a_full_disk_is_not_remembered(storage: FaultyStorage, monkeypatch: pyte
     path = f"{partition_directory('t', ID, 0)}/00000000000000000000.log"
     file = crashed.open(path)
     file.truncate(file.size() - 3)
+    torn_bytes = file.size() - len(plain_batch("a"))
     crashed.capacity_bytes = crashed.used_bytes
     again = replicas_on(crashed)
+    opened = again.open(placement())
+    assert opened.high_watermark == 1
+    assert len(list(opened.log.read_batches(0, 1))) == 1
     with pytest.raises(DiskFull):
-        again.open(placement())
-    assert not again.offline
+        opened.append(plain_batch("b"), NOW)
+    assert not [name for name in crashed.list_dir(path.rpartition("/")[0]) if ".cut-" in name]
     crashed.capacity_bytes = None
-    assert again.open(placement()).high_watermark == 1
-    (report,) = again.reports
-    assert report.cuts
+    write(opened, "b")
+    (kept,) = [name for name in crashed.list_dir(path.rpartition("/")[0]) if ".cut-" in name]
+    assert len(crashed.read_file(f"{path.rpartition('/')[0]}/{kept}")) == torn_bytes
+    last = replicas_on(crashed.crash(power_loss=True)).open(placement())
+    assert last.high_watermark == 2
+
+
+def test_while_appends_are_refused_reads_go_on(storage: FaultyStorage) -> None:
+    write(replicas_on(storage).open(placement()), "a")
+    replicas = replicas_on(storage)
+    opened = replicas.open(placement())
+    replicas.refuse_appends(DiskFull("full"))
+    for partition in (opened, replicas.open(placement(1))):
+        with pytest.raises(DiskFull):
+            partition.append(plain_batch("b"), NOW)
+    assert opened.read(0, 100, at_least_one=True)
+    replicas.refuse_appends(None)
+    write(opened, "b")
+    write(replicas.open(placement(1)), "b")
 
 
 def test_producers_read_back_after_a_crash_count_as_active_now(storage: FaultyStorage) -> None:
