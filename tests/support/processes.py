@@ -189,6 +189,14 @@ class NodeProcess:
         code = process.wait()
         assert code == 0, f"the node ended with {code}\n{process.error_text()}"
 
+    def modules(self) -> set[str]:
+        """Names of the Python modules that the process has loaded by now."""
+        process = self._running()
+        process.write_line("modules")
+        line = process.next_line(_CALL_DEADLINE_SECONDS)
+        assert line is not None, process.error_text()
+        return set(json.loads(line))
+
     def log_text(self) -> str:
         """Everything this node has logged, over all its starts."""
         return self._error_path.read_text(errors="replace")

@@ -1,7 +1,8 @@
 """A node as a process of its own: ``python run_node.py '{"data_dir": "…", …}' [point to die at]``.
 
 The settings are those of ``tidemill settings``. When it is ready, one line of JSON says where it listens. It
-stops in an orderly way on SIGTERM, or when its standard input ends, so that it never outlives the tests.
+stops in an orderly way on SIGTERM, or when its standard input ends, so that it never outlives the tests. The
+line ``modules`` is answered with the names of the Python modules that it has loaded.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ async def run(flags: dict[str, Any]) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
     def parent_spoke() -> None:
-        if not os.read(0, 1024):
+        said = os.read(0, 1024)
+        if not said:
             loop.remove_reader(0)
             stop.set()
+        elif said == b"modules\n":
+            say(sorted(sys.modules))
 
     loop.add_reader(0, parent_spoke)
     node = Node(load_settings(flags, {}))
@@ -38,7 +42,11 @@ async def run(flags: dict[str, Any]) -> None:
 
 
 def announce(node: Node) -> None:
-    sys.stdout.write(json.dumps({"listen": str(node.address), "http": str(node.http_address)}) + "\n")
+    say({"listen": str(node.address), "http": str(node.http_address)})
+
+
+def say(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 

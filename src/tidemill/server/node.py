@@ -142,7 +142,7 @@ class Node:
         await self._start_transactions()
         self._lag = ConsumerLag(broker)
         if broker.image.tables:
-            await broker.tables()
+            await (await broker.tables()).prepare()
         assert self._server is not None
         await self._server.start_serving()
         self.directory.note_owner(str(self.address))

@@ -8,14 +8,17 @@ start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from tidemill.control.table_images import TableImage
-from tidemill.errors import TableCode, TableError, TidemillError
+from tidemill.errors import StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.engine import KvStore
 from tidemill.kv.snapshots import BrokenSnapshot, SnapshotInfo
 from tidemill.server.broker import Broker
@@ -27,6 +30,7 @@ from tidemill.tables.keys import KeyCodec, check_key_columns, default_key_format
 from tidemill.tables.leases import Leases
 from tidemill.tables.partition_values import check_partition_column
 from tidemill.tables.properties import topic_configs
+from tidemill.tables.rehearsal import rehearse
 from tidemill.tables.routing import BucketMap
 from tidemill.tables.scanners import BucketKey
 from tidemill.tables.scans import OpenScan, Scans
@@ -34,13 +38,22 @@ from tidemill.tables.service import TableService
 from tidemill.tables.snapshot_keeping import snapshots_of_one_moment
 from tidemill.tables.splitting import Piece, SplitLimits, Splitting
 from tidemill.tables.types import normalise_schema
+from tidemill.wire.apis import APIS
+from tidemill.wire.requests import load_messages
 
 __all__ = ("NodeTables",)
+
+logger = logging.getLogger(__name__)
 
 _ROW_FORMATS = ("row", "json", "raw")
 _KEY_FORMATS = ("raw", "json")
 #: Before a schema is read; what a table may have of it is decided with the metadata.
 _SCHEMA_BYTES_MAX = 1024 * 1024
+#: How many buckets are opened before the node is ready, and how long that may take.
+_PREPARED_BUCKETS_MAX = 64
+_PREPARED_BUCKETS_MS = 2_000
+#: Kafka's APIs that a client of tables begins with.
+_FIRST_APIS = ("Produce", "Metadata", "FindCoordinator", "ApiVersions", "InitProducerId")
 #: Rows of a bucket are counted up to here, and estimated beyond.
 _COUNTED_ROWS_MAX = 1_000
 _COUNTED_BYTES_MAX = 1024 * 1024
@@ -55,6 +68,30 @@ class NodeTables:
         self.scans = Scans(self.service)
         self.splitting = Splitting(self.scans)
         self.leases = Leases(self.service)
+
+    async def prepare(self) -> None:
+        """Load and open before the first request what it would have to wait for.
+
+        Bounded: what is not open by then is opened at its first use, as it is if this fails.
+        """
+        work = partial(rehearse, self.service.resources, self._broker.settings.max_decompressed_bytes)
+        try:
+            await self._in_thread(work)
+        except (StorageError, OSError) as error:
+            logger.warning("tables are not prepared before their first use: %s", error)
+        await asyncio.to_thread(_load_messages)
+        keys = (
+            key
+            for name in sorted(self._broker.image.tables)
+            if self._broker.image.tables[name].primary_key
+            for key in self.service.bucket_keys(self.service.named(name))
+        )
+        opening = []
+        for key in islice(keys, _PREPARED_BUCKETS_MAX):
+            # A log that is damaged is told where it is opened.
+            with contextlib.suppress(TidemillError):
+                opening.append(self.service.ready_bucket(key, max_wait_ms=_PREPARED_BUCKETS_MS))
+        await asyncio.gather(*opening, return_exceptions=True)
 
     async def housekeep(self) -> None:
         """Everything that is looked at from time to time."""
@@ -241,6 +278,12 @@ class NodeTables:
 
     async def _in_thread(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.service.threads, partial(work))
+
+
+def _load_messages() -> None:
+    for api in APIS.values():
+        if not api.schema or api.name in _FIRST_APIS:
+            load_messages(api)
 
 
 def _row_count(store: KvStore) -> int:

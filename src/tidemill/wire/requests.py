@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemill.errors import ProtocolError
 from tidemill.wire.apis import (
     API_VERSIONS_KEY,
+    Api,
     find_api,
     is_flexible,
     is_served,
@@ -44,6 +45,7 @@ __all__ = (
     "decode_entity",
     "decode_request",
     "decode_response",
+    "load_messages",
     "ms",
     "parse_header",
 )
@@ -199,6 +201,14 @@ def decode_entity(
     if offset + size != len(frame):
         raise ProtocolError(f"{_title(entity)}: the decoder read {size} bytes of {len(frame) - offset}")
     return value
+
+
+def load_messages(api: Api) -> None:
+    """Load all that reads and writes an API's messages, in every version: else the first request does it."""
+    for version in range(api.min_version, api.max_version + 1):
+        entity: EntityClass = request_class(api.key, version)
+        _reader(entity)
+        response_class(api.key, version)
 
 
 def ms(value: timedelta | datetime | None) -> int:

@@ -1,0 +1,28 @@
+"""What a node has loaded by the time it says that it is ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tidemill
+from support.processes import NodeProcess
+
+ENGINES = {"numpy", "pyarrow", "rocksdict"}
+
+
+def test_a_node_with_tables_has_loaded_what_their_first_use_needs_before_it_is_ready(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "data") as node:
+        assert not node.modules() & ENGINES, "a node without tables starts without them"
+        with tidemill.connect(node.bootstrap_servers) as db:
+            table = db.create_table("shop.orders", "id bigint, v string", primary_key="id", buckets=2)
+            table.upsert([{"id": 1, "v": "a"}])
+        node.stop()
+        node.start()
+        loaded = node.modules()
+        assert loaded >= ENGINES
+        with tidemill.connect(node.bootstrap_servers) as db:
+            table = db.table("shop.orders")
+            table.upsert([{"id": 2, "v": "b"}])
+            table.lookup([{"id": 1}])
+            assert table.scan(where="v = 'b'").count() == 1
+        assert node.modules() - loaded == set()
