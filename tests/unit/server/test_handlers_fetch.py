@@ -16,6 +16,7 @@ from tidemill.control.commands import BumpLeaderEpochs, DeleteTopic
 from tidemill.errors import ErrorCode, SyncFailed
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.record import Record, build_batch, read_records
+from tidemill.replication.flusher import wall_clock_ms
 from tidemill.server.handlers import fetch as handler
 from tidemill.wire.apis import APIS
 
@@ -496,11 +497,12 @@ class Transactions:
 
     async def write(self, *texts: str, producer: int, sequence: int = 0) -> None:
         self._partition.begin_transaction(producer, 0)
-        self._partition.append(transactional(*texts, producer=producer, sequence=sequence), 1)
+        batch = transactional(*texts, producer=producer, sequence=sequence)
+        self._partition.append(batch, wall_clock_ms())
         await self._node.flush()
 
     async def end(self, producer: int, *, commit: bool) -> None:
-        self._partition.write_marker(producer, 0, commit=commit, coordinator_epoch=0, now_ms=1)
+        self._partition.write_marker(producer, 0, commit=commit, coordinator_epoch=0, now_ms=wall_clock_ms())
         await self._node.flush()
 
 

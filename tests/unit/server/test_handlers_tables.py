@@ -13,6 +13,7 @@ import pytest
 
 from support.table_world import START_MS, TableWorld
 from tidemill.errors import ErrorCode, TableCode
+from tidemill.log.inventory import INVENTORY_NAME
 from tidemill.tables.definition import pack_schema, unpack_schema
 
 COLUMNS = pa.schema(
@@ -52,6 +53,7 @@ def files(directory: Path) -> list[Path]:
         Path(folder).relative_to(directory) / name
         for folder, _, names in os.walk(directory)
         for name in names
+        if name != INVENTORY_NAME
     ]
 
 

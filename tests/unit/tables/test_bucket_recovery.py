@@ -47,6 +47,7 @@ async def opened(directory: Path, log: Any) -> AsyncIterator[Bucket]:
             resources,
             threads,
             lambda: 0,
+            lambda: 0,
             max_decompressed_bytes=1,
         )
         bucket.start()
