@@ -252,14 +252,25 @@ class PartitionLog:
             )
 
     def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
-        if self._torn is not None:
-            self._torn.cut(self._storage)
-            self._torn = None
+        self._cut_torn()
         segment = self._segment_with_room(header, now_ms)
         last_offset = segment.next_offset + header.last_offset_delta
         if last_offset >= self._listed_below:
             self._list(last_offset + 1 + OFFSETS_AHEAD)
         return segment
+
+    def _cut_torn(self) -> None:
+        """Cut the torn end that the start left, durably: nothing may come to lie behind it."""
+        if self._torn is None:
+            return
+        assert self._checkpoint is not None, "a segment exists only behind a checkpoint"
+        self._torn.cut(self._storage)
+        try:
+            self._checkpoint.sync_beside_flushes(self._torn.segment.file)
+        except StorageError as error:
+            self.fail(error)
+            raise
+        self._torn = None
 
     def _list(self, bound: int) -> None:
         """Have the inventory say that this partition has files, and offsets below ``bound``."""
@@ -292,6 +303,7 @@ class PartitionLog:
         old = self._segments[-1]
         if not old.size_bytes:
             return old
+        self._cut_torn()
         new = self._add_segment(old.next_offset)
         self._side_files.append(SideFile(old.index_path, old.seal(), new.base_offset))
         self._side_files.append(self._snapshot_file(new.base_offset))

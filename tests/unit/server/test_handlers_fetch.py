@@ -16,7 +16,6 @@ from tidemill.control.commands import BumpLeaderEpochs, DeleteTopic
 from tidemill.errors import ErrorCode, SyncFailed
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.record import Record, build_batch, read_records
-from tidemill.replication.flusher import wall_clock_ms
 from tidemill.server.handlers import fetch as handler
 from tidemill.wire.apis import APIS
 
@@ -498,11 +497,13 @@ class Transactions:
     async def write(self, *texts: str, producer: int, sequence: int = 0) -> None:
         self._partition.begin_transaction(producer, 0)
         batch = transactional(*texts, producer=producer, sequence=sequence)
-        self._partition.append(batch, wall_clock_ms())
+        self._partition.append(batch, self._node.broker.clock_ms())
         await self._node.flush()
 
     async def end(self, producer: int, *, commit: bool) -> None:
-        self._partition.write_marker(producer, 0, commit=commit, coordinator_epoch=0, now_ms=wall_clock_ms())
+        self._partition.write_marker(
+            producer, 0, commit=commit, coordinator_epoch=0, now_ms=self._node.broker.clock_ms()
+        )
         await self._node.flush()
 
 
