@@ -497,12 +497,12 @@ class Transactions:
     async def write(self, *texts: str, producer: int, sequence: int = 0) -> None:
         self._partition.begin_transaction(producer, 0)
         batch = transactional(*texts, producer=producer, sequence=sequence)
-        self._partition.append(batch, self._node.broker.clock_ms())
+        self._partition.append(batch, self._node.node.broker.clock_ms())
         await self._node.flush()
 
     async def end(self, producer: int, *, commit: bool) -> None:
         self._partition.write_marker(
-            producer, 0, commit=commit, coordinator_epoch=0, now_ms=self._node.broker.clock_ms()
+            producer, 0, commit=commit, coordinator_epoch=0, now_ms=self._node.node.broker.clock_ms()
         )
         await self._node.flush()
 
