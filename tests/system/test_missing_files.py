@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 import tidemill
 from tidemill.client.embedded import EmbeddedNode
@@ -166,3 +166,19 @@ def test_a_topic_whose_files_are_gone_can_be_deleted(data: Path) -> None:
         assert problems(db) == []
     with tidemill.open(data) as db:
         assert problems(db) == []
+
+
+def test_committed_offsets_whose_files_are_gone_are_not_taken_for_none(data: Path) -> None:
+    settings = {"group.id": "g", "enable.auto.commit": False}
+    place = TopicPartition("plain", 0, 2)
+    with tidemill.open(data, offsets_topic_partitions=1) as db:
+        consumer = Consumer({"bootstrap.servers": db.bootstrap_servers, **settings})
+        consumer.commit(offsets=[place], asynchronous=False)
+        consumer.close()
+    shutil.rmtree(data / "logs" / "__consumer_offsets")
+    with tidemill.open(data) as db:
+        assert "__consumer_offsets:0 --accept-loss" in "".join(problems(db))
+        consumer = Consumer({"bootstrap.servers": db.bootstrap_servers, **settings})
+        with pytest.raises(KafkaException):
+            consumer.committed([place], timeout=3)
+        consumer.close()

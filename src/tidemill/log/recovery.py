@@ -65,13 +65,15 @@ def list_segments(storage: Storage, directory: str) -> list[int]:
     )
 
 
-def files_are_gone(directory: str) -> StorageError:
+def files_are_gone(directory: str) -> CorruptData:
     """The error of a partition that had data and has no files."""
     topic, _, partition = directory.removeprefix("logs/").partition("/")
     place = f"{topic}:{partition.rpartition('-')[2]}"
-    return StorageError(
+    return CorruptData(
         f"it had data, and the files in {directory} are gone; stop the node and restore the directory from a "
-        f"backup, or give up what was in it with 'tidemill log repair {place} --accept-loss'"
+        f"backup, or give up what was in it with 'tidemill log repair {place} --accept-loss'",
+        path=directory,
+        position=0,
     )
 
 
@@ -87,7 +89,7 @@ def open_log(
     """Open the log in ``directory``.
 
     A missing directory is an empty log, created at the first append, unless ``inventory`` knows that there
-    were files: then it is damage, and ``StorageError``.
+    were files: then it is damage, and ``CorruptData``.
 
     A producer whose state has to be read back from its batches counts as active at ``now_ms``: the batches'
     own timestamps may be years old, and expiring it would let its retries in as duplicates.
