@@ -260,8 +260,9 @@ async def test_deleting_what_is_written_but_not_durable_waits_for_the_flush(node
     node.produce(9, produce_part("t", plain_batch("d")), acks=0)
     body["topics"][0]["partitions"][0]["offset"] = 4
     late = node.send("DeleteRecords", 2, timeout=1, **body)
-    await asyncio.sleep(0.003)
-    await node.settle()
+    async with asyncio.timeout(30):
+        while not late.arrived:
+            await asyncio.sleep(0.001)
     assert late.value.topics[0].partitions[0].error_code == ErrorCode.request_timed_out
     assert node.partition("t").log_start_offset == 2
 
