@@ -58,7 +58,7 @@ class BatchTemplate:
         struct.pack_into(">I", data, _CRC_FIELD, crc32c(memoryview(data)[_CRC_START:]))
         if codec == NONE:
             return bytes(data)
-        return recompress(memoryview(data), parse_header(data), codec)
+        return recompress(parse_header(data), memoryview(data)[HEADER_BYTES:], codec)
 
 
 @dataclass(slots=True)

@@ -1,28 +1,76 @@
 """From the bytes that a producer sent to the bytes that go into the log. Pure.
 
-Everything that can refuse a batch, but for sequence numbers, is decided here and before anything is written.
+Everything that can refuse a batch, but for sequence numbers, is decided here and before anything is written:
+the header, the checksum, and every record, which compressed batches are unpacked for (see
+``records.validation``). How long that takes is the sender's choice, so ``is_quick`` says ahead whether a
+batch may be prepared between two other requests; any other is prepared in a thread.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, InvalidRecords
 from tidemill.log.storage import Buffer
 from tidemill.records.batch import (
-    NO_TIMESTAMP,
+    HEADER_BYTES,
     BatchHeader,
     check_batch,
     parse_header,
     restamp_append_time,
 )
-from tidemill.records.compression import CODEC_NAMES, CODEC_NUMBERS
-from tidemill.records.record import MAX_DECOMPRESSED_BYTES, read_records, recompress
+from tidemill.records.compression import CODEC_NAMES, CODEC_NUMBERS, NONE, decompress
+from tidemill.records.record import MAX_DECOMPRESSED_BYTES, recompress
+from tidemill.records.rewriting import no_breath
+from tidemill.records.validation import SMALL_BATCH_RECORDS, RecordRules, check_records
 
-__all__ = ("prepare_batch",)
+__all__ = ("QUICK_RECORDS", "PreparedBatch", "is_quick", "prepare_batch", "prepare_quickly")
 
 _UNLIMITED_MS = 2**63 - 1
-#: So many records at fault are named.
-_NAMED_RECORDS_MAX = 1_000
+
+#: A batch within these limits is prepared in about a millisecond.
+QUICK_RECORDS = 4_096
+_QUICK_BYTES = 2 * 1024 * 1024
+_QUICK_PACKED_BYTES = 16 * 1024
+#: A small batch that unpacks to more is prepared in a thread after all.
+_QUICK_UNPACKED_BYTES = 256 * 1024
+
+
+class PreparedBatch(NamedTuple):
+    """A batch as it goes into the log of a topic with this configuration."""
+
+    data: Buffer
+    header: BatchHeader
+    config: TopicConfig
+
+
+class _NotUnpacked(InvalidRecords):
+    """Records that do not decompress, or not within the limit."""
+
+
+def is_quick(data: Buffer, config: TopicConfig) -> bool:
+    """Whether ``prepare_batch`` is likely to be done in about a millisecond, to judge by sizes and counts."""
+    if len(data) < HEADER_BYTES:
+        return True
+    header = parse_header(data)
+    if header.record_count > SMALL_BATCH_RECORDS and (
+        header.record_count > QUICK_RECORDS or "tidemill.records.validation_columns" not in sys.modules
+    ):
+        return False
+    if header.codec == NONE and not _is_recompressed(header, config):
+        return len(data) <= _QUICK_BYTES
+    return len(data) <= _QUICK_PACKED_BYTES
+
+
+def prepare_quickly(data: Buffer, config: TopicConfig, now_ms: int) -> PreparedBatch | None:
+    """Prepare a batch that ``is_quick``; None if it does not unpack to as little as was thought."""
+    try:
+        return PreparedBatch(*prepare_batch(data, config, now_ms, _QUICK_UNPACKED_BYTES), config)
+    except _NotUnpacked:
+        return None
 
 
 def prepare_batch(
@@ -32,11 +80,12 @@ def prepare_batch(
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     *,
     records_checked: bool = False,
+    breathe: Callable[[], None] = no_breath,
 ) -> tuple[Buffer, BatchHeader]:
     """Check a batch against the topic's configuration and bring it into the topic's form.
 
-    The batch is decoded only if the topic asks for something that its header does not show.
     ``records_checked``: every record is known to be sound, in its place, and with a key if one is needed.
+    ``breathe`` is called now and then, for the sake of other threads.
     """
     header = check_batch(data)
     if header.codec not in CODEC_NAMES:
@@ -44,19 +93,43 @@ def prepare_batch(
             ErrorCode.unsupported_compression_type, f"compression codec number {header.codec} is unknown"
         )
     _check_size(header.size_bytes, config)
+    rules = _rules(config, now_ms)
     if config.timestamp_type == "CreateTime":
         _check_create_time(header, config, now_ms)
-    if (config.compacts and not records_checked) or config.timestamp_before_max_ms < _UNLIMITED_MS:
-        _check_records(data, config, now_ms, max_decompressed_bytes)
-    if config.compression_type != "producer" and CODEC_NUMBERS[config.compression_type] != header.codec:
-        codec = CODEC_NUMBERS[config.compression_type]
-        data = recompress(memoryview(data), header, codec, max_decompressed_bytes)
-        header = parse_header(data)
-        _check_size(header.size_bytes, config)
+    recompressed = _is_recompressed(header, config)
+    if recompressed or not records_checked or rules.min_timestamp_ms is not None:
+        plain = _unpack(data, header, max_decompressed_bytes)
+        breathe()
+        check_records(header, plain, rules, breathe)
+        if recompressed:
+            codec = CODEC_NUMBERS[config.compression_type]
+            if codec == NONE:
+                # Before so much is copied.
+                _check_size(HEADER_BYTES + len(plain), config)
+            data = recompress(header, plain, codec)
+            header = parse_header(data)
+            _check_size(header.size_bytes, config)
     if config.timestamp_type == "LogAppendTime":
         data = restamp_append_time(data, now_ms)
         header = parse_header(data)
     return data, header
+
+
+def _is_recompressed(header: BatchHeader, config: TopicConfig) -> bool:
+    return config.compression_type != "producer" and CODEC_NUMBERS[config.compression_type] != header.codec
+
+
+def _rules(config: TopicConfig, now_ms: int) -> RecordRules:
+    judges_age = config.timestamp_type == "CreateTime" and config.timestamp_before_max_ms < _UNLIMITED_MS
+    return RecordRules(config.compacts, now_ms - config.timestamp_before_max_ms if judges_age else None)
+
+
+def _unpack(data: Buffer, header: BatchHeader, max_bytes: int) -> bytes | memoryview:
+    try:
+        return decompress(header.codec, memoryview(data)[HEADER_BYTES:], max_bytes)
+    except ApiError as error:
+        # The checksum is right, so the producer made it so: sending it again would not help.
+        raise _NotUnpacked(error.message) from error
 
 
 def _check_size(size_bytes: int, config: TopicConfig) -> None:
@@ -81,32 +154,3 @@ def _check_create_time(header: BatchHeader, config: TopicConfig, now_ms: int) ->
             f"timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms "
             f"({config.timestamp_after_max_ms}) ahead of the broker's clock {now_ms}",
         )
-
-
-def _check_records(data: Buffer, config: TopicConfig, now_ms: int, max_bytes: int) -> None:
-    base_offset = parse_header(data).base_offset
-    without_key: list[tuple[int, str]] = []
-    too_old: list[tuple[int, str]] = []
-    for delta, record in enumerate(read_records(data, max_bytes)):
-        if record.offset != base_offset + delta:
-            raise ApiError(
-                ErrorCode.invalid_record,
-                f"record {delta} says that it is number {record.offset - base_offset}",
-            )
-        if config.compacts and record.key is None and len(without_key) < _NAMED_RECORDS_MAX:
-            without_key.append((delta, "a record without a key cannot be written to a compacted topic"))
-        if (
-            config.timestamp_type == "CreateTime"
-            and record.timestamp_ms != NO_TIMESTAMP
-            and now_ms - record.timestamp_ms > config.timestamp_before_max_ms
-            and len(too_old) < _NAMED_RECORDS_MAX
-        ):
-            behind = (
-                f"timestamp {record.timestamp_ms} is more than message.timestamp.before.max.ms "
-                f"({config.timestamp_before_max_ms}) behind the broker's clock {now_ms}"
-            )
-            too_old.append((delta, behind))
-    if without_key:
-        raise InvalidRecords(without_key[0][1], record_errors=tuple(without_key))
-    if too_old:
-        raise InvalidRecords(too_old[0][1], code=ErrorCode.invalid_timestamp, record_errors=tuple(too_old))

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,10 +23,11 @@ import pyarrow as pa
 from tidemill.records import batch as batches
 from tidemill.records.batch import HEADER_BYTES, BatchHeader
 from tidemill.records.columns_numpy import from_numpy
-from tidemill.records.columns_scalar import Body, Int64s, corrupt, read_headers, read_one_by_one, read_varint
+from tidemill.records.columns_scalar import Body, Int64s, corrupt, read_headers, read_one_by_one
 from tidemill.records.compression import decompress
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, Header
-from tidemill.records.word_numbers import STRIDES, Unusual, Words, cut_numbers, signed_numbers
+from tidemill.records.record_starts import find_starts
+from tidemill.records.word_numbers import Unusual, Words, load_numbers, numbers_at
 
 __all__ = ("RecordColumns", "read_columns")
 
@@ -42,11 +42,6 @@ _BODY_BYTES_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 #: Timestamps this far from zero can be added to any delta of seven bytes.
 _PLAIN_TIMESTAMP_MAX = 2**62
-
-#: So many equal lengths in a row are looked for first, if so many records are left; else so many are walked.
-_LEAP_RECORDS_MIN = 64
-_LEAP_WORTH_RECORDS = 256
-_WALKED_RECORDS = 1024
 
 _WORD_BYTES = 8
 
@@ -158,13 +153,13 @@ def _read_at_once(header: BatchHeader, body: Body) -> RecordColumns | None:
     # Every place in the body as the beginning of eight bytes.
     words: Words = np.ndarray((size - _WORD_BYTES + 1,), np.dtype("<u8"), body, strides=(1,))
     try:
-        starts, end = _find_records(body, header.record_count)
+        starts, end = find_starts(body, 0, header.record_count)
         if end != size:
             return None
         ends = np.append(starts[1:], size)
-        _, _, places = _load(words, starts)
-        timestamp_deltas, places = _numbers(words, places + 1)  # behind the attributes, which mean nothing
-        offset_deltas, places = _numbers(words, places)
+        _, _, places = load_numbers(words, starts)
+        timestamp_deltas, places = numbers_at(words, places + 1)  # behind the attributes, which mean nothing
+        offset_deltas, places = numbers_at(words, places)
         key_starts, key_ends, key_null = _slices(words, places)
         value_starts, value_ends, value_null = _slices(words, key_ends)
         # Places only grow, so that all fields are inside their record if there is room behind the last one
@@ -193,30 +188,9 @@ def _read_at_once(header: BatchHeader, body: Body) -> RecordColumns | None:
     )
 
 
-def _load(words: Words, places: Int64s) -> tuple[Words, int, Int64s]:
-    """The bytes of the numbers at ``places``, the mask of the longest of them, and the places behind.
-
-    Behind the end of the body zeros are read; the caller finds that the fields end outside their record.
-    """
-    last = len(words) - 1
-    if places[-1] > last:
-        inside = np.minimum(places, last)
-        loaded = words[inside] >> ((places - inside) * 8).astype(np.uint64)
-    else:
-        # One in the middle may still be outside, where records lie, and the caller meets an IndexError.
-        loaded = words[places]
-    return cut_numbers(loaded, places)
-
-
-def _numbers(words: Words, places: Int64s) -> tuple[Int64s, Int64s]:
-    """The zigzag numbers at ``places``, and the places behind them."""
-    numbers, longest, behind = _load(words, places)
-    return signed_numbers(numbers, longest), behind
-
-
 def _slices(words: Words, places: Int64s) -> tuple[Int64s, Int64s, Bools]:
     """Starts, ends and nullness of the byte strings whose lengths are at ``places``."""
-    lengths, starts = _numbers(words, places)
+    lengths, starts = numbers_at(words, places)
     null = lengths < 0
     return starts, starts + np.maximum(lengths, 0), null
 
@@ -246,68 +220,6 @@ def _header_counts(body: Body, value_ends: Int64s, ends: Int64s) -> Int64s:
             raise corrupt("a record's length does not fit its fields")
         counts[index] = len(headers)
     return counts
-
-
-# --- where records begin
-
-
-def _find_records(body: Body, count: int) -> tuple[Int64s, int]:
-    """Where each of ``count`` records begins, and where the last one ends, which may be outside the body."""
-    starts = np.empty(count, np.int64)
-    found = position = 0
-    while found < count:
-        leap = stride = 0
-        if count - found >= _LEAP_WORTH_RECORDS:
-            leap, stride = _equal_records(body, position, count - found)
-        if leap < _LEAP_RECORDS_MIN:
-            leap = min(_WALKED_RECORDS, count - found)
-            walked = np.fromiter(_walk(body, position), np.int64, leap + 1)
-            starts[found : found + leap] = walked[:-1]
-            position = int(walked[-1])
-        else:
-            starts[found : found + leap] = np.arange(position, position + leap * stride, stride)
-            position += leap * stride
-        found += leap
-    return starts, position
-
-
-def _equal_records(body: Body, position: int, count: int) -> tuple[int, int]:
-    """How many records from ``position`` on have the same length in front, and how far apart they are."""
-    behind, end = _record_at(body, position)
-    stride = end - position
-    data = np.frombuffer(body, np.uint8)
-    run, window = 0, _LEAP_RECORDS_MIN
-    while True:
-        first = position + run * stride
-        window = min(window, count - run)
-        same = np.ones(window, np.bool_)
-        for place in range(behind - position):
-            column = data[first + place :: stride][:window]
-            same = same[: len(column)] & (column == data[position + place])
-        equal = len(same) if same.all() else int(same.argmin())
-        run += equal
-        if equal < window or run == count:
-            return run, stride
-        window *= 2
-
-
-def _walk(body: Body, position: int) -> Iterator[int]:
-    """Where records begin, from ``position`` on. Raises ``ApiError`` when asked for one behind the end."""
-    strides = STRIDES
-    while True:
-        yield position
-        try:
-            position += strides[body[position]][body[position + 1]]
-        except IndexError:
-            _, position = _record_at(body, position)
-
-
-def _record_at(body: Body, position: int) -> tuple[int, int]:
-    """Where the record at ``position`` begins behind its length, and where it ends."""
-    length, behind = read_varint(body, position)
-    if length < 0 or behind + length > len(body):
-        raise corrupt(f"a record of {length} bytes does not fit in the batch")
-    return behind, behind + length
 
 
 def _binary_array(body: Body, starts: Int64s, ends: Int64s, null: Bools) -> pa.BinaryArray:

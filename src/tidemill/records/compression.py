@@ -6,8 +6,9 @@ Both are read; the framed one is written.
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import cramjam
@@ -29,6 +30,7 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _FIRST_GUESS_BYTES = 64 * 1024
+_MAPPED_MIN_BYTES = 1024 * 1024
 #: Three bytes of snappy give at most 64: a larger claim is a lie and is refused before memory is taken.
 _SNAPPY_EXPANSION_MAX = 22
 
@@ -39,10 +41,10 @@ _LEVELLED: dict[int, tuple[Callable[..., cramjam.Buffer], int]] = {
 }
 
 
-def compress(codec: int, data: bytes, level: int | None = None) -> bytes:
+def compress(codec: int, data: bytes | memoryview, level: int | None = None) -> bytes:
     """Compress ``data`` the way Kafka's clients expect codec number ``codec``."""
     if codec == NONE:
-        return data
+        return bytes(data)
     if codec == SNAPPY:
         return _compress_xerial(data)
     function, default_level = _LEVELLED[codec]
@@ -71,7 +73,7 @@ def _decompress_bounded(
     # the true size, and a bomb is stopped at the limit.
     size = min(max_bytes, max(_FIRST_GUESS_BYTES, 4 * len(data)))
     while True:
-        output = bytearray(size)
+        output = _buffer(size)
         try:
             written = decompress_into(data, output)
         except cramjam.DecompressionError as error:
@@ -82,12 +84,32 @@ def _decompress_bounded(
         return memoryview(output)[:written]
 
 
-def _decompress_snappy(data: bytes, max_bytes: int) -> bytes:
-    if not data.startswith(_XERIAL_MAGIC):
-        return _snappy_block(data, max_bytes)
+def _buffer(size: int) -> bytearray | mmap.mmap:
+    """Memory to decompress into. What is large comes from the system untouched: a ``bytearray`` is filled
+    with zeros first, and every thread of the process would wait for that.
+    """
+    return bytearray(size) if size < _MAPPED_MIN_BYTES else mmap.mmap(-1, size)
+
+
+def _decompress_snappy(data: bytes, max_bytes: int) -> memoryview:
+    blocks = list(_xerial_blocks(data, max_bytes)) if data.startswith(_XERIAL_MAGIC) else [data]
+    try:
+        sizes = [_snappy_size(block, max_bytes) for block in blocks]
+        if sum(sizes) > max_bytes:
+            raise _broken("too large", max_bytes)
+        output = memoryview(_buffer(sum(sizes)))
+        position = 0
+        for block, size in zip(blocks, sizes, strict=True):
+            if size:
+                cramjam.snappy.decompress_raw_into(block, output[position : position + size])
+            position += size
+    except cramjam.DecompressionError as error:
+        raise _broken(error, max_bytes) from error
+    return output
+
+
+def _xerial_blocks(data: bytes, max_bytes: int) -> Iterator[bytes]:
     position = len(_XERIAL_HEADER)
-    blocks: list[bytes] = []
-    room = max_bytes
     while position < len(data):
         if position + 4 > len(data):
             raise _broken("a snappy block has no length", max_bytes)
@@ -95,23 +117,18 @@ def _decompress_snappy(data: bytes, max_bytes: int) -> bytes:
         position += 4
         if length < 0 or position + length > len(data):
             raise _broken("a snappy block is longer than the data", max_bytes)
-        block = _snappy_block(data[position : position + length], room)
-        room -= len(block)
-        blocks.append(block)
+        yield data[position : position + length]
         position += length
-    return b"".join(blocks)
 
 
-def _snappy_block(data: bytes, max_bytes: int) -> bytes:
-    try:
-        if cramjam.snappy.decompress_raw_len(data) > min(max_bytes, _SNAPPY_EXPANSION_MAX * len(data)):
-            raise _broken("too large", max_bytes)
-        return bytes(cramjam.snappy.decompress_raw(data))
-    except cramjam.DecompressionError as error:
-        raise _broken(error, max_bytes) from error
+def _snappy_size(block: bytes, max_bytes: int) -> int:
+    size: int = cramjam.snappy.decompress_raw_len(block)
+    if size > min(max_bytes, _SNAPPY_EXPANSION_MAX * len(block)):
+        raise _broken("too large", max_bytes)
+    return size
 
 
-def _compress_xerial(data: bytes) -> bytes:
+def _compress_xerial(data: bytes | memoryview) -> bytes:
     out = bytearray(_XERIAL_HEADER)
     for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(data[start : start + _XERIAL_BLOCK_BYTES]))

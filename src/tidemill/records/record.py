@@ -94,13 +94,13 @@ def build_empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> 
     )
 
 
-def recompress(
-    data: bytes | memoryview, header: BatchHeader, codec: int, max_bytes: int = MAX_DECOMPRESSED_BYTES
-) -> bytes:
-    """The same batch under another codec; every header field but codec, length and checksum is kept."""
-    plain = decompress(header.codec, memoryview(data)[HEADER_BYTES:], max_bytes)
+def recompress(header: BatchHeader, plain: bytes | memoryview, codec: int) -> bytes:
+    """The batch of ``header``, whose uncompressed records are ``plain``, under another codec.
+
+    Every header field but codec, length and checksum is kept.
+    """
     return _frame(
-        compress(codec, bytes(plain)),
+        plain if codec == NONE else compress(codec, plain),
         base_offset=header.base_offset,
         leader_epoch=header.leader_epoch,
         attributes=(header.attributes & ~0x07) | codec,
@@ -133,7 +133,7 @@ def read_records(
 
 
 def _frame(
-    body: bytes,
+    body: bytes | memoryview,
     *,
     base_offset: int,
     leader_epoch: int,

@@ -9,7 +9,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("STRIDES", "Int64s", "Unusual", "Words", "cut_numbers", "signed_numbers")
+__all__ = (
+    "STRIDES",
+    "Int64s",
+    "Unusual",
+    "Words",
+    "cut_numbers",
+    "load_numbers",
+    "numbers_at",
+    "signed_numbers",
+)
 
 Int64s = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -52,6 +61,27 @@ def signed_numbers(numbers: Words, longest: int) -> Int64s:
         if longest > mask:
             numbers = (numbers & low) | ((numbers & high) >> shift)
     return (numbers >> _ONE).view(np.int64) ^ -(numbers & _ONE).view(np.int64)
+
+
+def load_numbers(words: Words, places: Int64s) -> tuple[Words, int, Int64s]:
+    """The bytes of the numbers at ``places``, the mask of the longest of them, and the places behind.
+
+    Behind the end of the body zeros are read; the caller finds that the fields end outside their record.
+    """
+    last = len(words) - 1
+    if places[-1] > last:
+        inside = np.minimum(places, last)
+        loaded = words[inside] >> ((places - inside) * 8).astype(np.uint64)
+    else:
+        # One in the middle may still be outside, where records lie, and the caller meets an IndexError.
+        loaded = words[places]
+    return cut_numbers(loaded, places)
+
+
+def numbers_at(words: Words, places: Int64s) -> tuple[Int64s, Int64s]:
+    """The zigzag numbers at ``places``, and the places behind them."""
+    numbers, longest, behind = load_numbers(words, places)
+    return signed_numbers(numbers, longest), behind
 
 
 def _strides() -> list[list[int]]:

@@ -61,7 +61,7 @@ class PartitionCoordinatorLog:
             [Record(key, value, timestamp_ms=now_ms) for key, value in records],
             codec=ZSTD if large else NONE,
         )
-        return self._partition.append(batch, now_ms).last_offset + 1
+        return self._partition.append(batch, now_ms, records_checked=True).last_offset + 1
 
     def append_transactional(
         self, records: Sequence[tuple[bytes, bytes | None]], producer_id: int, producer_epoch: int
@@ -80,7 +80,7 @@ class PartitionCoordinatorLog:
             base_sequence=next_sequence(known.last_sequence) if known and goes_on else 0,
             attributes=_TRANSACTIONAL,
         )
-        return self._partition.append(batch, now_ms).last_offset + 1
+        return self._partition.append(batch, now_ms, records_checked=True).last_offset + 1
 
     def append_marker(
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int

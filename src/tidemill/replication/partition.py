@@ -29,7 +29,7 @@ from tidemill.log.compacting import (
 from tidemill.log.compaction import NO_FLOOR, is_due
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob
-from tidemill.log.incoming import prepare_batch
+from tidemill.log.incoming import PreparedBatch, prepare_batch
 from tidemill.log.log import Appended, PartitionLog
 from tidemill.log.measuring import Measured, measure
 from tidemill.log.reading import ReadBudget
@@ -38,6 +38,7 @@ from tidemill.log.segment import Segment
 from tidemill.log.storage import Buffer, StorageFile
 from tidemill.records.batch import BatchHeader
 from tidemill.records.control import Marker, build_marker
+from tidemill.records.rewriting import no_breath
 
 __all__ = ("ActiveProducer", "Partition", "Waiter")
 
@@ -137,14 +138,39 @@ class Partition:
 
         Raises ``ApiError`` or ``StorageError``; then nothing changed.
         """
+        return self.append_prepared(self.prepare(data, now_ms, records_checked=records_checked), now_ms)
+
+    def prepare(
+        self,
+        data: Buffer,
+        now_ms: int,
+        *,
+        records_checked: bool = False,
+        breathe: Callable[[], None] = no_breath,
+    ) -> PreparedBatch:
+        """Check one producer batch and bring it into the topic's form. Changes nothing; a thread may call it.
+
+        Raises ``ApiError``.
+        """
+        config = self.log.config
+        prepared = prepare_batch(
+            data,
+            config,
+            now_ms,
+            self._max_decompressed_bytes,
+            records_checked=records_checked,
+            breathe=breathe,
+        )
+        return PreparedBatch(*prepared, config)
+
+    def append_prepared(self, batch: PreparedBatch, now_ms: int) -> Appended:
+        """Write one batch that was prepared for the present configuration. Raises as ``append`` does."""
+        assert batch.config is self.log.config, "the batch was prepared for another configuration"
         if self.log.failure is not None:
             raise self.log.failure
-        data, header = prepare_batch(
-            data, self.log.config, now_ms, self._max_decompressed_bytes, records_checked=records_checked
-        )
-        if header.is_idempotent:
-            self._check_transaction(header)
-        return self._appended(self.log.append(data, header, self.leader_epoch, now_ms), now_ms)
+        if batch.header.is_idempotent:
+            self._check_transaction(batch.header)
+        return self._appended(self.log.append(batch.data, batch.header, self.leader_epoch, now_ms), now_ms)
 
     def _appended(self, appended: Appended, now_ms: int) -> Appended:
         if self._unflushed_since_ms == _NEVER:

@@ -49,6 +49,7 @@ _INTERNAL_TOPIC_CONFIGS = {
     "segment.bytes": str(100 * 1024 * 1024),
 }
 _PRODUCER_ID_BLOCK = 1_000
+_WORKER_THREADS = 2
 #: How long an idempotent producer that writes nothing is remembered (Kafka's producer.id.expiration.ms).
 _PRODUCER_EXPIRATION_MS = 24 * 60 * 60 * 1000
 
@@ -87,8 +88,11 @@ class Broker:
         self.transactional_writes: dict[int, asyncio.Task[None]] = {}
         #: Where clients find this node; known once it listens.
         self.advertised = settings.listen
-        #: The last write to each partition of a table whose rows are being looked at.
-        self.table_writes: dict[tuple[str, int], asyncio.Task[None]] = {}
+        #: Threads for what would hold the event loop: looking at large batches, searching by time. Few, since
+        #: each may unpack ``max_decompressed_bytes``.
+        self.workers = ThreadPoolExecutor(_WORKER_THREADS, thread_name_prefix="tidemill-work")
+        #: The last write to each partition whose batches are being looked at by the gate.
+        self.gated_writes: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._tables: NodeTables | None = None
         self._tables_lock = asyncio.Lock()
         self._configs: dict[UUID, TopicConfig] = {}
@@ -440,9 +444,10 @@ class Broker:
 
     async def close(self) -> bool:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
-        while self.table_writes:
+        while self.gated_writes:
             # Their batches go into the logs, which are still open.
-            await asyncio.wait(self.table_writes.values())
+            await asyncio.wait(self.gated_writes.values())
+        self.workers.shutdown(wait=False, cancel_futures=True)
         if self._tables is not None:
             await self._tables.close()
         self.compactor.close()

@@ -26,6 +26,7 @@ class Call:
         "_send",
         "client_host",
         "header",
+        "keeps_frame",
         "on_hurry",
         "request",
         "waited_seconds",
@@ -51,6 +52,8 @@ class Call:
         self.on_hurry: Callable[[], None] | None = None
         #: Set by a handler that waited because the client asked for it (a long poll): for how long.
         self.waited_seconds = 0.0
+        #: Whether records of the request, which are views of its frame, are used after the dispatch.
+        self.keeps_frame = False
 
     @property
     def version(self) -> int:
@@ -68,6 +71,10 @@ class Call:
     def field(self, name: str, default: Any = None) -> Any:
         """A field of the request that not every version has."""
         return getattr(self.request, name, default)
+
+    def keep_frame(self) -> None:
+        """The frame's memory must not be used again: its records are needed until the answer is there."""
+        self.keeps_frame = True
 
     def hurry(self) -> None:
         if self.on_hurry is not None:

@@ -420,8 +420,8 @@ class Connection(asyncio.BufferedProtocol):
         )
         slot.call = call
         self._dispatcher.dispatch(call)
-        # Records are in the log now, and everything else was copied when it was decoded.
-        if isinstance(frame, memoryview) and isinstance(frame.obj, bytearray):
+        # Records are in the log now, unless a gate holds them, and everything else was copied when decoded.
+        if not call.keeps_frame and isinstance(frame, memoryview) and isinstance(frame.obj, bytearray):
             self._buffers.give_back(frame.obj)
 
     def _answered(self, slot: _Slot, buffers: ReplyBuffers) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import struct
+
 import pytest
+from crc32c import crc32c
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.log.incoming import prepare_batch
+from tidemill.log.incoming import is_quick, prepare_batch, prepare_quickly
 from tidemill.records.batch import check_crc, parse_header
-from tidemill.records.compression import CODEC_NUMBERS, GZIP
+from tidemill.records.compression import CODEC_NUMBERS, GZIP, ZSTD, compress
 from tidemill.records.record import Record, build_batch, read_records
 
 NOW = 1_700_000_000_000
@@ -109,4 +113,77 @@ def test_a_bomb_is_refused_where_the_topic_needs_its_records() -> None:
     bomb = build_batch([Record(b"k", bytes(5_000_000), NOW)], codec=GZIP)
     with pytest.raises(ApiError) as caught:
         prepare_batch(bomb, TopicConfig(cleanup_policy=frozenset({"compact"})), NOW, 1_000_000)
-    assert caught.value.code == ErrorCode.corrupt_message
+    assert caught.value.code == ErrorCode.invalid_record
+
+
+# --- batches with a right checksum and wrong records
+
+
+def forged(
+    body: bytes, *, count: int = 1, last_offset_delta: int | None = None, attributes: int = 0
+) -> bytes:
+    """A batch whose checksum is right whatever it says."""
+    delta = count - 1 if last_offset_delta is None else last_offset_delta
+    checked = struct.pack(">hiqqqhii", attributes, delta, NOW, NOW, -1, -1, -1, count) + body
+    return struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
+
+
+SOUND = BATCH[61:]
+
+
+@pytest.mark.parametrize(
+    ("what", "data"),
+    [
+        ("a count of 2**31 - 1", forged(SOUND, count=2**31 - 1)),
+        ("a count too high", forged(SOUND, count=3)),
+        ("a count too low", forged(SOUND, count=1)),
+        ("no records", forged(b"", count=0, last_offset_delta=-1)),
+        ("a last offset that moves the end", forged(SOUND, count=2, last_offset_delta=2**31 - 2)),
+        ("a negative count", forged(SOUND, count=-1)),
+        ("bytes behind the records", forged(SOUND + b"\x00", count=2)),
+        ("garbage for gzip", forged(b"no gzip at all", attributes=GZIP)),
+        ("gzip of garbage", forged(compress(GZIP, b"garbage" * 9), attributes=GZIP)),
+        ("a negative record length", forged(b"\x0d" + SOUND[1:], count=2)),
+        ("a control batch", forged(SOUND, count=2, attributes=0x20)),
+    ],
+)
+def test_a_plain_topic_refuses_what_its_readers_could_not_read(what: str, data: bytes) -> None:
+    assert check_crc(data, parse_header(data))
+    assert refused(data, TopicConfig()) == ErrorCode.invalid_record
+
+
+def test_a_bomb_is_refused_by_a_plain_topic() -> None:
+    bomb = build_batch([Record(b"k", bytes(5_000_000), NOW)], codec=ZSTD)
+    with pytest.raises(ApiError) as caught:
+        prepare_batch(bomb, TopicConfig(), NOW, 1_000_000)
+    assert caught.value.code == ErrorCode.invalid_record
+
+
+# --- what may be looked at by the event loop
+
+
+def test_a_small_batch_is_quick() -> None:
+    assert is_quick(BATCH, TopicConfig())
+    assert is_quick(build_batch([Record(b"k", bytes(1_000_000), NOW)]), TopicConfig())
+
+
+@pytest.mark.parametrize(
+    ("data", "config"),
+    [
+        (forged(SOUND, count=1_000_000), TopicConfig()),
+        (build_batch([Record(b"k", bytes(3_000_000), NOW)]), TopicConfig(max_message_bytes=2**30)),
+        (build_batch([Record(b"k", random.Random(1).randbytes(50_000), NOW)], codec=ZSTD), TopicConfig()),
+        (build_batch([Record(b"k", bytes(50_000), NOW)]), TopicConfig(compression_type="zstd")),
+    ],
+)
+def test_what_takes_long_to_look_at_is_not_quick(data: bytes, config: TopicConfig) -> None:
+    assert not is_quick(data, config)
+
+
+def test_a_small_batch_that_unpacks_to_much_is_left_to_a_thread() -> None:
+    small, large = (build_batch([Record(b"k", bytes(size), NOW)], codec=ZSTD) for size in (1_000, 10_000_000))
+    assert is_quick(large, TopicConfig())
+    assert prepare_quickly(large, TopicConfig(), NOW) is None
+    prepared = prepare_quickly(small, TopicConfig(), NOW)
+    assert prepared is not None
+    assert prepared.data is small

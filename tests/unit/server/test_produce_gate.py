@@ -151,7 +151,7 @@ async def test_a_refusal_is_told_in_words_that_the_client_knows(
     assert orders.partition(orders.topic("orders"), 0).log.end_offset == 0
 
 
-async def test_records_are_copied_before_their_memory_is_used_again(orders: Broker) -> None:
+async def test_the_memory_of_a_request_is_kept_while_it_waits_for_the_coordinator(orders: Broker) -> None:
     orders.transactions = Coordinator(orders, ErrorCode.none)  # type: ignore[assignment]
     answers: list[ReplyBuffers] = []
     value = b"x" * 20_000
@@ -165,8 +165,9 @@ async def test_records_are_copied_before_their_memory_is_used_again(orders: Brok
     memory = bytearray(encode_request(0, 9, 1, "test", body)[4:])
     frame = memoryview(memory).toreadonly()
     header = parse_header(frame)
-    produce(orders, Call(header, decode_request(header, frame), "host", answers.append, lambda: None))
-    memory[:] = bytes(len(memory))
+    call = Call(header, decode_request(header, frame), "host", answers.append, lambda: None)
+    produce(orders, call)
+    assert call.keeps_frame
     await settled(orders)
     assert code_of(9, answers[0]) == ErrorCode.none
 

@@ -17,6 +17,7 @@ from tidemill.records.record import Record, build_batch
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
+from tidemill.server.handlers.batch_gate import CheckedBatches
 from tidemill.server.handlers.produce import produce
 from tidemill.tables import service
 from tidemill.tables.definition import TableDefinition
@@ -384,7 +385,7 @@ async def test_batches_for_one_bucket_keep_their_order_however_long_each_is_look
     first_may_go_on.set()
     assert [(await first).base_offset, (await second).base_offset] == [1, 2]
     assert await rows(world, table) == [(0, None), (1, "b"), (2, None)]
-    assert not world.broker.table_writes
+    assert not world.broker.gated_writes
 
 
 async def test_a_refused_batch_does_not_hold_up_those_behind_it(
@@ -395,7 +396,7 @@ async def test_a_refused_batch_does_not_hold_up_those_behind_it(
     assert [result.base_offset for result in results] == [0, -1, 1, -1, 2]
 
 
-async def test_the_memory_of_a_request_may_be_used_again_while_its_rows_are_looked_at(
+async def test_the_memory_of_a_request_is_kept_while_its_rows_are_looked_at(
     world: TableWorld, table: TableDefinition
 ) -> None:
     records = batch_of(*((b"%d" % number, b'{"id":%d,"name":"x"}' % number) for number in range(5_000)))
@@ -409,7 +410,7 @@ async def test_the_memory_of_a_request_may_be_used_again_while_its_rows_are_look
     assert isinstance(entry.records, memoryview)
     del entry
     produce(world.broker, call)
-    frame[:] = bytes(len(frame))
+    assert call.keeps_frame
     await answered
     assert len(await rows(world, table)) == 5_000
 
@@ -420,10 +421,10 @@ async def test_the_memory_of_a_request_may_be_used_again_while_its_rows_are_look
 async def test_a_topic_that_becomes_a_tables_while_its_batch_is_under_way_takes_nothing_unlooked_at(
     world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def not_yet(broker: Broker, call: Any) -> bool:
-        return False
+    def not_yet(broker: Broker, call: Any) -> CheckedBatches:
+        return {}
 
-    monkeypatch.setattr("tidemill.server.handlers.produce.writes_to_tables", not_yet)
+    monkeypatch.setattr("tidemill.server.handlers.produce.look_quickly", not_yet)
     result = await world.produce(table.name, 0, batch_of(BAD_ROW))
     assert result.error_code == ErrorCode.leader_not_available
     assert result.error_code.retriable

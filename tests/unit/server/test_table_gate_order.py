@@ -77,7 +77,7 @@ async def test_batches_for_a_plain_topic_beside_a_table_keep_their_order(
     results = [*(await first), *(await second)]
     assert [result.error_code for result in results] == [0, 0, 0]
     assert order(world, "plain") == [b"first", b"second"]
-    assert world.broker.table_writes == {}
+    assert world.broker.gated_writes == {}
 
 
 async def test_two_batches_for_one_bucket_in_one_request_are_refused(

@@ -10,20 +10,22 @@ A batch that is refused has changed nothing.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from tidemill.control.image import TopicImage
 from tidemill.errors import ApiError, ErrorCode, InvalidRecords, StorageError, TableError, TidemillError
+from tidemill.log.log import Appended
 from tidemill.log.storage import Buffer
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.compression import ZSTD
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
+from tidemill.server.handlers.batch_gate import CheckedBatch, CheckedBatches, check_batches, look_quickly
 from tidemill.server.handlers.produce_gate import Refusals, pass_gate
-from tidemill.server.handlers.table_gate import CheckedRows, check_rows, writes_to_tables
 from tidemill.wire.hot import PartitionResult, encode_produce_response
 from tidemill.wire.requests import ms
 
@@ -43,16 +45,24 @@ TopicResults = list[tuple[str | UUID, list[PartitionResult]]]
 
 def produce(broker: Broker, call: Call) -> None:
     """Handle one Produce request; the answer may be sent later."""
-    append = partial(_append_all, broker, call)
-    if writes_to_tables(broker, call):
-        append = partial(check_rows, broker, call, append=append)
     if call.request.transactional_id is None:
-        append({})
+        _look_and_append(broker, call, {})
     else:
-        pass_gate(broker, call, append)
+        pass_gate(broker, call, partial(_look_and_append, broker, call))
 
 
-def _append_all(broker: Broker, call: Call, refusals: Refusals, checked: CheckedRows | None = None) -> None:
+def _look_and_append(broker: Broker, call: Call, refusals: Refusals) -> None:
+    """Append what is quickly looked at now, anything else when it has passed the gate."""
+    checked = look_quickly(broker, call)
+    if checked is None:
+        check_batches(broker, call, refusals, partial(_append_all, broker, call))
+    else:
+        for _ in _append_all(broker, call, refusals, checked):
+            pass
+
+
+def _append_all(broker: Broker, call: Call, refusals: Refusals, checked: CheckedBatches) -> Iterator[None]:
+    """Append the batches, one at each step, and see to the answer."""
     request = call.request
     pending = _Pending(call)
     for topic in request.topic_data:
@@ -61,7 +71,8 @@ def _append_all(broker: Broker, call: Call, refusals: Refusals, checked: Checked
         results: list[PartitionResult] = []
         pending.topics.append((name, results))
         for entry in topic.partition_data:
-            _append_one(broker, call, pending, results, name, entry, refusals, checked or {})
+            _append_one(broker, call, pending, results, name, entry, refusals, checked.get(id(entry)))
+            yield
     pending.started(request)
 
 
@@ -73,7 +84,7 @@ def _append_one(
     name: Any,
     entry: Any,
     refusals: Refusals,
-    checked: CheckedRows,
+    checked: CheckedBatch | TidemillError | None,
 ) -> None:
     request = call.request
     place = len(results)
@@ -82,6 +93,8 @@ def _append_one(
         _check_acks(request.acks)
         if (topic.name, entry.index) in refusals:
             raise refusals[topic.name, entry.index]
+        if isinstance(checked, TidemillError):
+            raise checked
         if topic.internal:
             raise ApiError(
                 ErrorCode.invalid_topic_exception, f"clients may not write to the internal topic {topic.name}"
@@ -91,20 +104,8 @@ def _append_one(
         if request.acks == _ACKS_ALL:
             _check_in_sync(topic, partition)
         now_ms = broker.clock_ms()
-        rows = checked.get((topic.name, entry.index))
-        if broker.image.table_of_topic(topic.id) is not None and (
-            rows is None or rows[1].topic_id != topic.id
-        ):
-            # Became this table's while the request was under way: nobody has looked at its rows.
-            raise ApiError(
-                ErrorCode.leader_not_available, f"topic {topic.name!r} is being created; try again"
-            )
-        # Without a primary key nobody has looked for keys.
-        has_keys = rows is not None and rows[2] is not None
-        appended = partition.append(records, now_ms, records_checked=has_keys)
+        appended = _write(broker, topic, partition, records, checked, now_ms)
         partition.bytes_in += len(records)
-        if rows is not None:
-            broker.rows_appended(*rows, partition, appended)
     except TidemillError as error:
         refusal = _refusal(entry.index, error, pending.record_errors_left)
         pending.record_errors_left -= len(refusal.record_errors)
@@ -118,6 +119,31 @@ def _append_one(
     )
     if request.acks != 0:
         pending.wait_for(partition, appended.last_offset + 1, results, place)
+
+
+def _write(
+    broker: Broker,
+    topic: TopicImage,
+    partition: Partition,
+    records: Buffer,
+    checked: CheckedBatch | None,
+    now_ms: int,
+) -> Appended:
+    """Put a batch into the log, and tell the table whose rows it holds."""
+    table = broker.image.table_of_topic(topic.id)
+    place = None if checked is None else checked.place
+    if table is not None and (place is None or place.topic_id != topic.id):
+        # Became this table's while the request was under way: nobody has looked at its rows.
+        raise ApiError(ErrorCode.leader_not_available, f"topic {topic.name!r} is being created; try again")
+    if checked is None or checked.prepared.config is not partition.config:
+        has_keys = checked is not None and checked.changes is not None
+        prepared = partition.prepare(records, now_ms, records_checked=has_keys)
+    else:
+        prepared = checked.prepared
+    appended = partition.append_prepared(prepared, now_ms)
+    if checked is not None and checked.table is not None and checked.place is not None:
+        broker.rows_appended(checked.table, checked.place, checked.changes, partition, appended)
+    return appended
 
 
 def _find_topic(broker: Broker, name: str | UUID | None) -> TopicImage:

@@ -16,7 +16,7 @@ from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.transactions.messages import Producer, TopicPartition
 
-__all__ = ("Refusals", "keep_records", "pass_gate", "topic_name")
+__all__ = ("Refusals", "pass_gate", "topic_name")
 
 #: From this version on the client leaves it to the broker to add partitions to its transaction (KIP-890).
 _IMPLICIT_ADD_MIN_VERSION = 12
@@ -44,7 +44,7 @@ def pass_gate(broker: Broker, call: Call, append: Callable[[Refusals], None]) ->
     if not closed and before is None:
         append({})
         return
-    keep_records(call)
+    call.keep_frame()
     task = asyncio.get_running_loop().create_task(_wait(broker, call, producer, before, append))
     queue[producer.id] = task
 
@@ -132,11 +132,3 @@ def topic_name(broker: Broker, call: Call, topic: Any) -> str | None:
         return name
     found = broker.image.topic_by_id(topic.topic_id) if topic.topic_id else None
     return None if found is None else found.name
-
-
-def keep_records(call: Call) -> None:
-    """Copy what are views of the frame: its memory is used again while this request waits."""
-    for topic in call.request.topic_data:
-        for entry in topic.partition_data:
-            if isinstance(entry.records, memoryview):
-                object.__setattr__(entry, "records", bytes(entry.records))

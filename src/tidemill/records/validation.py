@@ -1,0 +1,212 @@
+"""Whether the records of a producer's batch are what its header says: the rules of Kafka's LogValidator.
+
+- There are exactly as many records as the header counts, and nothing follows the last one.
+- Each record's length, and the lengths and numbers inside it, fit into it; header names are UTF-8.
+- Offsets count from 0 without a gap: a reader finds a record by them.
+- A compacted topic needs a key in each record, and a topic may refuse timestamps that are too old.
+
+A batch that breaks a rule is refused whole, as INVALID_RECORD: its checksum is right, so sending it again
+would not help. Small batches are looked at here, record by record and without numpy, larger ones in
+``validation_columns``, which leaves whatever it cannot judge to the functions here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidemill.errors import ApiError, ErrorCode, InvalidRecords
+from tidemill.records.batch import NO_TIMESTAMP, BatchHeader
+from tidemill.records.rewriting import no_breath
+
+__all__ = (
+    "NO_RULES",
+    "RECORD_BYTES_MIN",
+    "SMALL_BATCH_RECORDS",
+    "Body",
+    "RecordRules",
+    "check_each",
+    "check_records",
+    "record_faults",
+)
+
+#: Uncompressed records.
+Body = bytes | bytearray | memoryview
+
+#: The length of a record, its attributes, timestamp, offset, two lengths and header count have a byte each.
+RECORD_BYTES_MIN = 7
+#: Up to so many records a loop in Python costs less than some forty calls of numpy.
+SMALL_BATCH_RECORDS = 80
+#: So many records are looked at between two calls of ``breathe``.
+_RECORDS_PER_BREATH = 256
+#: So many records at fault are named in an answer; who sent more knows enough.
+_NAMED_RECORDS_MAX = 1_000
+_VARINT_BYTES_MAX = 10
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+class RecordRules(NamedTuple):
+    """What a topic asks of records beyond being sound."""
+
+    needs_keys: bool = False
+    #: Timestamps below it are refused, but for those that are not set; None: any will do.
+    min_timestamp_ms: int | None = None
+
+
+NO_RULES = RecordRules()
+
+
+def check_records(
+    header: BatchHeader,
+    body: Body,
+    rules: RecordRules = NO_RULES,
+    breathe: Callable[[], None] = no_breath,
+) -> None:
+    """Raise ``InvalidRecords`` unless the uncompressed ``body`` is what ``header`` and ``rules`` say.
+
+    ``breathe`` is called now and then, so that a large batch in a thread does not keep others waiting.
+    """
+    count = header.record_count
+    if count * RECORD_BYTES_MIN > len(body):
+        raise InvalidRecords(f"{count} records do not fit in {len(body)} bytes")
+    if count <= SMALL_BATCH_RECORDS:
+        end = check_each(header, body, 0, range(count), rules, breathe)
+    else:
+        # Late: numpy costs a node that sees small batches only a fifth of its memory.
+        from tidemill.records.validation_columns import check_in_windows
+
+        end = check_in_windows(header, body, rules, breathe)
+    if end != len(body):
+        raise InvalidRecords(f"{len(body) - end} bytes follow the last of {count} records")
+
+
+def check_each(
+    header: BatchHeader,
+    body: Body,
+    position: int,
+    numbers: range,
+    rules: RecordRules,
+    breathe: Callable[[], None] = no_breath,
+) -> int:
+    """Check the records with these numbers, of which the first is at ``position``; gives where they end."""
+    keyless: list[int] = []
+    old: list[int] = []
+    base_timestamp, oldest = header.base_timestamp, rules.min_timestamp_ms
+    for number in numbers:
+        try:
+            position, timestamp_delta, key_length = _check_one(body, position, number)
+        except IndexError:
+            raise _unsound(number, "it runs past the end of the batch") from None
+        timestamp = base_timestamp + timestamp_delta
+        if not _INT64_MIN <= timestamp <= _INT64_MAX:
+            raise _unsound(number, "its timestamp does not fit in 64 bits")
+        if key_length < 0:
+            keyless.append(number)
+        if oldest is not None and timestamp < oldest and timestamp != NO_TIMESTAMP:
+            old.append(number)
+        if not number % _RECORDS_PER_BREATH:
+            breathe()
+    record_faults(rules, keyless, old)
+    return position
+
+
+def record_faults(rules: RecordRules, keyless: list[int], old: list[int]) -> None:
+    """Raise the error that names the records which the topic does not take, if there are any."""
+    if rules.needs_keys and keyless:
+        what = "a record without a key cannot be written to a compacted topic"
+        raise InvalidRecords(what, record_errors=_named(keyless, what))
+    if old:
+        what = (
+            f"a timestamp is more than message.timestamp.before.max.ms old: before {rules.min_timestamp_ms}"
+        )
+        raise InvalidRecords(what, code=ErrorCode.invalid_timestamp, record_errors=_named(old, what))
+
+
+def _named(numbers: list[int], what: str) -> tuple[tuple[int, str], ...]:
+    return tuple((number, what) for number in numbers[:_NAMED_RECORDS_MAX])
+
+
+def _check_one(body: Body, position: int, number: int) -> tuple[int, int, int]:
+    """Where the record ends, its timestamp delta, and the length of its key. Raises ``IndexError`` where the
+    body ends too early. Numbers of one byte, which most are, are read in place: a call costs as much again.
+    """
+    length, start = _varint(body, position, number)
+    end = start + length
+    if length < 0 or end > len(body):
+        raise _unsound(number, f"its length of {length} bytes does not fit in the batch")
+    position = start + 1  # behind attributes that mean nothing
+    byte = body[position]
+    if byte < 0x80:
+        timestamp_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
+    else:
+        timestamp_delta, position = _varint(body, position, number)
+    byte = body[position]
+    if byte < 0x80:
+        offset_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
+    else:
+        offset_delta, position = _varint(body, position, number)
+    if offset_delta != number:
+        raise _unsound(
+            number, f"it says that it is record {offset_delta}; offsets count from 0 without a gap"
+        )
+    byte = body[position]
+    if byte < 0x80:
+        key_length, position = (byte >> 1) ^ -(byte & 1), position + 1
+    else:
+        key_length, position = _varint(body, position, number)
+    if key_length > 0:
+        position += key_length
+    value_length, position = _varint(body, position, number)
+    if key_length < -1 or value_length < -1:
+        raise _unsound(number, f"a key of {key_length} bytes and a value of {value_length}")
+    if value_length > 0:
+        position += value_length
+    if body[position]:
+        position = _check_headers(body, position, end, number)
+    else:
+        position += 1
+    if position != end:
+        raise _unsound(number, "its length does not fit its fields")
+    return end, timestamp_delta, key_length
+
+
+def _check_headers(body: Body, position: int, end: int, number: int) -> int:
+    """Step over the headers whose count is at ``position``; gives where they end."""
+    count, position = _varint(body, position, number)
+    if count < 0 or count * 2 > end - position:
+        raise _unsound(number, f"{count} headers do not fit in it")
+    for _ in range(count):
+        length, position = _varint(body, position, number)
+        if length < 0 or position + length > end:
+            raise _unsound(number, f"a header's name of {length} bytes does not fit in it")
+        try:
+            str(body[position : position + length], "utf-8")
+        except UnicodeDecodeError:
+            raise _unsound(number, "a header's name is not UTF-8") from None
+        length, position = _varint(body, position + length, number)
+        if length < -1 or position + length > end:
+            raise _unsound(number, f"a header's value of {length} bytes does not fit in it")
+        position += max(0, length)
+    return position
+
+
+def _varint(body: Body, position: int, number: int) -> tuple[int, int]:
+    """A zigzag number of at most ten bytes, and the position behind it."""
+    byte = body[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    result, shift = byte & 0x7F, 7
+    while True:
+        byte = body[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (result >> 1) ^ -(result & 1), position
+        shift += 7
+        if shift == 7 * _VARINT_BYTES_MAX:
+            raise _unsound(number, "a number in it does not fit in 64 bits")
+
+
+def _unsound(number: int, why: str) -> ApiError:
+    return InvalidRecords(f"record {number} is unsound: {why}", record_errors=((number, why),))
