@@ -1,22 +1,31 @@
 """Finding records of a partition's log by their timestamps.
 
-The sparse index leads to the batch; only there are records decoded.
+The sparse index leads to the batch; only there are records decoded. Both can take long, so a search is a
+generator that says what is to be done next, and its driver decides where: it gives None where others may have
+their turn, and a ``BatchLookup`` where a batch is to be decoded, whose result it is sent. The log may change
+between two steps, so what a search finds is right for the log as it was when that batch was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.errors import ApiError
-from tidemill.records.record import Record, read_records
+from tidemill.records.batch import BatchHeader
+from tidemill.records.compression import NONE
+from tidemill.records.rewriting import no_breath
 
 if TYPE_CHECKING:
     from tidemill.log.log import PartitionLog
     from tidemill.log.segment import Segment
-    from tidemill.records.batch import BatchHeader
 
-__all__ = ("TimedOffset", "find_max_timestamp", "find_time")
+__all__ = ("BatchLookup", "TimeSearch", "TimedOffset", "find_max_timestamp", "find_time")
+
+#: A batch within these limits is decoded in about a millisecond.
+_QUICK_RECORDS = 4_096
+_QUICK_BYTES = 2 * 1024 * 1024
 
 
 class TimedOffset(NamedTuple):
@@ -27,60 +36,101 @@ class TimedOffset(NamedTuple):
     leader_epoch: int
 
 
-def find_time(log: PartitionLog, timestamp: int, upper_offset: int) -> TimedOffset | None:
-    """The first record at or after ``timestamp``, below ``upper_offset``."""
+class BatchLookup(NamedTuple):
+    """A batch in which a record is to be found, at or above a timestamp and an offset."""
+
+    data: bytes
+    header: BatchHeader
+    min_timestamp: int
+    min_offset: int
+    #: Look for the largest timestamp instead of the first that will do.
+    largest: bool = False
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether ``run`` may be done between two other requests."""
+        return (
+            self.header.codec == NONE
+            and self.header.record_count <= _QUICK_RECORDS
+            and len(self.data) <= _QUICK_BYTES
+            and "tidemill.records.timestamps" in sys.modules
+        )
+
+    def run(self, max_bytes: int, breathe: Callable[[], None] = no_breath) -> TimedOffset | None:
+        """Look for the record. May run in a thread.
+
+        A batch that cannot be decoded, or unpacks to more than ``max_bytes``, must not take the search by
+        time away from everybody else: its header speaks for it.
+        """
+        # Late: numpy, which a node needs only for large batches.
+        from tidemill.records.timestamps import find_first_at, find_largest
+
+        find = find_largest if self.largest else find_first_at
+        header, least = self.header, (self.min_timestamp, self.min_offset)
+        try:
+            found = find(self.data, header, least, max_bytes, breathe)
+        except ApiError:
+            found = header.max_timestamp, max(header.base_offset, self.min_offset)
+        return None if found is None else TimedOffset(*found, header.leader_epoch)
+
+
+TimeSearch = Generator[BatchLookup | None, TimedOffset | None, TimedOffset | None]
+"""A search under way; what it returns is the record."""
+
+
+def find_time(log: PartitionLog, timestamp: int, upper_offset: int) -> TimeSearch:
+    """Search for the first record at or after ``timestamp``, below ``upper_offset``."""
     for segment in log.segments:
         if segment.base_offset >= upper_offset:
             break
         if segment.max_timestamp < timestamp or segment.next_offset <= log.log_start_offset:
             continue
-        for position, header in _batches_since(log, segment, timestamp, upper_offset):
-            for record in _readable_records(log, segment, position, header):
-                if record.timestamp_ms >= timestamp:
-                    return TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
+        found = yield from _search_segment(log, segment, timestamp, upper_offset)
+        if found is not None:
+            return found
     return None
 
 
-def find_max_timestamp(log: PartitionLog, upper_offset: int) -> TimedOffset | None:
-    """The record with the largest timestamp, the first of several, below ``upper_offset``."""
+def find_max_timestamp(log: PartitionLog, upper_offset: int) -> TimeSearch:
+    """Search for the record with the largest timestamp, the first of several, below ``upper_offset``."""
     best = max((segment.max_timestamp for segment in log.segments), default=-1)
     if best < 0:
         return None
     # If that finds nothing, the largest is not below the upper offset, or deleted: look at all that are left.
-    return find_time(log, best, upper_offset) or _search_max_timestamp(log, upper_offset)
+    found = yield from find_time(log, best, upper_offset)
+    if found is None:
+        found = yield from _search_max_timestamp(log, upper_offset)
+    return found
 
 
-def _search_max_timestamp(log: PartitionLog, upper_offset: int) -> TimedOffset | None:
+def _search_max_timestamp(log: PartitionLog, upper_offset: int) -> TimeSearch:
     best: TimedOffset | None = None
     for segment in log.segments:
+        floor = best.timestamp + 1 if best else 0
         if segment.base_offset >= upper_offset:
             break
-        floor = best.timestamp + 1 if best else 0
-        for position, header in _batches_since(log, segment, floor, upper_offset):
-            if header.last_offset < log.log_start_offset or header.max_timestamp < floor:
-                continue
-            for record in _readable_records(log, segment, position, header):
-                if record.timestamp_ms >= floor:
-                    best = TimedOffset(record.timestamp_ms, record.offset, header.leader_epoch)
-                    floor = record.timestamp_ms + 1
+        if segment.max_timestamp < floor or segment.next_offset <= log.log_start_offset:
+            continue
+        found = yield from _search_segment(log, segment, floor, upper_offset, largest=True)
+        best = found or best
     return best
 
 
-def _batches_since(
-    log: PartitionLog, segment: Segment, timestamp: int, upper_offset: int
-) -> Iterator[tuple[int, BatchHeader]]:
+def _search_segment(
+    log: PartitionLog, segment: Segment, timestamp: int, upper_offset: int, *, largest: bool = False
+) -> TimeSearch:
+    """Search a segment for the first record at or after a time, or for the largest timestamp from it on."""
+    best: TimedOffset | None = None
     end = log.end_position(segment, upper_offset)
-    return log.reader(segment, end, min(upper_offset, segment.next_offset)).batches_since(timestamp)
-
-
-def _readable_records(
-    log: PartitionLog, segment: Segment, position: int, header: BatchHeader
-) -> list[Record]:
-    """The records of a batch that are not below the log start."""
-    try:
-        records = list(read_records(segment.read_batch(position, header)))
-    except ApiError:
-        # Batches are stored unread, so a producer can have sent one that nobody can decode. It must not take
-        # the search by time away from everybody else: its header speaks for it.
-        records = [Record(None, None, header.max_timestamp, (), header.base_offset)]
-    return [record for record in records if record.offset >= log.log_start_offset]
+    reader = log.reader(segment, end, min(upper_offset, segment.next_offset))
+    for position, header in reader.batches_since(timestamp):
+        yield None
+        if header.max_timestamp < timestamp or header.last_offset < log.log_start_offset:
+            continue
+        data = segment.read_batch(position, header)
+        found = yield BatchLookup(data, header, timestamp, log.log_start_offset, largest)
+        if found is not None:
+            best, timestamp = found, found.timestamp + 1
+            if not largest:
+                break
+    return best

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DamagedBatch, DiskFull, ErrorCode, StorageError
 from tidemill.log import by_time
-from tidemill.log.by_time import TimedOffset
+from tidemill.log.by_time import TimeSearch
 from tidemill.log.checked_file import pack_checked
 from tidemill.log.checkpoint import Checkpoint, CheckpointFile
 from tidemill.log.epochs import EpochHistory
@@ -46,7 +46,6 @@ __all__ = (
     "SNAPSHOT_KIND",
     "Appended",
     "PartitionLog",
-    "TimedOffset",
     "list_snapshots",
     "snapshot_name",
 )
@@ -627,18 +626,21 @@ class PartitionLog:
 
     # --- by time
 
-    def find_time(self, timestamp: int, upper_offset: int) -> TimedOffset | None:
-        """The first record at or after ``timestamp``, below ``upper_offset``. Raises ``DamagedBatch``."""
-        with self._noting_damage():
-            return by_time.find_time(self, timestamp, upper_offset)
-
-    def find_max_timestamp(self, upper_offset: int) -> TimedOffset | None:
-        """The record with the largest timestamp, the first of several, below ``upper_offset``.
+    def find_time(self, timestamp: int, upper_offset: int) -> TimeSearch:
+        """Search for the first record at or after ``timestamp``, below ``upper_offset``.
 
         Raises ``DamagedBatch``.
         """
         with self._noting_damage():
-            return by_time.find_max_timestamp(self, upper_offset)
+            return (yield from by_time.find_time(self, timestamp, upper_offset))
+
+    def find_max_timestamp(self, upper_offset: int) -> TimeSearch:
+        """Search for the record with the largest timestamp, the first of several, below ``upper_offset``.
+
+        Raises ``DamagedBatch``.
+        """
+        with self._noting_damage():
+            return (yield from by_time.find_max_timestamp(self, upper_offset))
 
     @contextmanager
     def _noting_damage(self) -> Iterator[None]:

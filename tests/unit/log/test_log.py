@@ -10,12 +10,14 @@ import pytest
 
 from support.batches import make_batch
 from support.faulty_storage import FaultyStorage, PowerCut
+from support.searching import searched
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed
 from tidemill.log.checkpoint import CheckpointFile
 from tidemill.log.log import PartitionLog
 from tidemill.log.recovery import open_log
 from tidemill.records.batch import parse_header
+from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.record import Record, build_batch, read_records
 
 DIRECTORY = "t-0"
@@ -441,7 +443,7 @@ def test_a_batch_that_nobody_can_decode_does_not_break_the_search_by_time() -> N
     log.append(poisoned, parse_header(poisoned), 0, 10)
     later = build_batch([Record(None, b"c", 9)])
     log.append(later, parse_header(later), 0, 10)
-    found = [log.find_time(timestamp, 3) for timestamp in (5, 6, 8)]
+    found = [searched(log.find_time(timestamp, 3)) for timestamp in (5, 6, 8)]
     assert [each and each.offset for each in found] == [0, 1, 2]
 
 
@@ -451,6 +453,33 @@ def test_the_largest_timestamp_may_be_in_a_batch_of_which_a_part_is_deleted() ->
     log.append(data, parse_header(data), 0, 10)
     flush(log)
     log.delete_before(1)
-    found = log.find_max_timestamp(3)
+    found = searched(log.find_max_timestamp(3))
     assert found is not None
     assert (found.timestamp, found.offset) == (7, 2)
+
+
+@pytest.mark.parametrize("codec", [NONE, ZSTD])
+def test_a_record_of_a_large_batch_is_found_by_its_time(codec: int) -> None:
+    _, log = opened()
+    times = [100 + (number * 7919) % 20_011 for number in range(20_000)]
+    data = build_batch([Record(None, b"v", time) for time in times], codec=codec)
+    log.append(data, parse_header(data), 0, 10)
+    flush(log)
+    log.delete_before(5)
+    for wanted in (0, 5_000, max(times)):
+        expected = next(number for number, time in enumerate(times) if number >= 5 and time >= wanted)
+        found = searched(log.find_time(wanted, 20_000))
+        assert found is not None
+        assert (found.offset, found.timestamp) == (expected, times[expected])
+    largest = searched(log.find_max_timestamp(20_000))
+    assert largest is not None
+    assert largest.offset == times.index(max(times))
+
+
+def test_a_batch_that_unpacks_to_too_much_is_found_by_its_header() -> None:
+    _, log = opened()
+    data = build_batch([Record(None, bytes(100_000), time) for time in (5, 9)], codec=ZSTD)
+    log.append(data, parse_header(data), 0, 10)
+    found = searched(log.find_time(6, 2), max_bytes=10_000)
+    assert found is not None
+    assert (found.offset, found.timestamp) == (0, 9)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.log.log import TimedOffset
+from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
+from tidemill.log.by_time import BatchLookup, TimedOffset, TimeSearch
+from tidemill.log.pace import Pace
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
+from tidemill.server.stepping import Stepper, in_slices
 from tidemill.wire.requests import ms
 
 __all__ = ("delete_records", "list_offsets", "offset_for_leader_epoch")
@@ -22,6 +26,8 @@ _MAX_TIMESTAMP = -3
 _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
+_NOT_FOUND = TimedOffset(-1, -1, -1)
+_SEARCH_ATTEMPTS_MAX = 3
 #: The version of ListOffsets that brought each special timestamp.
 _SPECIAL_MIN_VERSION = {
     _MAX_TIMESTAMP: 7,
@@ -34,18 +40,23 @@ _SPECIAL_MIN_VERSION = {
 async def list_offsets(broker: Broker, call: Call) -> dict[str, Any]:
     """The offset of a time, or of the start or end of what the reader may see."""
     topics = []
+    stepper = Stepper()
     for topic in call.request.topics:
-        partitions = [_list_one(broker, call, topic.name, entry) for entry in topic.partitions]
+        partitions = []
+        for entry in topic.partitions:
+            partitions.append(await _list_one(broker, call, topic.name, entry))
+            await stepper.step()
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
 
 
-def _list_one(broker: Broker, call: Call, topic: str, entry: Any) -> dict[str, Any]:
+async def _list_one(broker: Broker, call: Call, topic: str, entry: Any) -> dict[str, Any]:
     index = entry.partition_index
     try:
         partition = _leader(broker, topic, index, getattr(entry, "current_leader_epoch", -1))
         committed = call.field("isolation_level", 0) == _READ_COMMITTED
-        found = _find(partition, entry.timestamp, call.version, partition.upper_offset(committed=committed))
+        upper = partition.upper_offset(committed=committed)
+        found = await _find(broker, partition, entry.timestamp, call.version, upper)
     except TidemillError as error:
         return {"partition_index": index, "error_code": error.code, "timestamp": -1, "offset": -1}
     return {
@@ -64,7 +75,9 @@ def _leader(broker: Broker, topic: str, index: int, epoch: int) -> Partition:
     return partition
 
 
-def _find(partition: Partition, timestamp: int, version: int, upper: int) -> TimedOffset:
+async def _find(
+    broker: Broker, partition: Partition, timestamp: int, version: int, upper: int
+) -> TimedOffset:
     log = partition.log
     if version < _SPECIAL_MIN_VERSION.get(timestamp, 0):
         raise ApiError(
@@ -75,20 +88,62 @@ def _find(partition: Partition, timestamp: int, version: int, upper: int) -> Tim
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         return TimedOffset(-1, log.log_start_offset, partition.epochs.epoch_at(log.log_start_offset))
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
-        return TimedOffset(-1, -1, -1)
+        return _NOT_FOUND
     if timestamp == _MAX_TIMESTAMP:
-        return log.find_max_timestamp(upper) or TimedOffset(-1, -1, -1)
+        return await _search(broker, partition, lambda: log.find_max_timestamp(upper)) or _NOT_FOUND
     if timestamp < 0:
         raise ApiError(ErrorCode.invalid_request, f"timestamp {timestamp} has no meaning")
-    return log.find_time(timestamp, upper) or TimedOffset(-1, -1, -1)
+    return await _search(broker, partition, lambda: log.find_time(timestamp, upper)) or _NOT_FOUND
+
+
+async def _search(
+    broker: Broker, partition: Partition, begin: Callable[[], TimeSearch]
+) -> TimedOffset | None:
+    """Run a search by time: on the loop as long as that is quick, large batches in a thread."""
+    for _ in range(_SEARCH_ATTEMPTS_MAX):
+        segments = partition.log.segments
+        try:
+            return await _drive(broker, begin())
+        except StorageError:
+            if partition.log.failure is not None or partition.log.segments == segments:
+                raise
+            # Retention or compaction has taken a segment away from under the search: begin anew.
+    raise ApiError(
+        ErrorCode.leader_not_available,
+        f"{partition.topic}-{partition.index} changes faster than it can be searched; try again",
+    )
+
+
+async def _drive(broker: Broker, search: TimeSearch) -> TimedOffset | None:
+    stepper = Stepper()
+    found: TimedOffset | None = None
+    while True:
+        try:
+            lookup = search.send(found)
+        except StopIteration as done:
+            result: TimedOffset | None = done.value
+            return result
+        found = None
+        if lookup is not None:
+            found = await _look_up(broker, lookup)
+        await stepper.step()
+
+
+async def _look_up(broker: Broker, lookup: BatchLookup) -> TimedOffset | None:
+    max_bytes = broker.settings.max_decompressed_bytes
+    if lookup.is_quick:
+        return lookup.run(max_bytes)
+    work = partial(lookup.run, max_bytes, Pace().breathe)
+    return await asyncio.get_running_loop().run_in_executor(broker.workers, work)
 
 
 async def offset_for_leader_epoch(broker: Broker, call: Call) -> dict[str, Any]:
     """Where a leader epoch ended, by which a reader finds out whether its position was cut off."""
     topics = []
+    stepper = Stepper()
     for topic in call.request.topics:
-        partitions = [_epoch_end(broker, topic.topic, entry) for entry in topic.partitions]
-        topics.append({"topic": topic.topic, "partitions": partitions})
+        ends = (_epoch_end(broker, topic.topic, entry) for entry in topic.partitions)
+        topics.append({"topic": topic.topic, "partitions": await in_slices(ends, stepper)})
     return {"topics": topics}
 
 
@@ -105,11 +160,12 @@ def _epoch_end(broker: Broker, topic: str, entry: Any) -> dict[str, Any]:
 async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
     """Move the start of logs up; what lies below is gone for good."""
     topics = []
+    stepper = Stepper()
     for topic in call.request.topics:
-        partitions = [
-            await _delete_one(broker, topic.name, entry, ms(call.request.timeout))
-            for entry in topic.partitions
-        ]
+        partitions = []
+        for entry in topic.partitions:
+            partitions.append(await _delete_one(broker, topic.name, entry, ms(call.request.timeout)))
+            await stepper.step()
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
 
