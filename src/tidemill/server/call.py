@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidemill.coordination.shares import Client, share_address
+from tidemill.server.watchdog import begin_turn
 from tidemill.wire.encode import Body, encode_response
 from tidemill.wire.requests import RequestHeader
 
@@ -15,7 +16,7 @@ ReplyBuffers = Sequence[bytes | bytearray | memoryview]
 
 
 class Call:
-    """A decoded request.
+    """A request, with what was decoded of it.
 
     Exactly one of ``reply``, ``reply_buffers``, ``no_reply`` and ``abort`` is called, once.
     """
@@ -29,6 +30,7 @@ class Call:
         "keeps_frame",
         "on_hurry",
         "request",
+        "turn",
         "waited_seconds",
     )
 
@@ -54,6 +56,8 @@ class Call:
         self.waited_seconds = 0.0
         #: Whether records of the request, which are views of its frame, are used after the dispatch.
         self.keeps_frame = False
+        #: When the loop began to work on the request: before it is decoded.
+        self.turn = begin_turn()
 
     @property
     def version(self) -> int:
@@ -67,6 +71,11 @@ class Call:
     def client(self) -> Client:
         """Who gets a share of what is limited."""
         return Client(share_address(self.client_host), self._connection_id)
+
+    @property
+    def who(self) -> str:
+        """Who asks, for the log."""
+        return f"{self.client_id or 'a client'} at {self.client_host or 'an unknown address'}"
 
     def field(self, name: str, default: Any = None) -> Any:
         """A field of the request that not every version has."""

@@ -17,17 +17,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from itertools import count
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from tidemill.config.settings import Settings
 from tidemill.coordination.shares import share_address
 from tidemill.errors import ProtocolError
+from tidemill.log.pace import Pace
 from tidemill.server.budget import Account, ByteBudget, Stall
 from tidemill.server.call import Call, ReplyBuffers
 from tidemill.server.frame_buffers import FrameBuffers
+from tidemill.server.watchdog import begin_turn
 from tidemill.wire.apis import is_served
-from tidemill.wire.requests import RequestHeader, decode_request, parse_header
+from tidemill.wire.requests import (
+    QUICK_REQUEST_ELEMENTS,
+    RequestHeader,
+    TooManyElements,
+    decode_large_request,
+    decode_request,
+    parse_header,
+)
 
 __all__ = ("Connection", "Dispatcher")
 
@@ -408,17 +418,44 @@ class Connection(asyncio.BufferedProtocol):
     def _start(
         self, header: RequestHeader, frame: bytes | memoryview, barrier: bool, complete_at: float
     ) -> None:
-        known = is_served(header.api_key, header.api_version)
-        request = decode_request(header, frame) if known else None
         slot = _Slot(len(frame), barrier, complete_at)
+        call = Call(
+            header, None, self.host, lambda buffers: self._answered(slot, buffers), self.close, self._id
+        )
+        try:
+            if is_served(header.api_key, header.api_version):
+                call.request = decode_request(header, frame, QUICK_REQUEST_ELEMENTS)
+            is_large = False
+        except TooManyElements:
+            # It is decoded in a thread, and whatever comes behind it waits as long.
+            is_large = slot.barrier = True
+        slot.call = call
         self._queued_bytes -= len(frame)
         self._slots.append(slot)
-        self._running_barrier = barrier
+        self._running_barrier = slot.barrier
         self.client_id = header.client_id or self.client_id
-        call = Call(
-            header, request, self.host, lambda buffers: self._answered(slot, buffers), self.close, self._id
-        )
-        slot.call = call
+        if is_large:
+            work = partial(decode_large_request, header, frame, Pace().breathe)
+            decoding = self._loop.run_in_executor(None, work)
+            decoding.add_done_callback(lambda done: self._decoded(call, frame, done))
+        else:
+            self._dispatch(call, frame)
+
+    def _decoded(self, call: Call, frame: bytes | memoryview, done: asyncio.Future[Any]) -> None:
+        """Go on with a large request."""
+        if done.cancelled() or self._transport is None:
+            return
+        error = done.exception()
+        if isinstance(error, ProtocolError):
+            self._refuse(error)
+        elif error is not None:
+            raise error
+        else:
+            call.request = done.result()
+            call.turn = begin_turn()
+            self._dispatch(call, frame)
+
+    def _dispatch(self, call: Call, frame: bytes | memoryview) -> None:
         self._dispatcher.dispatch(call)
         # Records are in the log now, unless a gate holds them, and everything else was copied when decoded.
         if not call.keeps_frame and isinstance(frame, memoryview) and isinstance(frame.obj, bytearray):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from tidemill.coordination.log_summary import LogSummary
@@ -35,6 +36,8 @@ from tidemill.server.handlers.api_versions import api_versions_body
 from tidemill.server.handlers.fetch import fetch
 from tidemill.server.handlers.produce import produce
 from tidemill.server.metrics import RequestMetrics
+from tidemill.server.stepping import is_heavy
+from tidemill.server.watchdog import LoopWatchdog
 from tidemill.wire.apis import API_VERSIONS_KEY, is_served
 from tidemill.wire.encode import encode_response
 
@@ -125,7 +128,8 @@ _HOT_HANDLERS: Final[dict[int, Callable[[Broker, Call], None]]] = {0: produce, 1
 class BrokerDispatcher:
     """Runs handlers, and keeps track of the connections."""
 
-    def __init__(self, broker: Broker, metrics: RequestMetrics) -> None:
+    def __init__(self, broker: Broker, metrics: RequestMetrics, watchdog: LoopWatchdog | None = None) -> None:
+        self.watchdog = watchdog or LoopWatchdog()
         self._broker = broker
         self._metrics = metrics
         self.answered = metrics.answered
@@ -189,6 +193,12 @@ class BrokerDispatcher:
     def dispatch(self, call: Call) -> None:
         key = call.header.api_key
         self._metrics.count(key)
+        try:
+            self._dispatch(key, call)
+        finally:
+            self.watchdog.end_turn(call.turn, key, call)
+
+    def _dispatch(self, key: int, call: Call) -> None:
         hot = _HOT_HANDLERS.get(key)
         if hot is not None:
             try:
@@ -198,15 +208,27 @@ class BrokerDispatcher:
         elif key == API_VERSIONS_KEY:
             _answer_api_versions(call)
         else:
-            task = asyncio.get_running_loop().create_task(self._run(_HANDLERS[key], call))
+            work = self._run(_HANDLERS[key], call)
+            watched = self.watchdog.watch(work, key, call)
+            task = asyncio.get_running_loop().create_task(watched)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, handler: Handler, call: Call) -> None:
         try:
-            call.reply(await handler(self._broker, call))
+            body = await handler(self._broker, call)
+            if is_heavy(body):
+                await self._reply_from_thread(call, body)
+            else:
+                call.reply(body)
         except Exception as error:  # noqa: BLE001 - reported there
             self._failed(call, error)
+
+    async def _reply_from_thread(self, call: Call, body: dict[str, Any]) -> None:
+        header = call.header
+        encode = partial(encode_response, header.api_key, header.api_version, header.correlation_id, body)
+        frame = await asyncio.get_running_loop().run_in_executor(None, encode)
+        call.reply_buffers([frame])
 
     def _failed(self, call: Call, error: Exception) -> None:
         # A bug must not leave the client waiting, nor reach whoever's progress started the request.

@@ -47,6 +47,7 @@ from tidemill.server.metrics import (
 from tidemill.server.network_errors import cannot_listen
 from tidemill.server.process_metrics import measure_machine
 from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
+from tidemill.server.watchdog import LoopWatchdog
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.settings import TransactionSettings
 
@@ -71,6 +72,7 @@ class Node:
         self.directory = DataDirectory(settings.data_dir)
         self.disk = DiskSpace(settings.data_dir)
         self.metrics = RequestMetrics()
+        self.watchdog = LoopWatchdog()
         self.started_at = time.monotonic()
         self.ready = False
         self._broker: Broker | None = None
@@ -148,6 +150,7 @@ class Node:
         self.directory.note_owner(str(self.address))
         self._tasks = [
             loop.create_task(self.disk.watch()),
+            loop.create_task(self.watchdog.beat()),
             loop.create_task(self._every(settings.log_retention_check_interval_ms, broker.apply_retention)),
             loop.create_task(self._every(settings.compaction_check_interval_ms, broker.compact)),
             loop.create_task(self._every(_OFFSET_EXPIRY_INTERVAL_MS, broker.groups.expire)),
@@ -159,7 +162,7 @@ class Node:
 
     async def _open_listener(self, loop: asyncio.AbstractEventLoop, budget: ByteBudget) -> None:
         """Take the port now, so that a port in use is found before anything is changed; serve later."""
-        self._dispatcher = dispatcher = BrokerDispatcher(self.broker, self.metrics)
+        self._dispatcher = dispatcher = BrokerDispatcher(self.broker, self.metrics, self.watchdog)
         listen = self.settings.listen
         buffers = FrameBuffers()
         try:
@@ -397,6 +400,7 @@ class Node:
     def collect_metrics(self) -> Iterator[Metric]:
         """What can be read off at once."""
         yield from self.metrics.collect()
+        yield from self.watchdog.collect()
         yield Metric("tidemill_ready", "gauge", "Whether requests are taken.", self.ready)
         yield Metric(
             "tidemill_up_seconds", "gauge", "Seconds since the start.", time.monotonic() - self.started_at

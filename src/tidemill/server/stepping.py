@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
-__all__ = ("SLICE_SECONDS", "Stepper", "in_slices")
+__all__ = ("HEAVY_ELEMENTS", "SLICE_SECONDS", "Stepper", "in_slices", "is_heavy")
 
 #: How long one piece of work may go on before others have their turn.
 SLICE_SECONDS = 0.004
+
+#: An answer with more elements is encoded in a thread.
+HEAVY_ELEMENTS = 1_000
 
 T = TypeVar("T")
 
@@ -52,3 +55,29 @@ async def in_slices(steps: Iterable[T], stepper: Stepper | None = None) -> list[
         if stepper.is_due:
             await stepper.step()
     return collected
+
+
+def is_heavy(body: Mapping[str, Any]) -> bool:
+    """Whether an answer has so many elements that encoding it would take the loop some milliseconds.
+
+    >>> is_heavy({"topics": [{"partitions": [{}] * 100}] * 9}), is_heavy({"topics": [{}] * 1_001})
+    (False, True)
+    """
+    return _count(body, HEAVY_ELEMENTS) > HEAVY_ELEMENTS
+
+
+def _count(body: Mapping[str, Any], enough: int) -> int:
+    """Elements of all arrays in the body, counted until there are more than enough."""
+    total = 0
+    for value in body.values():
+        if isinstance(value, list | tuple):
+            total += len(value)
+            if total > enough:
+                break
+            for element in value:
+                if not isinstance(element, Mapping):
+                    break
+                total += _count(element, enough - total)
+                if total > enough:
+                    return total
+    return total

@@ -27,7 +27,7 @@ from typing import Final
 from tidemill.errors import ProtocolError
 from tidemill.wire.schema import EntityClass, FieldSpec, fields_of, min_size
 
-__all__ = ("Edit", "read_uvarint", "walk", "write_uvarint")
+__all__ = ("Edit", "TooManyElements", "find_arrays", "read_uvarint", "walk", "write_uvarint")
 
 Edit = tuple[int, int, bytes]
 """(start, end, replacement): what to change in the message so that no unknown tagged field is left in it."""
@@ -38,6 +38,10 @@ _VARINT_MAX_SHIFT: Final = 28
 _NULL_MARKER: Final = 0xFF
 _read_int16: Final = Struct(">h").unpack_from
 _read_int32: Final = Struct(">i").unpack_from
+
+
+class TooManyElements(ProtocolError):
+    """A message whose arrays have more elements than were allowed; it may be sound."""
 
 
 class _Walk:
@@ -60,7 +64,7 @@ class _Walk:
             )
         self.elements_left -= count
         if self.elements_left < 0:
-            raise ProtocolError(f"more array elements than one message may have, at byte {position}")
+            raise TooManyElements(f"more array elements than one message may have, at byte {position}")
 
 
 Buffer = bytes | memoryview
@@ -88,6 +92,43 @@ def walk(
     if len(state.edits) > 1:
         state.edits.sort()
     return state.edits
+
+
+def find_arrays(
+    entity: EntityClass, buffer: Buffer, position: int, take_array: Callable[[FieldSpec, int, int, int], int]
+) -> int:
+    """Step over one value of ``entity`` that ``walk`` has passed; gives where it ends.
+
+    For each array of structs that is not empty, ``take_array`` is called with its field, the positions of its
+    count and of its first element, and the count; it gives where the last element ends.
+    """
+    state = _Walk(len(buffer), len(buffer), None)
+    for spec, skip in _field_steps(entity):
+        if spec is not None and spec.is_array and spec.struct is not None:
+            count, first = _read_count(buffer, position, entity.__flexible__)
+            position = take_array(spec, position, first, count) if count > 0 else first
+        else:
+            position = skip(buffer, position, state)
+    return position
+
+
+def _read_count(buffer: Buffer, position: int, flexible: bool) -> tuple[int, int]:
+    """The count of an array, -1 if it is null, and the position behind it."""
+    if flexible:
+        count, position = read_uvarint(buffer, position)
+        return count - 1, position
+    return _read_int32(buffer, position)[0], position + 4
+
+
+@cache
+def _field_steps(entity: EntityClass) -> tuple[tuple[FieldSpec | None, _Skip], ...]:
+    """Each field of ``entity`` and how to step over it; None stands for the tagged fields."""
+    flexible: bool = entity.__flexible__
+    specs = [spec for spec in fields_of(entity) if spec.tag is None]
+    steps: list[tuple[FieldSpec | None, _Skip]] = [(spec, _field_skipper(spec, flexible)) for spec in specs]
+    if flexible:
+        steps.append((None, _tags_skipper(entity, 0)))
+    return tuple(steps)
 
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:

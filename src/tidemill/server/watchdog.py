@@ -1,0 +1,186 @@
+"""The watchdog of the event loop: how long its turns are, and which API's requests make them long.
+
+One thread serves everybody, so a turn that takes long makes every client wait. No request should take more
+than 20 ms of it; what takes longer is bounded, stepped (``stepping``) or done in a thread. The watchdog shows
+whether that holds:
+
+- Each request is timed while the loop works on it: decoding and dispatching, and every step of its handler.
+- A heartbeat finds what is left: a beat that comes late although no request explains it counts as ``other``
+  (a callback, a garbage collection, a thread that keeps the interpreter, a machine without a free core).
+
+Both the time by the clock and the loop's own processor time are kept. Where only the first is long, the
+loop waited, for a disk or for a core; where both are, the request was too much work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from tidemill.server.metrics import Metric
+from tidemill.wire.apis import APIS
+
+__all__ = ("SLOW_TURN_SECONDS", "LoopWatchdog", "TurnStart", "begin_turn")
+
+logger = logging.getLogger(__name__)
+
+#: No request may hold the loop for longer.
+SLOW_TURN_SECONDS = 0.020
+#: Turns of this length are told in the log, one of them in so many seconds.
+_WARNING_SECONDS = 0.200
+_WARNING_INTERVAL_SECONDS = 10.0
+#: How often the heartbeat comes, and how long the longest turn is remembered as a recent one.
+_BEAT_SECONDS = 0.050
+_RECENT_SECONDS = 60.0
+#: The API of turns that no request explains.
+OTHER = "other"
+
+T = TypeVar("T")
+
+
+class TurnStart(NamedTuple):
+    """When a turn began: by the clock, and in processor time of the loop's thread."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def begin_turn() -> TurnStart:
+    """Note that the loop begins to work on a request."""
+    return TurnStart(time.perf_counter(), time.thread_time())
+
+
+class Asker(Protocol):
+    """A request, as far as the watchdog tells of it."""
+
+    @property
+    def client(self) -> str:
+        """Who asks, for the log."""
+        ...
+
+
+class _Longest(NamedTuple):
+    """The longest turn of some time."""
+
+    seconds: float = 0.0
+    api: str = OTHER
+
+
+class LoopWatchdog:
+    """Belongs to one event loop, and is used on its thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        #: By API, since the start: the longest turn, the most processor time of one, and how many were slow.
+        self._longest: dict[str, float] = {}
+        self._longest_cpu: dict[str, float] = {}
+        self._slow: dict[str, int] = {}
+        #: The longest turn of the present minute and of the one before it.
+        self._recent = self._recent_before = _Longest()
+        self._recent_since = clock()
+        self._explained_seconds = 0.0
+        self._warned_at = float("-inf")
+        self._unwarned = 0
+
+    def end_turn(self, start: TurnStart, api_key: int, asker: Asker) -> None:
+        """The loop has worked on a request since ``start``."""
+        seconds = self._clock() - start.seconds
+        self._explained_seconds += seconds
+        api = APIS[api_key].name if api_key in APIS else OTHER
+        cpu_seconds = time.thread_time() - start.cpu_seconds
+        if cpu_seconds > self._longest_cpu.get(api, 0.0):
+            self._longest_cpu[api] = cpu_seconds
+        self._note(seconds, api, asker)
+
+    @types.coroutine
+    def watch(self, work: Coroutine[Any, Any, T], api_key: int, asker: Asker) -> Generator[Any, Any, T]:
+        """Run a handler, and time each of its steps on the loop."""
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            start = TurnStart(self._clock(), time.thread_time())
+            try:
+                waits_for = work.send(value) if error is None else work.throw(error)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                self.end_turn(start, api_key, asker)
+            value = error = None
+            try:
+                value = yield waits_for
+            except BaseException as thrown:  # noqa: BLE001 - handed on to the handler
+                error = thrown
+
+    async def beat(self) -> None:
+        """The heartbeat; runs until it is cancelled."""
+        while True:
+            due = self._clock() + _BEAT_SECONDS
+            self._explained_seconds = 0.0
+            await asyncio.sleep(_BEAT_SECONDS)
+            self.beaten(self._clock() - due)
+
+    def beaten(self, late_seconds: float) -> None:
+        """A beat came so late. What requests do not explain is noted as something else."""
+        unexplained = late_seconds - self._explained_seconds
+        if unexplained > SLOW_TURN_SECONDS:
+            self._note(unexplained, OTHER, None)
+        now = self._clock()
+        if now - self._recent_since > _RECENT_SECONDS:
+            self._recent_before, self._recent, self._recent_since = self._recent, _Longest(), now
+
+    def _note(self, seconds: float, api: str, asker: Asker | None) -> None:
+        if seconds > self._longest.get(api, 0.0):
+            self._longest[api] = seconds
+        if seconds > self._recent.seconds:
+            self._recent = _Longest(seconds, api)
+        if seconds > SLOW_TURN_SECONDS:
+            self._slow[api] = self._slow.get(api, 0) + 1
+            if seconds > _WARNING_SECONDS:
+                self._warn(seconds, api, asker)
+
+    def _warn(self, seconds: float, api: str, asker: Asker | None) -> None:
+        now = self._clock()
+        if now - self._warned_at < _WARNING_INTERVAL_SECONDS:
+            self._unwarned += 1
+            return
+        logger.warning(
+            "the event loop stood still for %d ms: %s%s%s; everybody waited (tidemill_loop_* in /metrics)",
+            round(seconds * 1000),
+            f"a request of {api}" if api != OTHER else "no request explains it",
+            f" by {asker.client}" if asker is not None else "",
+            f", and {self._unwarned} more times since the last warning" if self._unwarned else "",
+        )
+        self._warned_at, self._unwarned = now, 0
+
+    def longest_cpu_seconds(self) -> dict[str, float]:
+        """The most processor time that one turn took, by API."""
+        return dict(self._longest_cpu)
+
+    def collect(self) -> Iterator[Metric]:
+        recent = max(self._recent, self._recent_before)
+        yield Metric(
+            "tidemill_loop_longest_turn_seconds",
+            "gauge",
+            "Longest turn of the event loop in the last one or two minutes, and whose request it was.",
+            recent.seconds,
+            (("api", recent.api),),
+        )
+        for name, text, values in (
+            ("turn_seconds_max", "Longest turn of the event loop since the start.", self._longest),
+            ("turn_cpu_seconds_max", "Most processor time of a turn since the start.", self._longest_cpu),
+        ):
+            for api, seconds in sorted(values.items()):
+                yield Metric(f"tidemill_loop_{name}", "gauge", text, seconds, (("api", api),))
+        for api, count in sorted(self._slow.items()):
+            yield Metric(
+                "tidemill_loop_slow_turns_total",
+                "counter",
+                "Turns of the event loop above 20 ms.",
+                count,
+                (("api", api),),
+            )

@@ -1,0 +1,140 @@
+"""The watchdog of the event loop, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tidemill.server.watchdog import LoopWatchdog, TurnStart
+
+METADATA = 3
+PRODUCE = 0
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Asker:
+    client = "app at 10.0.0.7"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watchdog(clock: Clock) -> LoopWatchdog:
+    return LoopWatchdog(clock)
+
+
+def turn(watchdog: LoopWatchdog, clock: Clock, api_key: int, seconds: float) -> None:
+    start = TurnStart(clock.now, 0.0)
+    clock.now += seconds
+    watchdog.end_turn(start, api_key, Asker())
+
+
+def sample(watchdog: LoopWatchdog, name: str, api: str) -> float | None:
+    found = [each.value for each in watchdog.collect() if each.name == name and ("api", api) in each.labels]
+    return found[0] if found else None
+
+
+def test_the_longest_turn_is_kept_with_the_name_of_its_api(watchdog: LoopWatchdog, clock: Clock) -> None:
+    turn(watchdog, clock, METADATA, 0.005)
+    turn(watchdog, clock, METADATA, 0.015)
+    turn(watchdog, clock, PRODUCE, 0.010)
+    assert sample(watchdog, "tidemill_loop_turn_seconds_max", "Metadata") == pytest.approx(0.015)
+    assert sample(watchdog, "tidemill_loop_turn_seconds_max", "Produce") == pytest.approx(0.010)
+    assert sample(watchdog, "tidemill_loop_longest_turn_seconds", "Metadata") == pytest.approx(0.015)
+    assert sample(watchdog, "tidemill_loop_slow_turns_total", "Metadata") is None
+
+
+def test_turns_above_20_ms_are_counted(watchdog: LoopWatchdog, clock: Clock) -> None:
+    for seconds in (0.019, 0.021, 0.5):
+        turn(watchdog, clock, METADATA, seconds)
+    assert sample(watchdog, "tidemill_loop_slow_turns_total", "Metadata") == 2
+
+
+def test_the_recent_longest_turn_is_forgotten_the_longest_ever_is_not(
+    watchdog: LoopWatchdog, clock: Clock
+) -> None:
+    turn(watchdog, clock, METADATA, 0.1)
+    for _ in range(2):
+        clock.now += 61
+        turn(watchdog, clock, PRODUCE, 0.001)
+        watchdog.beaten(0.0)
+    assert sample(watchdog, "tidemill_loop_longest_turn_seconds", "Produce") == pytest.approx(0.001)
+    assert sample(watchdog, "tidemill_loop_turn_seconds_max", "Metadata") == pytest.approx(0.1)
+
+
+def test_a_late_beat_that_no_request_explains_is_something_else(
+    watchdog: LoopWatchdog, clock: Clock
+) -> None:
+    watchdog.beaten(0.3)
+    assert sample(watchdog, "tidemill_loop_turn_seconds_max", "other") == pytest.approx(0.3)
+
+
+def test_a_late_beat_that_a_request_explains_is_not_counted_twice(
+    watchdog: LoopWatchdog, clock: Clock
+) -> None:
+    turn(watchdog, clock, METADATA, 0.3)
+    watchdog.beaten(0.29)
+    assert sample(watchdog, "tidemill_loop_turn_seconds_max", "other") is None
+
+
+def test_a_long_turn_is_told_in_the_log_but_not_each_of_many(
+    watchdog: LoopWatchdog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(50):
+            turn(watchdog, clock, METADATA, 0.201)
+        assert [record.getMessage() for record in caplog.records] == [
+            "the event loop stood still for 201 ms: a request of Metadata by app at 10.0.0.7; everybody "
+            "waited (tidemill_loop_* in /metrics)"
+        ]
+        clock.now += 10
+        turn(watchdog, clock, METADATA, 0.201)
+    assert "and 49 more times" in caplog.records[-1].getMessage()
+
+
+async def test_each_step_of_a_handler_is_timed_alone(watchdog: LoopWatchdog, clock: Clock) -> None:
+    async def handler() -> str:
+        clock.now += 0.030
+        await asyncio.sleep(0)
+        clock.now += 0.040
+        return "answer"
+
+    assert await asyncio.create_task(watchdog.watch(handler(), METADATA, Asker())) == "answer"  # type: ignore[arg-type]
+    assert sample(watchdog, "tidemill_loop_slow_turns_total", "Metadata") == 2
+    assert sample(watchdog, "tidemill_loop_turn_seconds_max", "Metadata") == pytest.approx(0.040)
+
+
+async def test_a_watched_handler_can_fail_and_be_cancelled(watchdog: LoopWatchdog) -> None:
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        await watchdog.watch(failing(), METADATA, Asker())
+    ended = asyncio.Event()
+
+    async def waiting() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    task = asyncio.ensure_future(watchdog.watch(waiting(), METADATA, Asker()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
