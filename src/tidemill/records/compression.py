@@ -102,6 +102,8 @@ def _decompress_snappy(data: bytes, max_bytes: int) -> memoryview:
         for block, size in zip(blocks, sizes, strict=True):
             if size:
                 cramjam.snappy.decompress_raw_into(block, output[position : position + size])
+            else:
+                cramjam.snappy.decompress_raw(block)
             position += size
     except cramjam.DecompressionError as error:
         raise _broken(error, max_bytes) from error
