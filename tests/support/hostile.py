@@ -1,0 +1,339 @@
+"""Requests that once held the event loop for long, or could: the largest that the limits allow.
+
+Each is made by a function of the node's address that does what it needs first, and gives the frame to throw.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from crc32c import crc32c
+
+from support.raw import RawClient, produce_body
+from tidemill.records.compression import LZ4, ZSTD, compress
+from tidemill.records.record import Record, build_batch
+from tidemill.records.rewriting import to_varint
+from tidemill.wire.encode import encode_request
+
+__all__ = ("HOSTILE", "Address", "batch_of_many")
+
+Address = tuple[str, int]
+Throw = tuple[str, int, dict[str, Any]]
+"""API, version, body."""
+
+MANY = 100_000
+NOW = 1_700_000_000_000
+
+
+def batch_of_many(count: int, codec: int) -> bytes:
+    """A sound batch of so many smallest records, with a key each."""
+    parts = bytearray()
+    for number in range(count):
+        inner = b"\x00\x00" + to_varint(number) + b"\x02k\x01\x00"
+        parts += to_varint(len(inner)) + inner
+    checked = struct.pack(">hiqqqhii", codec, count - 1, NOW, NOW, -1, -1, -1, count)
+    checked += compress(codec, bytes(parts))
+    return struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
+
+
+def create(address: Address, name: str, partitions: int = 1, **configs: str) -> None:
+    topic = {"name": name, "num_partitions": partitions, "replication_factor": 1}
+    topic["configs"] = [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()]
+    with RawClient(address) as client:
+        answer = client.request("CreateTopics", 5, {"topics": [topic], "timeout": 60_000})
+        assert answer.topics[0].error_code == 0, answer
+
+
+def search_by_time(address: Address) -> Throw:
+    """ListOffsets in a batch that unpacks to four million records."""
+    create(address, "packed")
+    with RawClient(address, 300) as client:
+        answer = client.produce("packed", batch_of_many(4_000_000, ZSTD))
+        assert answer.error_code == 0, answer
+    asked = {"partition_index": 0, "timestamp": NOW}
+    return "ListOffsets", 5, {"replica_id": -1, "topics": [{"name": "packed", "partitions": [asked]}]}
+
+
+def to_a_compacted_topic(address: Address) -> Throw:
+    """A batch of a million records for a topic whose records are looked at for keys."""
+    create(address, "compacted", cleanup_policy="compact")
+    return "Produce", 9, produce_body("compacted", batch_of_many(1_000_000, LZ4))
+
+
+def to_a_plain_topic(address: Address) -> Throw:
+    create(address, "plain")
+    return "Produce", 9, produce_body("plain", batch_of_many(1_000_000, ZSTD))
+
+
+def to_be_recompressed(address: Address) -> Throw:
+    """A megabyte that the topic wants to have in another codec."""
+    create(address, "recompressed", compression_type="gzip")
+    words = [f"value-{number * 7919 % 100_003}".encode() * 5 for number in range(15_000)]
+    return (
+        "Produce",
+        9,
+        produce_body("recompressed", build_batch([Record(None, word, NOW) for word in words])),
+    )
+
+
+def names(count: int) -> list[dict[str, Any]]:
+    return [{"name": f"no-such-topic-{number}"} for number in range(count)]
+
+
+def metadata_of_many(address: Address) -> Throw:
+    return "Metadata", 9, {"topics": names(90_000), "allow_auto_topic_creation": False}
+
+
+def metadata_that_creates(address: Address) -> Throw:
+    return "Metadata", 9, {"topics": names(3_000), "allow_auto_topic_creation": True}
+
+
+def create_many(address: Address) -> Throw:
+    topics = [
+        {"name": f"made-{number}", "num_partitions": 1, "replication_factor": 1} for number in range(3_000)
+    ]
+    return "CreateTopics", 5, {"topics": topics, "timeout": 60_000}
+
+
+def validate_many(address: Address) -> Throw:
+    topics = [
+        {"name": f"might-{number}", "num_partitions": 1, "replication_factor": 1} for number in range(9_000)
+    ]
+    return "CreateTopics", 5, {"topics": topics, "timeout": 60_000, "validate_only": True}
+
+
+def create_with_many_partitions(address: Address) -> Throw:
+    topics = [
+        {"name": f"wide-{number}", "num_partitions": 10_000, "replication_factor": 1} for number in range(5)
+    ]
+    return "CreateTopics", 5, {"topics": topics, "timeout": 60_000}
+
+
+def delete_many(address: Address) -> Throw:
+    return "DeleteTopics", 5, {"topic_names": [f"gone-{n}" for n in range(90_000)], "timeout": 60_000}
+
+
+def partitions(**fields: Any) -> list[dict[str, Any]]:
+    return [{**fields, "partition": n, "partition_index": n, "index": n} for n in range(90_000)]
+
+
+def only(keys: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    wanted = keys.split()
+    return [{key: entry[key] for key in wanted} for entry in entries]
+
+
+def fetch_many(address: Address) -> Throw:
+    create(address, "read", partitions=10)
+    entries = [
+        {"partition": n % 10, "fetch_offset": 0, "partition_max_bytes": 1_000_000} for n in range(90_000)
+    ]
+    body = {"max_bytes": 10_000_000, "max_wait": 0, "session_epoch": -1}
+    return "Fetch", 12, body | {"topics": [{"topic": "read", "partitions": entries}]}
+
+
+def fetch_many_topics(address: Address) -> Throw:
+    entry = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1_000_000}
+    topics = [{"topic": f"t{n}", "partitions": [entry]} for n in range(45_000)]
+    return "Fetch", 12, {"max_bytes": 10_000_000, "max_wait": 100, "min_bytes": 1, "topics": topics}
+
+
+def produce_many(address: Address) -> Throw:
+    create(address, "written", partitions=100)
+    records = build_batch([Record(None, b"v", NOW)])
+    entries = [{"index": n % 100, "records": records} for n in range(9_000)]
+    body = {"acks": -1, "timeout": 60_000, "topic_data": [{"name": "written", "partition_data": entries}]}
+    return "Produce", 9, body
+
+
+def produce_to_unknown(address: Address) -> Throw:
+    records = build_batch([Record(None, b"v", NOW)])
+    entries = [{"index": n, "records": records} for n in range(15_000)]
+    body = {"acks": -1, "timeout": 60_000, "topic_data": [{"name": "nowhere", "partition_data": entries}]}
+    return "Produce", 9, body
+
+
+def list_many(address: Address) -> Throw:
+    create(address, "listed", partitions=10)
+    entries = [{"partition_index": n % 10, "timestamp": -1} for n in range(90_000)]
+    return "ListOffsets", 5, {"replica_id": -1, "topics": [{"name": "listed", "partitions": entries}]}
+
+
+def epochs_of_many(address: Address) -> Throw:
+    create(address, "epochs", partitions=10)
+    entries = [{"partition": n % 10, "leader_epoch": 0, "current_leader_epoch": -1} for n in range(90_000)]
+    return (
+        "OffsetForLeaderEpoch",
+        3,
+        {"replica_id": -1, "topics": [{"topic": "epochs", "partitions": entries}]},
+    )
+
+
+def group_coordinator(address: Address) -> None:
+    with RawClient(address) as client:
+        client.request("FindCoordinator", 2, {"key": "g", "key_type": 0})
+
+
+def commit_many(address: Address) -> Throw:
+    group_coordinator(address)
+    create(address, "committed", partitions=10_000)
+    entries = [
+        {"partition_index": n % 10_000, "committed_offset": 1, "committed_metadata": "m"}
+        for n in range(90_000)
+    ]
+    body = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
+    return "OffsetCommit", 7, body | {"topics": [{"name": "committed", "partitions": entries}]}
+
+
+def fetch_many_offsets(address: Address) -> Throw:
+    group_coordinator(address)
+    asked = [{"name": "committed", "partition_indexes": list(range(90_000))}]
+    return "OffsetFetch", 5, {"group_id": "g", "topics": asked}
+
+
+def fetch_offsets_of_many_groups(address: Address) -> Throw:
+    group_coordinator(address)
+    return "OffsetFetch", 8, {"groups": [{"group_id": f"g{n}", "topics": None} for n in range(90_000)]}
+
+
+def delete_many_offsets(address: Address) -> Throw:
+    group_coordinator(address)
+    entries = [{"partition_index": n} for n in range(90_000)]
+    return "OffsetDelete", 0, {"group_id": "g", "topics": [{"name": "committed", "partitions": entries}]}
+
+
+def describe_many_groups(address: Address) -> Throw:
+    group_coordinator(address)
+    return "DescribeGroups", 4, {"groups": [f"g{n}" for n in range(90_000)]}
+
+
+def delete_many_groups(address: Address) -> Throw:
+    group_coordinator(address)
+    return "DeleteGroups", 1, {"groups_names": [f"g{n}" for n in range(90_000)]}
+
+
+def describe_many_consumer_groups(address: Address) -> Throw:
+    group_coordinator(address)
+    return "ConsumerGroupDescribe", 0, {"group_ids": [f"g{n}" for n in range(90_000)]}
+
+
+def join_with_many_protocols(address: Address) -> Throw:
+    group_coordinator(address)
+    protocols = [{"name": f"p{n}", "metadata": b""} for n in range(90_000)]
+    body = {"group_id": "j", "session_timeout": 10_000, "rebalance_timeout": 10_000, "member_id": ""}
+    return "JoinGroup", 3, body | {"protocol_type": "consumer", "protocols": protocols}
+
+
+def find_many_coordinators(address: Address) -> Throw:
+    return "FindCoordinator", 4, {"key_type": 0, "coordinator_keys": [f"g{n}" for n in range(90_000)]}
+
+
+def describe_many_configs(address: Address) -> Throw:
+    create(address, "configured")
+    resources = [{"resource_type": 2, "resource_name": "configured", "configuration_keys": None}] * 3_000
+    return "DescribeConfigs", 2, {"resources": resources}
+
+
+def alter_many_configs(address: Address) -> Throw:
+    configs = [{"name": "retention.ms", "config_operation": 0, "value": "5"}]
+    resources = [
+        {"resource_type": 2, "resource_name": f"none-{n}", "configs": configs} for n in range(40_000)
+    ]
+    return "IncrementalAlterConfigs", 1, {"resources": resources}
+
+
+def describe_many_log_dirs(address: Address) -> Throw:
+    topics = [{"topic": f"t{n}", "partitions": [0]} for n in range(45_000)]
+    return "DescribeLogDirs", 1, {"topics": topics}
+
+
+def delete_many_records(address: Address) -> Throw:
+    create(address, "shortened", partitions=10)
+    entries = [{"partition_index": n % 10, "offset": 0} for n in range(90_000)]
+    return "DeleteRecords", 1, {"timeout": 60_000, "topics": [{"name": "shortened", "partitions": entries}]}
+
+
+def grow_many(address: Address) -> Throw:
+    topics = [{"name": f"none-{n}", "count": 3, "assignments": None} for n in range(90_000)]
+    return "CreatePartitions", 1, {"topics": topics, "timeout": 60_000}
+
+
+def elect_many(address: Address) -> Throw:
+    create(address, "elected")
+    topics = [{"topic": "elected", "partitions": list(range(90_000))}]
+    return "ElectLeaders", 1, {"election_type": 0, "topic_partitions": topics, "timeout": 60_000}
+
+
+def describe_partitions_of_many(address: Address) -> Throw:
+    return "DescribeTopicPartitions", 0, {"topics": names(90_000), "response_partition_limit": 2_000}
+
+
+def describe_many_producers(address: Address) -> Throw:
+    create(address, "produced", partitions=10)
+    topics = [{"name": "produced", "partition_indexes": [n % 10 for n in range(90_000)]}]
+    return "DescribeProducers", 0, {"topics": topics}
+
+
+def describe_many_transactions(address: Address) -> Throw:
+    with RawClient(address) as client:
+        client.request("FindCoordinator", 2, {"key": "t", "key_type": 1})
+    return "DescribeTransactions", 0, {"transactional_ids": [f"t{n}" for n in range(90_000)]}
+
+
+def add_many_partitions(address: Address) -> Throw:
+    create(address, "added", partitions=10_000)
+    with RawClient(address) as client:
+        client.request("FindCoordinator", 2, {"key": "adder", "key_type": 1})
+        body = {"transactional_id": "adder", "transaction_timeout": 60_000}
+        opened = client.request("InitProducerId", 2, body)
+    body = {
+        "transactional_id": "adder",
+        "producer_id": opened.producer_id,
+        "producer_epoch": opened.producer_epoch,
+    }
+    asked = [{"name": "added", "partitions": [n % 10_000 for n in range(90_000)]}]
+    return "AddPartitionsToTxn", 2, body | {"topics": asked}
+
+
+HOSTILE: dict[str, Callable[[Address], Throw]] = {
+    each.__name__: each
+    for each in (
+        search_by_time,
+        to_a_compacted_topic,
+        to_a_plain_topic,
+        to_be_recompressed,
+        metadata_of_many,
+        metadata_that_creates,
+        create_many,
+        validate_many,
+        create_with_many_partitions,
+        delete_many,
+        fetch_many,
+        fetch_many_topics,
+        produce_many,
+        produce_to_unknown,
+        list_many,
+        epochs_of_many,
+        commit_many,
+        fetch_many_offsets,
+        fetch_offsets_of_many_groups,
+        delete_many_offsets,
+        describe_many_groups,
+        delete_many_groups,
+        describe_many_consumer_groups,
+        join_with_many_protocols,
+        find_many_coordinators,
+        describe_many_configs,
+        alter_many_configs,
+        describe_many_log_dirs,
+        delete_many_records,
+        grow_many,
+        elect_many,
+        describe_partitions_of_many,
+        describe_many_producers,
+        describe_many_transactions,
+        add_many_partitions,
+    )
+}
