@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 from crc32c import crc32c
 
@@ -16,7 +15,6 @@ from support.raw import RawClient, produce_body
 from tidemill.records.compression import LZ4, ZSTD, compress
 from tidemill.records.record import Record, build_batch
 from tidemill.records.rewriting import to_varint
-from tidemill.wire.encode import encode_request
 
 __all__ = ("HOSTILE", "Address", "batch_of_many")
 

@@ -22,6 +22,7 @@ from tidemill.control.draft import Draft
 from tidemill.control.image import MetadataDelta, MetadataImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.store import MetadataStore, RevisionCompacted, StoreClosed
+from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import MetadataConflict, TidemillError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ Subscriber = Callable[[MetadataImage, MetadataImage, MetadataDelta], None]
 """Called with the old image, the new image and what differs. Must be quick and must not raise."""
 
 COMMIT_ATTEMPTS_MAX = 8
+#: So many commands are planned without a break.
+_PLANNED_AT_ONCE_MAX = 4
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +112,7 @@ class Controller:
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
             self._check_running()
             draft = Draft(self._image, self._limits)
-            results = draft.fill(commands)
+            results = await _fill(draft, commands)
             if draft.empty:
                 return results
             try:
@@ -184,6 +187,18 @@ class Controller:
             if not waiter.done():
                 waiter.set_exception(failure)
         self._waiters.clear()
+
+
+async def _fill(draft: Draft, commands: Sequence[Command[Any]]) -> list[Any]:
+    """As ``Draft.fill``, but others have their turn in between: there may be very many commands."""
+    results: list[Any] = []
+    for chunk in in_chunks(commands, _PLANNED_AT_ONCE_MAX):
+        filled = draft.fill(chunk)
+        results += filled
+        if len(filled) < len(chunk):
+            break
+        await give_way()
+    return results
 
 
 def _value(result: R | TidemillError) -> R:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidemill.coordination.shell import ShardShell
+from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, CorruptData, ErrorCode, TidemillError
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class Shards(Generic[S]):
 
     async def of(self, key: str) -> S:
         """The shard that ``key`` lives in. Raises TidemillError if it is not served here."""
+        # A request may name as many keys as it likes.
+        await give_way()
         return await self.get(self.partition_of(key))
 
     async def get(self, partition: int) -> S:

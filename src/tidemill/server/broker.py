@@ -20,6 +20,7 @@ from tidemill.control.table_images import TableImage, TablePartition
 from tidemill.control.table_steps import drop_table
 from tidemill.coordination.clock import LoopClock
 from tidemill.coordination.moments import MomentGate
+from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, StorageError, TableCode, TableError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.shard import GROUPS_TOPIC
@@ -269,22 +270,22 @@ class Broker:
     async def auto_create(self, names: list[str]) -> dict[str, ApiError]:
         """Create missing topics with the node's defaults; gives the names that were refused, and why."""
         refused: dict[str, ApiError] = {}
+        commands: dict[str, Command[TopicImage]] = {}
         for name in names:
             try:
                 self.check_no_partition(name)
             except ApiError as error:
                 refused[name] = error
-        names = [name for name in names if name not in refused]
-        commands: list[Command[TopicImage]] = [
-            CreateTopic(
-                name=name,
-                topic_id=uuid4(),
-                partitions=self.settings.default_partitions,
-                replication=self.settings.default_replication,
-            )
-            for name in names
-        ]
-        for name, result in zip(names, await self.controller.submit_many(commands), strict=True):
+            else:
+                commands[name] = CreateTopic(
+                    name=name,
+                    topic_id=uuid4(),
+                    partitions=self.settings.default_partitions,
+                    replication=self.settings.default_replication,
+                )
+            await give_way()
+        results = await self.controller.submit_many(commands.values())
+        for name, result in zip(commands, results, strict=True):
             if isinstance(result, TidemillError) and result.code != ErrorCode.topic_already_exists:
                 refused[name] = ApiError(result.code, result.message)
         return refused

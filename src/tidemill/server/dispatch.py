@@ -12,6 +12,7 @@ from typing import Any, Final
 from tidemill.coordination.log_summary import LogSummary
 from tidemill.coordination.shares import share_address
 from tidemill.errors import ErrorCode
+from tidemill.server.answers import is_heavy
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
 from tidemill.server.connection import Connection
@@ -36,7 +37,6 @@ from tidemill.server.handlers.api_versions import api_versions_body
 from tidemill.server.handlers.fetch import fetch
 from tidemill.server.handlers.produce import produce
 from tidemill.server.metrics import RequestMetrics
-from tidemill.server.stepping import is_heavy
 from tidemill.server.watchdog import LoopWatchdog
 from tidemill.wire.apis import API_VERSIONS_KEY, is_served
 from tidemill.wire.encode import encode_response

@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from tidemill.coordination.turns import begin_slice
 from tidemill.server.metrics import Metric
 from tidemill.wire.apis import APIS
 
@@ -103,6 +104,7 @@ class LoopWatchdog:
         error: BaseException | None = None
         while True:
             start = TurnStart(self._clock(), time.thread_time())
+            begin_slice()
             try:
                 waits_for = work.send(value) if error is None else work.throw(error)
             except StopIteration as done:

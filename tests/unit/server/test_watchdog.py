@@ -75,9 +75,7 @@ def test_the_recent_longest_turn_is_forgotten_the_longest_ever_is_not(
     assert sample(watchdog, "tidemill_loop_turn_seconds_max", "Metadata") == pytest.approx(0.1)
 
 
-def test_a_late_beat_that_no_request_explains_is_something_else(
-    watchdog: LoopWatchdog, clock: Clock
-) -> None:
+def test_a_late_beat_that_no_request_explains_is_something_else(watchdog: LoopWatchdog, clock: Clock) -> None:
     watchdog.beaten(0.3)
     assert sample(watchdog, "tidemill_loop_turn_seconds_max", "other") == pytest.approx(0.3)
 

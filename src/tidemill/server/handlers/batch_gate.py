@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.control.image import TopicImage
 from tidemill.control.table_images import TableImage, TablePartition
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import TidemillError
 from tidemill.log.incoming import QUICK_RECORDS, PreparedBatch, is_quick, prepare_quickly
 from tidemill.log.pace import Pace
@@ -28,7 +29,6 @@ from tidemill.server.call import Call
 from tidemill.server.handlers.outcome import refused as refused_request
 from tidemill.server.handlers.outcome import repeated
 from tidemill.server.handlers.produce_gate import Refusals, topic_name
-from tidemill.server.stepping import Stepper, in_slices
 from tidemill.tables.scanners import BucketKey
 from tidemill.transactions.messages import TopicPartition
 
@@ -140,7 +140,6 @@ async def _check(
         refused = (
             dict.fromkeys(twice, refused_request("a table's bucket takes one batch per request")) | refused
         )
-    stepper = Stepper()
     plain: list[tuple[Any, Partition]] = []
     for write in writes:
         if write.place in refused:
@@ -154,7 +153,7 @@ async def _check(
                 checked[id(write.entry)] = await _check_rows(broker, write, write.owner, partition)
         except TidemillError as error:
             checked[id(write.entry)] = error
-        await stepper.step()
+        await give_way()
     if plain:
         work = partial(_prepare_all, plain, broker.clock_ms())
         checked |= await asyncio.get_running_loop().run_in_executor(broker.workers, work)

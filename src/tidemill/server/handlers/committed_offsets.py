@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from tidemill.control.image import TopicImage
+from tidemill.coordination.turns import give_way, in_chunks, in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.groups.messages import (
     CommittedOffset,
@@ -32,6 +33,9 @@ __all__ = (
     "prepare_groups",
 )
 
+#: So many offsets are written to, or read from, the coordinator without a break.
+_COMMITTED_AT_ONCE_MAX: Final = 500
+_FETCHED_AT_ONCE_MAX: Final = 2_000
 _FIRST_FETCH_WITH_GROUP_ERROR: Final = 2
 _FIRST_FETCH_OF_SEVERAL: Final = 8
 _FIRST_FETCH_BY_ID: Final = 10
@@ -87,18 +91,18 @@ async def commit_existing(broker: Broker, call: Call, commit: Commit) -> dict[st
                 continue
             partitions.append((index, ErrorCode.none, name))
             offsets.append(_offset_to_commit(name, entry))
+            await give_way()
         checked.append((topic, partitions))
-    committed = await commit(broker, call, offsets) if offsets else {}
-    topics = [
-        {
-            **_label(topic),
-            "partitions": [
-                {"partition_index": index, "error_code": committed[name, index] if name else refusal}
-                for index, refusal, name in partitions
-            ],
-        }
-        for topic, partitions in checked
-    ]
+    committed: dict[TopicPartition, ErrorCode] = {}
+    for chunk in in_chunks(offsets, _COMMITTED_AT_ONCE_MAX):
+        committed.update(await commit(broker, call, list(chunk)))
+    topics = []
+    for topic, partitions in checked:
+        bodies = (
+            {"partition_index": index, "error_code": committed[name, index] if name else refusal}
+            for index, refusal, name in partitions
+        )
+        topics.append({**_label(topic), "partitions": await in_slices(bodies)})
     return {"topics": topics}
 
 
@@ -155,23 +159,25 @@ async def offset_fetch(broker: Broker, call: Call) -> dict[str, Any]:
 async def _fetch_group(broker: Broker, call: Call, request: Any) -> dict[str, Any]:
     """``request``: the part of the request that is about one group."""
     topics: Sequence[Any] | None = request.topics
-    names = [_name_or_error(broker, topic) for topic in topics or ()]
+    names = await in_slices(_name_or_error(broker, topic) for topic in topics or ())
     asked: list[TopicPartition] | None = None
     if topics is not None:
-        asked = [
+        asked = await in_slices(
             (name, index)
             for topic, name in zip(topics, names, strict=True)
             if isinstance(name, str)
             for index in topic.partition_indexes
-        ]
+        )
     result = await _fetch(broker, call, request, asked)
     bodies: list[dict[str, Any]]
     if result.error is not ErrorCode.none and call.version >= _FIRST_FETCH_WITH_GROUP_ERROR:
         bodies = []
     elif topics is None:
-        bodies = _all_offsets(broker, call, result)
+        bodies = await _all_offsets(broker, call, result)
     else:
-        bodies = [_fetched_topic(topic, name, result) for topic, name in zip(topics, names, strict=True)]
+        bodies = [
+            await _fetched_topic(topic, name, result) for topic, name in zip(topics, names, strict=True)
+        ]
     return {"group_id": request.group_id, "error_code": result.error, "topics": bodies}
 
 
@@ -189,17 +195,23 @@ async def _fetch(
     broker: Broker, call: Call, request: Any, asked: list[TopicPartition] | None
 ) -> FetchOffsetsResult:
     if has_groups(broker):
-        return await broker.groups.fetch_offsets(
-            request.group_id,
-            asked,
-            require_stable=call.field("require_stable", False),
-            # From v9 on a member says who it is.
-            member=(getattr(request, "member_id", None), getattr(request, "member_epoch", -1)),
-        )
+        found: dict[TopicPartition, CommittedOffset] = {}
+        for chunk in [asked] if not asked else in_chunks(asked, _FETCHED_AT_ONCE_MAX):
+            result = await broker.groups.fetch_offsets(
+                request.group_id,
+                chunk,
+                require_stable=call.field("require_stable", False),
+                # From v9 on a member says who it is.
+                member=(getattr(request, "member_id", None), getattr(request, "member_epoch", -1)),
+            )
+            if result.error is not ErrorCode.none:
+                return result
+            found.update(result.offsets)
+        return FetchOffsetsResult(offsets=found)
     return FetchOffsetsResult(offsets=dict.fromkeys(asked or (), CommittedOffset()))
 
 
-def _fetched_topic(topic: Any, name: str | ErrorCode, result: FetchOffsetsResult) -> dict[str, Any]:
+async def _fetched_topic(topic: Any, name: str | ErrorCode, result: FetchOffsetsResult) -> dict[str, Any]:
     partitions = []
     for index in topic.partition_indexes:
         if isinstance(name, ErrorCode):
@@ -208,6 +220,7 @@ def _fetched_topic(topic: Any, name: str | ErrorCode, result: FetchOffsetsResult
             offset = result.offsets.get((name, index), CommittedOffset())
             error = offset.error if result.error is ErrorCode.none else result.error
             partitions.append(_fetched_partition(index, offset, error))
+        await give_way()
     return {**_label(topic), "partitions": partitions}
 
 
@@ -221,10 +234,11 @@ def _fetched_partition(index: int, offset: CommittedOffset, error: ErrorCode) ->
     }
 
 
-def _all_offsets(broker: Broker, call: Call, result: FetchOffsetsResult) -> list[dict[str, Any]]:
+async def _all_offsets(broker: Broker, call: Call, result: FetchOffsetsResult) -> list[dict[str, Any]]:
     by_topic: dict[str, list[dict[str, Any]]] = {}
     for (name, index), offset in result.offsets.items():
         by_topic.setdefault(name, []).append(_fetched_partition(index, offset, offset.error))
+        await give_way()
     if call.version < _FIRST_FETCH_BY_ID:
         return [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
     # A topic that is gone has no id to be named by.
@@ -245,24 +259,27 @@ async def offset_delete(broker: Broker, call: Call) -> dict[str, Any]:
                 existing.append(key)
             except ApiError as error:
                 refusals[key] = error.code
+            await give_way()
     if request.group_id and not has_groups(broker):
         result = DeleteOffsetsResult(ErrorCode.group_id_not_found)
     else:
-        result = await broker.groups.delete_offsets(request.group_id, existing)
+        result = await _delete(broker, request.group_id, existing)
     if result.error is not ErrorCode.none:
         return {"error_code": result.error}
     codes = {**result.partitions, **refusals}
-    topics = [
-        {
-            "name": topic.name,
-            "partitions": [
-                {
-                    "partition_index": entry.partition_index,
-                    "error_code": codes[topic.name, entry.partition_index],
-                }
-                for entry in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
+    topics = []
+    for topic in request.topics:
+        indexes = [entry.partition_index for entry in topic.partitions]
+        bodies = ({"partition_index": index, "error_code": codes[topic.name, index]} for index in indexes)
+        topics.append({"name": topic.name, "partitions": await in_slices(bodies)})
     return {"error_code": ErrorCode.none, "topics": topics}
+
+
+async def _delete(broker: Broker, group_id: str, places: list[TopicPartition]) -> DeleteOffsetsResult:
+    codes: dict[TopicPartition, ErrorCode] = {}
+    for chunk in list(in_chunks(places, _COMMITTED_AT_ONCE_MAX)) or [places]:
+        result = await broker.groups.delete_offsets(group_id, chunk)
+        if result.error is not ErrorCode.none:
+            return result
+        codes.update(result.partitions)
+    return DeleteOffsetsResult(partitions=codes)

@@ -27,6 +27,7 @@ from tidemill.config.topic import apply_changes, check_overrides
 from tidemill.config.topic_keys import TOPIC_KEYS, ConfigKey, ConfigKind
 from tidemill.control.commands import SetTopicConfigs
 from tidemill.control.placement import check_topic_name
+from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict, TidemillError
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
@@ -104,6 +105,7 @@ async def describe_configs(broker: Broker, call: Call) -> dict[str, Any]:
         except TidemillError as failure:
             configs, error = [], failure
         results.append({**outcome(error), **_resource_fields(resource), "configs": configs})
+        await give_way()
     return {"results": results}
 
 
@@ -285,6 +287,7 @@ async def _alter(
         except TidemillError as failure:
             error = failure
         responses.append({**outcome(error), **_resource_fields(resource)})
+        await give_way()
     return {"responses": responses}
 
 

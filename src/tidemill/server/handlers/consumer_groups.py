@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
+from tidemill.coordination.turns import in_slices
 from tidemill.errors import ErrorCode
 from tidemill.groups.consumer_member import Partitions
 from tidemill.groups.consumer_messages import (
@@ -88,7 +89,7 @@ async def consumer_group_describe(broker: Broker, call: Call) -> dict[str, Any]:
             ConsumerGroupDescription(each, ErrorCode.group_id_not_found, f"there is no group {each[:200]!r}")
             for each in ids
         ]
-    return {"groups": [_described(call, each) for each in descriptions]}
+    return {"groups": await in_slices(_described(call, each) for each in descriptions)}
 
 
 def _described(call: Call, group: ConsumerGroupDescription) -> dict[str, Any]:

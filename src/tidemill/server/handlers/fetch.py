@@ -14,9 +14,14 @@ partitions between requests; see ``fetch_sessions``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import Generator, Iterator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+from tidemill.coordination.turns import in_slices
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.log.reading import ReadBudget
 from tidemill.replication.partition import Partition
@@ -37,6 +42,10 @@ _TOPIC_ID_MIN_VERSION = 13
 _SESSION_MIN_VERSION = 7
 _READ_COMMITTED = 1
 _NO_TOPIC_ID = UUID(int=0)
+#: A request for more partitions is answered with breaks, so that others have their turn.
+_STEPPED_PARTITIONS_MIN = 500
+
+logger = logging.getLogger(__name__)
 
 
 def fetch(broker: Broker, call: Call) -> None:
@@ -106,6 +115,7 @@ class _Fetch:
     """One request, from its first look at the partitions to its answer."""
 
     __slots__ = (
+        "_answering",
         "_broker",
         "_call",
         "_committed",
@@ -138,15 +148,36 @@ class _Fetch:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since = 0.0
         self._woken = False
+        self._answering = False
 
     def start(self) -> None:
-        max_wait_ms = ms(self._call.request.max_wait)
-        if max_wait_ms <= 0 or not self._wanted or self._is_ready():
-            self._answer()
+        self._run(self._begin())
+
+    def _run(self, steps: Iterator[None]) -> None:
+        """Take all steps at once, or those of a request for very many partitions with breaks between them."""
+        if len(self._wanted) <= _STEPPED_PARTITIONS_MIN:
+            for _ in steps:
+                pass
             return
-        for partition in self._readable():
-            partition.subscribe(self, self._wake)
-            self._subscribed.append(partition)
+        task = asyncio.get_running_loop().create_task(in_slices(steps))
+        task.add_done_callback(self._stepped)
+
+    def _stepped(self, task: asyncio.Task[list[None]]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a fetch of %d partitions failed", len(self._wanted), exc_info=error)
+            self._call.abort()
+
+    def _begin(self) -> Iterator[None]:
+        max_wait_ms = ms(self._call.request.max_wait)
+        if max_wait_ms <= 0 or not self._wanted or (yield from self._is_ready()):
+            yield from self._answer_in_steps()
+            return
+        for wanted in self._wanted:
+            with contextlib.suppress(TidemillError):
+                partition = self._partition(wanted)
+                partition.subscribe(self, self._wake)
+                self._subscribed.append(partition)
+            yield
         loop = asyncio.get_running_loop()
         self._waiting_since = loop.time()
         self._timer = loop.call_later(max_wait_ms / 1000, self._answer)
@@ -159,18 +190,13 @@ class _Fetch:
             asyncio.get_running_loop().call_soon(self._look_again)
 
     def _look_again(self) -> None:
-        self._woken = False
-        if self._timer is not None and self._is_ready():
-            self._answer()
+        self._run(self._answer_if_ready())
 
-    def _readable(self) -> list[Partition]:
-        found = []
-        for wanted in self._wanted:
-            try:
-                found.append(self._partition(wanted))
-            except TidemillError:
-                continue
-        return found
+    def _answer_if_ready(self) -> Iterator[None]:
+        ready = yield from self._is_ready()
+        self._woken = False
+        if self._timer is not None and ready:
+            yield from self._answer_in_steps()
 
     def _partition(self, wanted: SessionPartition) -> Partition:
         topic = (
@@ -184,7 +210,7 @@ class _Fetch:
         partition.check_leader_epoch(wanted.current_leader_epoch)
         return partition
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self) -> Generator[None, None, bool]:
         """Whether an answer now would be useful: enough bytes, or an error that must be told."""
         if self._min_bytes == 0:
             return True
@@ -204,6 +230,7 @@ class _Fetch:
                 return True
             if total >= self._min_bytes:
                 return True
+            yield
         return False
 
     def _diverged(self, partition: Partition, wanted: SessionPartition) -> tuple[int, int] | None:
@@ -225,6 +252,12 @@ class _Fetch:
     # --- the answer
 
     def _answer(self) -> None:
+        self._run(self._answer_in_steps())
+
+    def _answer_in_steps(self) -> Iterator[None]:
+        if self._answering:
+            return
+        self._answering = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -232,17 +265,25 @@ class _Fetch:
         for partition in self._subscribed:
             partition.unsubscribe(self)
         self._subscribed.clear()
+        topics: dict[str | UUID, list[FetchPartition]] = {}
+        yield from self._read_all(topics)
         header = self._call.header
-        buffers = encode_fetch_response(
+        encode = partial(
+            encode_fetch_response,
             header.api_version,
             header.correlation_id,
             ErrorCode.none,
             self._session.session_id if self._session is not None else 0,
-            self._read_all(),
+            list(topics.items()),
         )
-        self._call.reply_buffers(buffers)
+        if len(self._wanted) <= _STEPPED_PARTITIONS_MIN:
+            self._call.reply_buffers(encode())
+        else:
+            encoding = asyncio.get_running_loop().run_in_executor(self._broker.workers, encode)
+            encoding.add_done_callback(lambda done: self._call.reply_buffers(done.result()))
 
-    def _read_all(self) -> list[tuple[str | UUID, list[FetchPartition]]]:
+    def _read_all(self, topics: dict[str | UUID, list[FetchPartition]]) -> Iterator[None]:
+        """Read one partition at each step, and put what is to be answered into ``topics``."""
         answer_room = self._broker.budget.answer_room(self._call.client.address)
         room = min(
             max(0, self._call.request.max_bytes),
@@ -251,8 +292,8 @@ class _Fetch:
         )
         first = True
         turn = ReadBudget()
-        topics: dict[str | UUID, list[FetchPartition]] = {}
         for wanted in self._wanted:
+            yield
             result = self._read_one(wanted, room, first, turn)
             size = sum(map(len, result.records))
             room -= size
@@ -264,7 +305,6 @@ class _Fetch:
             topics.setdefault(wanted.topic, []).append(result)
             if self._session is not None and size:
                 self._session.served((wanted.topic, wanted.index))
-        return list(topics.items())
 
     def _is_news(self, wanted: SessionPartition, result: FetchPartition, size: int) -> bool:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tidemill.coordination.turns import in_slices
 from tidemill.errors import ErrorCode
 from tidemill.groups.messages import (
     GroupDescription,
@@ -44,6 +45,8 @@ __all__ = (
 )
 
 _DEAD: Final = "Dead"
+#: Each is kept for each member, and looked at in each rebalance; clients send one or two.
+_PROTOCOLS_MAX: Final = 1_000
 
 _FIRST_JOIN_WITH_NULL_PROTOCOL: Final = 7
 _FIRST_SYNC_WITH_PROTOCOL: Final = 5
@@ -58,6 +61,8 @@ async def join_group(broker: Broker, call: Call) -> dict[str, Any]:
     """Answered when the group's rebalance is over."""
     request = call.request
     error = await prepare_groups(broker)
+    if error is ErrorCode.none and len(request.protocols) > _PROTOCOLS_MAX:
+        error = ErrorCode.invalid_request
     if error is ErrorCode.none:
         reply = await broker.groups.join(_join_request(call))
     else:
@@ -169,7 +174,7 @@ async def list_groups(broker: Broker, call: Call) -> dict[str, Any]:
         result = await broker.groups.list_groups(
             call.field("states_filter", ()), call.field("types_filter", ())
         )
-    groups = [
+    groups = await in_slices(
         {
             "group_id": each.group_id,
             "protocol_type": each.protocol_type,
@@ -177,7 +182,7 @@ async def list_groups(broker: Broker, call: Call) -> dict[str, Any]:
             "group_type": each.group_type,
         }
         for each in result.groups
-    ]
+    )
     return {"error_code": result.error, "groups": groups}
 
 
@@ -188,7 +193,7 @@ async def describe_groups(broker: Broker, call: Call) -> dict[str, Any]:
         descriptions = await broker.groups.describe_groups(ids)
     else:
         descriptions = [GroupDescription(group_id, state=_DEAD) for group_id in ids]
-    return {"groups": [_described(call, each) for each in descriptions]}
+    return {"groups": await in_slices(_described(call, each) for each in descriptions)}
 
 
 def _described(call: Call, group: GroupDescription) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidemill.control.image import TopicImage
+from tidemill.coordination.turns import give_way
 from tidemill.errors import ErrorCode
 from tidemill.replication.replicas import partition_directory
 from tidemill.server.broker import Broker
@@ -20,10 +21,11 @@ _SEGMENT_PATTERN: Final = "*.log"
 
 async def describe_log_dirs(broker: Broker, call: Call) -> dict[str, Any]:
     """Size of each partition that this node holds, all or those asked for, and of the disk below."""
-    wanted = _wanted(call.request.topics)
+    wanted = await _wanted(call.request.topics)
     sizes: dict[str, dict[int, int]] = {}
     closed: list[tuple[str, int, str]] = []
     for topic in broker.image.topics.values():
+        await give_way()
         for index in _held(broker, topic):
             if wanted is not None and index not in wanted.get(topic.name, ()):
                 continue
@@ -52,12 +54,13 @@ async def describe_log_dirs(broker: Broker, call: Call) -> dict[str, Any]:
     return {"error_code": ErrorCode.none, "results": [result]}
 
 
-def _wanted(topics: Any) -> dict[str, set[int]] | None:
+async def _wanted(topics: Any) -> dict[str, set[int]] | None:
     if topics is None:
         return None
     wanted: dict[str, set[int]] = {}
     for topic in topics:
         wanted.setdefault(topic.topic, set()).update(topic.partitions)
+        await give_way()
     return wanted
 
 

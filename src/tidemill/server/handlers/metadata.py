@@ -13,6 +13,7 @@ from typing import Any, Final
 from tidemill.config.values import Address
 from tidemill.control.image import INTERNAL_TOPICS, PartitionImage, TopicImage
 from tidemill.control.placement import check_topic_name
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.call import Call
@@ -44,11 +45,12 @@ async def metadata(broker: Broker, call: Call) -> dict[str, Any]:
     asked = call.request.topics
     if asked is None or (call.version == 0 and not asked):
         image_topics = broker.image.topics
-        topics = [_topic_body(broker, call, image_topics[name]) for name in sorted(image_topics)]
+        named = (image_topics[name] for name in sorted(image_topics))
+        topics = await in_slices(_topic_body(broker, call, topic) for topic in named)
     else:
         creating = broker.settings.auto_create_topics and call.field("allow_auto_topic_creation", True)
         errors = await _create_missing(broker, asked) if creating else {}
-        topics = _asked_topics(broker, call, asked, errors)
+        topics = await _asked_topics(broker, call, asked, errors)
     return {
         "brokers": _nodes(broker, "node_id"),
         "cluster_id": broker.image.cluster_id,
@@ -65,8 +67,12 @@ def _cluster_operations(call: Call) -> int:
 
 async def _create_missing(broker: Broker, asked: Iterable[Any]) -> dict[str, TidemillError]:
     """Create the named topics that do not exist; gives those that could not be created, and why."""
-    named = (topic.name for topic in asked if getattr(topic, "topic_id", None) is None)
-    missing = [name for name in dict.fromkeys(named) if name is not None and name not in broker.image.topics]
+    missing: dict[str, None] = {}
+    for topic in asked:
+        by_name = getattr(topic, "topic_id", None) is None and topic.name is not None
+        if by_name and topic.name not in broker.image.topics:
+            missing[topic.name] = None
+        await give_way()
     creatable = [name for name in missing if name not in INTERNAL_TOPICS]
     errors: dict[str, TidemillError] = {}
     try:
@@ -81,7 +87,7 @@ async def _create_missing(broker: Broker, asked: Iterable[Any]) -> dict[str, Tid
     return errors
 
 
-def _asked_topics(
+async def _asked_topics(
     broker: Broker, call: Call, asked: Iterable[Any], errors: dict[str, TidemillError]
 ) -> list[dict[str, Any]]:
     bodies: dict[Any, dict[str, Any]] = {}
@@ -100,6 +106,7 @@ def _asked_topics(
             bodies[topic_id or name] = _topic_body(broker, call, image)
         except TidemillError as error:
             bodies[topic_id or name] = _failed_topic(call, topic_id, name, error)
+        await give_way()
     return list(bodies.values())
 
 
@@ -231,6 +238,7 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> dict[str, Any
     room = max(1, min(request.response_partition_limit, _DESCRIBED_PARTITIONS_MAX))
     topics: list[dict[str, Any]] = []
     for name in asked:
+        await give_way()
         first = start.partition_index if start is not None and name == start.topic_name else 0
         if room == 0:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
@@ -284,6 +292,7 @@ async def find_coordinator(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 async def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any]:
+    await give_way()
     try:
         node_id = await _coordinator_id(broker, key_type, key)
         address = _address(broker, node_id)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.log.by_time import BatchLookup, TimedOffset, TimeSearch
 from tidemill.log.pace import Pace
@@ -14,7 +15,6 @@ from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
-from tidemill.server.stepping import Stepper, in_slices
 from tidemill.wire.requests import ms
 
 __all__ = ("delete_records", "list_offsets", "offset_for_leader_epoch")
@@ -40,12 +40,11 @@ _SPECIAL_MIN_VERSION = {
 async def list_offsets(broker: Broker, call: Call) -> dict[str, Any]:
     """The offset of a time, or of the start or end of what the reader may see."""
     topics = []
-    stepper = Stepper()
     for topic in call.request.topics:
         partitions = []
         for entry in topic.partitions:
             partitions.append(await _list_one(broker, call, topic.name, entry))
-            await stepper.step()
+            await give_way()
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
 
@@ -115,7 +114,6 @@ async def _search(
 
 
 async def _drive(broker: Broker, search: TimeSearch) -> TimedOffset | None:
-    stepper = Stepper()
     found: TimedOffset | None = None
     while True:
         try:
@@ -126,7 +124,7 @@ async def _drive(broker: Broker, search: TimeSearch) -> TimedOffset | None:
         found = None
         if lookup is not None:
             found = await _look_up(broker, lookup)
-        await stepper.step()
+        await give_way()
 
 
 async def _look_up(broker: Broker, lookup: BatchLookup) -> TimedOffset | None:
@@ -140,10 +138,9 @@ async def _look_up(broker: Broker, lookup: BatchLookup) -> TimedOffset | None:
 async def offset_for_leader_epoch(broker: Broker, call: Call) -> dict[str, Any]:
     """Where a leader epoch ended, by which a reader finds out whether its position was cut off."""
     topics = []
-    stepper = Stepper()
     for topic in call.request.topics:
         ends = (_epoch_end(broker, topic.topic, entry) for entry in topic.partitions)
-        topics.append({"topic": topic.topic, "partitions": await in_slices(ends, stepper)})
+        topics.append({"topic": topic.topic, "partitions": await in_slices(ends)})
     return {"topics": topics}
 
 
@@ -160,12 +157,11 @@ def _epoch_end(broker: Broker, topic: str, entry: Any) -> dict[str, Any]:
 async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
     """Move the start of logs up; what lies below is gone for good."""
     topics = []
-    stepper = Stepper()
     for topic in call.request.topics:
         partitions = []
         for entry in topic.partitions:
             partitions.append(await _delete_one(broker, topic.name, entry, ms(call.request.timeout)))
-            await stepper.step()
+            await give_way()
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
 

@@ -15,6 +15,7 @@ from tidemill.config.topic import check_overrides
 from tidemill.control.commands import Command, CreatePartitions, CreateTopic, Election, ElectLeaders
 from tidemill.control.image import INTERNAL_TOPICS, TopicImage
 from tidemill.control.placement import check_topic_name
+from tidemill.coordination.turns import give_way, in_chunks, in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import Broker
 from tidemill.server.call import Call
@@ -24,6 +25,7 @@ from tidemill.server.handlers.outcome import outcome, refused, repeated
 __all__ = ("create_partitions", "create_topics", "delete_topics", "elect_leaders")
 
 _DEFAULT: Final = -1
+_ELECTED_AT_ONCE_MAX: Final = 1_000
 _RESERVED: Final = INTERNAL_TOPICS | {"__cluster_metadata"}
 _CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
 _ELECTIONS: Final = {0: Election.PREFERRED, 1: Election.UNCLEAN}
@@ -52,8 +54,10 @@ async def create_topics(broker: Broker, call: Call) -> dict[str, Any]:
             planned[topic.name] = _creation(broker, topic)
         except TidemillError as error:
             planned[topic.name] = error
+        await give_way()
     done = await _run(broker, planned, check_only=request.validate_only)
-    return {"topics": [_created(broker, name, done[name], request.validate_only) for name in planned]}
+    created = (_created(broker, name, done[name], request.validate_only) for name in planned)
+    return {"topics": await in_slices(created)}
 
 
 def _creation(broker: Broker, topic: Any) -> CreateTopic:
@@ -133,9 +137,10 @@ async def create_partitions(broker: Broker, call: Call) -> dict[str, Any]:
             planned[topic.name] = CreatePartitions(
                 name=topic.name, new_count=topic.count, assignments=_added(topic.assignments)
             )
+        await give_way()
     done = await _run(broker, planned, check_only=request.validate_only)
     failures = {name: result for name, result in done.items() if isinstance(result, TidemillError)}
-    return {"results": [{"name": name, **outcome(failures.get(name))} for name in planned]}
+    return {"results": await in_slices({"name": name, **outcome(failures.get(name))} for name in planned)}
 
 
 def _added(assignments: Sequence[Any] | None) -> tuple[tuple[int, ...], ...] | None:
@@ -150,7 +155,8 @@ async def _run(
         name: plan for name, plan in planned.items() if not isinstance(plan, TidemillError)
     }
     if check_only:
-        return planned | {name: _check(broker, command) for name, command in commands.items()}
+        checked = await in_slices((name, _check(broker, command)) for name, command in commands.items())
+        return planned | dict(checked)
     try:
         results = await broker.controller.submit_many(commands.values())
     except TidemillError as error:
@@ -177,7 +183,7 @@ async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
         asked = [(topic.name, topic.topic_id) for topic in call.request.topics]
     twice = repeated(pair for pair in asked if pair != (None, None))
     # A name and an id in one request can mean the same topic.
-    named = [_found(broker, name, topic_id) for name, topic_id in dict.fromkeys(asked)]
+    named = await in_slices(_found(broker, name, topic_id) for name, topic_id in dict.fromkeys(asked))
     topic_twice = repeated(topic.id for topic in named if topic is not None)
     responses = []
     for name, topic_id in dict.fromkeys(asked):
@@ -193,6 +199,7 @@ async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
             error = failure
         shown_name, shown_id = (name, topic_id) if topic is None else (topic.name, topic.id)
         responses.append({"name": shown_name, "topic_id": shown_id, **outcome(error)})
+        await give_way()
     return {"responses": responses}
 
 
@@ -238,14 +245,16 @@ async def elect_leaders(broker: Broker, call: Call) -> dict[str, Any]:
     for name, indexes in wanted.items():
         if election is None:
             error = refused("there is no such election type; 0 is preferred, 1 is unclean")
-            outcomes = {index: outcome(error) for index in indexes}
+            outcomes = dict(await in_slices((index, outcome(error)) for index in indexes))
         else:
-            outcomes = await _elect(broker, name, tuple(dict.fromkeys(indexes)), election)
-        partitions = [
+            outcomes = {}
+            for chunk in in_chunks(tuple(dict.fromkeys(indexes)), _ELECTED_AT_ONCE_MAX):
+                outcomes |= await _elect(broker, name, chunk, election)
+        partitions = await in_slices(
             {"partition_id": index, **body}
             for index, body in outcomes.items()
             if asked is not None or body["error_code"] is not ErrorCode.election_not_needed
-        ]
+        )
         if partitions or asked is not None:
             results.append({"topic": name, "partition_result": partitions})
     code = ErrorCode.none if election is not None else ErrorCode.invalid_request
@@ -253,10 +262,11 @@ async def elect_leaders(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 async def _elect(
-    broker: Broker, name: str, indexes: tuple[int, ...], election: Election
+    broker: Broker, name: str, indexes: Sequence[int], election: Election
 ) -> dict[int, dict[str, Any]]:
     try:
-        codes = await broker.controller.submit(ElectLeaders(name=name, partitions=indexes, election=election))
+        command = ElectLeaders(name=name, partitions=tuple(indexes), election=election)
+        codes = await broker.controller.submit(command)
     except TidemillError as error:
         return {index: outcome(error) for index in indexes}
     return {

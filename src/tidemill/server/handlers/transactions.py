@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.groups.consumer_messages import Refused
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TransactionalCommitRequest
@@ -264,6 +265,7 @@ async def write_txn_markers(broker: Broker, call: Call) -> dict[str, Any]:
 async def _write_marker(
     partitions: BrokerTransactionPartitions, place: TopicPartition, marker: Marker
 ) -> ErrorCode:
+    await give_way()
     try:
         await partitions.write_marker(place, marker)
     except TidemillError as error:
@@ -317,7 +319,7 @@ async def describe_transactions(broker: Broker, call: Call) -> dict[str, Any]:
         missing = ErrorCode.transactional_id_not_found
         found = [TransactionDescription(each, missing if each else ErrorCode.invalid_request) for each in ids]
     return {
-        "transaction_states": [
+        "transaction_states": await in_slices(
             {
                 "error_code": each.error,
                 "transactional_id": each.transactional_id,
@@ -329,19 +331,16 @@ async def describe_transactions(broker: Broker, call: Call) -> dict[str, Any]:
                 "topics": [{"topic": name, "partitions": indexes} for name, indexes in each.topics.items()],
             }
             for each in found
-        ]
+        )
     }
 
 
 async def describe_producers(broker: Broker, call: Call) -> dict[str, Any]:
     """Who writes to partitions of this node, and which of them have a transaction open there."""
-    topics = [
-        {
-            "name": topic.name,
-            "partitions": [_producers_of(broker, (topic.name, index)) for index in topic.partition_indexes],
-        }
-        for topic in call.request.topics
-    ]
+    topics = []
+    for topic in call.request.topics:
+        producers = (_producers_of(broker, (topic.name, index)) for index in topic.partition_indexes)
+        topics.append({"name": topic.name, "partitions": await in_slices(producers)})
     return {"topics": topics}
 
 
