@@ -12,7 +12,7 @@ from typing import Any
 from crc32c import crc32c
 
 from support.raw import RawClient, produce_body
-from tidemill.records.compression import LZ4, ZSTD, compress
+from tidemill.records.compression import ZSTD, compress
 from tidemill.records.record import Record, build_batch
 from tidemill.records.rewriting import to_varint
 
@@ -46,19 +46,20 @@ def create(address: Address, name: str, partitions: int = 1, **configs: str) -> 
 
 
 def search_by_time(address: Address) -> Throw:
-    """ListOffsets in a batch that unpacks to four million records."""
+    """ListOffsets in a batch that unpacks to a million records."""
     create(address, "packed")
     with RawClient(address, 300) as client:
-        answer = client.produce("packed", batch_of_many(4_000_000, ZSTD))
+        client.request("ApiVersions", 2, {})
+        answer = client.produce("packed", batch_of_many(1_000_000, ZSTD))
         assert answer.error_code == 0, answer
-    asked = {"partition_index": 0, "timestamp": NOW}
-    return "ListOffsets", 5, {"replica_id": -1, "topics": [{"name": "packed", "partitions": [asked]}]}
+    asked = {"partition_index": 0, "timestamp": -3}
+    return "ListOffsets", 7, {"replica_id": -1, "topics": [{"name": "packed", "partitions": [asked]}]}
 
 
 def to_a_compacted_topic(address: Address) -> Throw:
     """A batch of a million records for a topic whose records are looked at for keys."""
     create(address, "compacted", cleanup_policy="compact")
-    return "Produce", 9, produce_body("compacted", batch_of_many(1_000_000, LZ4))
+    return "Produce", 9, produce_body("compacted", batch_of_many(1_000_000, ZSTD))
 
 
 def to_a_plain_topic(address: Address) -> Throw:
@@ -86,12 +87,12 @@ def metadata_of_many(address: Address) -> Throw:
 
 
 def metadata_that_creates(address: Address) -> Throw:
-    return "Metadata", 9, {"topics": names(3_000), "allow_auto_topic_creation": True}
+    return "Metadata", 9, {"topics": names(1_500), "allow_auto_topic_creation": True}
 
 
 def create_many(address: Address) -> Throw:
     topics = [
-        {"name": f"made-{number}", "num_partitions": 1, "replication_factor": 1} for number in range(3_000)
+        {"name": f"made-{number}", "num_partitions": 1, "replication_factor": 1} for number in range(1_500)
     ]
     return "CreateTopics", 5, {"topics": topics, "timeout": 60_000}
 
@@ -176,9 +177,9 @@ def group_coordinator(address: Address) -> None:
 
 def commit_many(address: Address) -> Throw:
     group_coordinator(address)
-    create(address, "committed", partitions=10_000)
+    create(address, "committed", partitions=1_000)
     entries = [
-        {"partition_index": n % 10_000, "committed_offset": 1, "committed_metadata": "m"}
+        {"partition_index": n % 1_000, "committed_offset": 1, "committed_metadata": "m"}
         for n in range(90_000)
     ]
     body = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
@@ -281,7 +282,7 @@ def describe_many_transactions(address: Address) -> Throw:
 
 
 def add_many_partitions(address: Address) -> Throw:
-    create(address, "added", partitions=10_000)
+    create(address, "added", partitions=2_000)
     with RawClient(address) as client:
         client.request("FindCoordinator", 2, {"key": "adder", "key_type": 1})
         body = {"transactional_id": "adder", "transaction_timeout": 60_000}
@@ -291,8 +292,9 @@ def add_many_partitions(address: Address) -> Throw:
         "producer_id": opened.producer_id,
         "producer_epoch": opened.producer_epoch,
     }
-    asked = [{"name": "added", "partitions": [n % 10_000 for n in range(90_000)]}]
-    return "AddPartitionsToTxn", 2, body | {"topics": asked}
+    asked = [{"name": "added", "partitions": [n % 2_000 for n in range(90_000)]}]
+    old = {f"v3_and_below_{key}": value for key, value in (body | {"topics": asked}).items()}
+    return "AddPartitionsToTxn", 2, old
 
 
 HOSTILE: dict[str, Callable[[Address], Throw]] = {

@@ -149,6 +149,10 @@ class NodeProcess:
         return host, int(port)
 
     @property
+    def http_url(self) -> str:
+        return f"http://{self._settings['http']}"
+
+    @property
     def pid(self) -> int:
         return self._running().popen.pid
 

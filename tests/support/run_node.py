@@ -20,7 +20,7 @@ import uvloop
 from tidemill.config.loading import load_settings
 from tidemill.errors import TidemillError
 from tidemill.server.node import Node
-from tidemill.server.running import run_until
+from tidemill.server.running import run_until, tame_collector
 
 
 async def run(flags: dict[str, Any]) -> None:
@@ -42,6 +42,7 @@ async def run(flags: dict[str, Any]) -> None:
 
 
 def announce(node: Node) -> None:
+    tame_collector()
     say({"listen": str(node.address), "http": str(node.http_address)})
 
 

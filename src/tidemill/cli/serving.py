@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 from typing import Any
@@ -15,7 +14,7 @@ from tidemill.cli.output import write_json, write_line
 from tidemill.cli.session import DEFAULT_SERVER, Session, warn
 from tidemill.config.settings import Settings
 from tidemill.server.node import Node
-from tidemill.server.running import run_until
+from tidemill.server.running import run_until, tame_collector
 
 __all__ = ("serve",)
 
@@ -45,8 +44,7 @@ class _Run:
         self._say({"event": "stopped"}, ["stopped"])
 
     def _ready(self, node: Node) -> None:
-        # What was made until now stays: the collector need not look at it again and again.
-        gc.freeze()
+        tame_collector()
         self._announce(node)
 
     def _signalled(self, number: int) -> None:

@@ -22,7 +22,7 @@ from tidemill.control.draft import Draft
 from tidemill.control.image import MetadataDelta, MetadataImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.store import MetadataStore, RevisionCompacted, StoreClosed
-from tidemill.coordination.turns import give_way, in_chunks
+from tidemill.coordination.turns import give_way
 from tidemill.errors import MetadataConflict, TidemillError
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ Subscriber = Callable[[MetadataImage, MetadataImage, MetadataDelta], None]
 """Called with the old image, the new image and what differs. Must be quick and must not raise."""
 
 COMMIT_ATTEMPTS_MAX = 8
-#: So many commands are planned without a break.
-_PLANNED_AT_ONCE_MAX = 4
 
 _log = logging.getLogger(__name__)
 
@@ -192,11 +190,11 @@ class Controller:
 async def _fill(draft: Draft, commands: Sequence[Command[Any]]) -> list[Any]:
     """As ``Draft.fill``, but others have their turn in between: there may be very many commands."""
     results: list[Any] = []
-    for chunk in in_chunks(commands, _PLANNED_AT_ONCE_MAX):
-        filled = draft.fill(chunk)
-        results += filled
-        if len(filled) < len(chunk):
+    for command in commands:
+        filled = draft.fill([command])
+        if not filled:
             break
+        results += filled
         await give_way()
     return results
 

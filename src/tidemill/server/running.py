@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from tidemill.server.exposure import check_exposure
 from tidemill.server.node import Node
 
-__all__ = ("run_until",)
+__all__ = ("run_until", "tame_collector")
+
+#: How many new objects, collections of the young and collections of the middle-aged come before each kind of
+#: collection.
+_COLLECT_AFTER = (5_000, 20, 100)
+
+
+def tame_collector() -> None:
+    """Have the garbage collector look at what is new, and seldom at everything: for a process that is a node.
+
+    A large answer is some hundred thousand objects. With Python's own thresholds they make it look at every
+    object of the process, again and again, and the event loop stands still for that.
+    """
+    # What was made until now stays: it need not be looked at again.
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 async def run_until(node: Node, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -44,6 +44,7 @@ _READ_COMMITTED = 1
 _NO_TOPIC_ID = UUID(int=0)
 #: A request for more partitions is answered with breaks, so that others have their turn.
 _STEPPED_PARTITIONS_MIN = 500
+_JOINED_BYTES_MAX = 4_096
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +280,8 @@ class _Fetch:
         if len(self._wanted) <= _STEPPED_PARTITIONS_MIN:
             self._call.reply_buffers(encode())
         else:
-            encoding = asyncio.get_running_loop().run_in_executor(self._broker.workers, encode)
+            loop = asyncio.get_running_loop()
+            encoding = loop.run_in_executor(self._broker.workers, lambda: _with_small_ones_joined(encode()))
             encoding.add_done_callback(lambda done: self._call.reply_buffers(done.result()))
 
     def _read_all(self, topics: dict[str | UUID, list[FetchPartition]]) -> Iterator[None]:
@@ -365,3 +367,20 @@ class _Fetch:
             partition.last_stable_offset,
             partition.log_start_offset,
         )
+
+
+def _with_small_ones_joined(
+    buffers: Iterable[bytes | bytearray | memoryview],
+) -> list[bytes | bytearray | memoryview]:
+    """The same bytes in fewer buffers: what each costs to send does not depend on its size."""
+    joined: list[bytes | bytearray | memoryview] = []
+    small = bytearray()
+    for buffer in buffers:
+        if len(buffer) < _JOINED_BYTES_MAX:
+            small += buffer
+            continue
+        if small:
+            joined.append(small)
+            small = bytearray()
+        joined.append(buffer)
+    return [*joined, small] if small else joined

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidemill.coordination.turns import give_way, in_slices
+from tidemill.coordination.turns import give_way, in_chunks, in_slices
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.groups.consumer_messages import Refused
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TransactionalCommitRequest
@@ -42,6 +42,8 @@ __all__ = (
     "write_txn_markers",
 )
 
+#: So many partitions are added without a break; one that is added and not written to does no harm.
+_ADDED_AT_ONCE_MAX: Final = 500
 _FIRST_WITH_PRODUCER_FENCED: Final = 2
 _FIRST_ADD_OF_SEVERAL: Final = 4
 _FIRST_END_WITH_NEW_EPOCH: Final = 5
@@ -97,29 +99,29 @@ class _OldTransaction:
 
 
 async def _add_one(broker: Broker, call: Call, transaction: Any) -> list[dict[str, Any]]:
-    places = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
-    refusals = {place: code for place in places if (code := _refusal(broker, call, place)) is not None}
+    named = ((topic.name, index) for topic in transaction.topics for index in topic.partitions)
+    places = list(dict.fromkeys(await in_slices(named)))
+    looked_at = await in_slices((place, _refusal(broker, call, place)) for place in places)
+    refusals = {place: code for place, code in looked_at if code is not None}
     codes: Mapping[TopicPartition, ErrorCode]
     if refusals:
         # All or nothing.
         codes = dict.fromkeys(places, ErrorCode.operation_not_attempted) | refusals
     else:
         codes = await _add_or_verify(broker, transaction, places)
-    return [
-        {
-            "name": topic.name,
-            "results_by_partition": [
-                {
-                    "partition_index": index,
-                    "partition_error_code": known_to_version(
-                        codes[topic.name, index], call.version, _FIRST_WITH_PRODUCER_FENCED
-                    ),
-                }
-                for index in topic.partitions
-            ],
-        }
-        for topic in transaction.topics
-    ]
+    bodies = []
+    for topic in transaction.topics:
+        results = (
+            {
+                "partition_index": index,
+                "partition_error_code": known_to_version(
+                    codes[topic.name, index], call.version, _FIRST_WITH_PRODUCER_FENCED
+                ),
+            }
+            for index in topic.partitions
+        )
+        bodies.append({"name": topic.name, "results_by_partition": await in_slices(results)})
+    return bodies
 
 
 def _refusal(broker: Broker, call: Call, place: TopicPartition) -> ErrorCode | None:
@@ -141,7 +143,11 @@ async def _add_or_verify(
         return dict.fromkeys(places, ErrorCode.invalid_producer_id_mapping)
     if transaction.verify_only:
         return await broker.transactions.verify_all(transaction.transactional_id, producer, places)
-    code = await broker.transactions.add_partitions(transaction.transactional_id, producer, places)
+    code = ErrorCode.none
+    for chunk in in_chunks(places, _ADDED_AT_ONCE_MAX):
+        code = await broker.transactions.add_partitions(transaction.transactional_id, producer, chunk)
+        if code is not ErrorCode.none:
+            break
     return dict.fromkeys(places, code)
 
 
