@@ -25,6 +25,7 @@ from tidemill.log.storage import Storage
 from tidemill.log.swap import list_swaps, swap_path
 from tidemill.records.batch import BatchHeader
 from tidemill.records.record import Record, read_records
+from tidemill.records.validation import check_stored_records
 
 __all__ = ("DumpedBatch", "Problem", "ProblemKind", "VerifyReport", "dump", "read_checkpoint", "verify")
 
@@ -95,6 +96,9 @@ class ProblemKind(Enum):
 
     #: Records that were durable cannot be read.
     DATA = "data"
+    #: A batch as its producer sent it, whose checksum is right and whose records nobody can read. Nodes took
+    #: such batches before they looked at records; there is nothing to repair.
+    RECORDS = "records"
     #: Bytes above the recovery point that never became durable; opening the log cuts them off.
     TORN = "torn"
     #: The checkpoint, so that nobody knows what was durable.
@@ -279,6 +283,7 @@ class _Verification:
                     self._damage(path, found, is_last=is_last)
                     continue
                 batches[found.position] = found.header
+                self._verify_records(path, found, file.read(found.position, found.header.size_bytes))
                 self._fold(found.header, partial(file.read, found.position, found.header.size_bytes))
                 expected = found.header.next_offset
         finally:
@@ -286,11 +291,35 @@ class _Verification:
         self._take_snapshots(expected)
         self.report.segments += 1
         self.report.batches += len(batches)
-        self.report.records += sum(header.record_count for header in batches.values())
+        unsound = {problem.position for problem in self.report.problems if problem.path == path}
+        self.report.records += sum(
+            header.record_count for position, header in batches.items() if position not in unsound
+        )
         self.report.size_bytes += size
         if sound and base not in self.waiting:
             self._verify_index(base, size, batches, expected)
         return expected
+
+    def _verify_records(self, path: str, found: SoundBatch, data: bytes) -> None:
+        header = found.header
+        try:
+            check_stored_records(data, header)
+        except ApiError as error:
+            what = (
+                f"offsets {header.base_offset} … {header.last_offset} cannot be read, {error.message}; "
+                f"readers go on by seeking to offset {header.next_offset}"
+            )
+            self.report.problems.append(
+                Problem(
+                    ProblemKind.RECORDS,
+                    path,
+                    found.position,
+                    what,
+                    header.size_bytes,
+                    header.base_offset,
+                    header.next_offset,
+                )
+            )
 
     def _damage(self, path: str, damage: Damage, *, is_last: bool) -> None:
         torn = damage.first_offset >= self.recovery_point and self.report.checkpoint is not None

@@ -181,7 +181,8 @@ def plan_repair(
     if plan.is_missing:
         _plan_new_start(plan, listed_below, accept_loss=accept_loss, state_offset=state_offset)
         return plan
-    serious = [problem for problem in plan.found.problems if problem.kind is not ProblemKind.TORN]
+    mended = (ProblemKind.TORN, ProblemKind.RECORDS)
+    serious = [problem for problem in plan.found.problems if problem.kind not in mended]
     if serious and list_swaps(storage.list_dir(directory)):
         raise StorageError(
             f"a compaction of {directory} was interrupted: start the node once, which finishes it, and "

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidemill.errors import ApiError, ErrorCode, InvalidRecords
-from tidemill.records.batch import NO_TIMESTAMP, BatchHeader
+from tidemill.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchHeader
+from tidemill.records.compression import decompress
+from tidemill.records.record import MAX_DECOMPRESSED_BYTES, read_records
 from tidemill.records.rewriting import no_breath
 
 __all__ = (
@@ -27,6 +29,7 @@ __all__ = (
     "RecordRules",
     "check_each",
     "check_records",
+    "check_stored_records",
     "record_faults",
 )
 
@@ -78,6 +81,26 @@ def check_records(
         end = check_in_windows(header, body, rules, breathe)
     if end != len(body):
         raise InvalidRecords(f"{len(body) - end} bytes follow the last of {count} records")
+
+
+def check_stored_records(
+    data: bytes | memoryview, header: BatchHeader, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> None:
+    """Raise ``ApiError`` unless readers can read every record of a batch in a log.
+
+    Compaction leaves gaps between offsets, and batches without records.
+    """
+    plain = decompress(header.codec, memoryview(data)[HEADER_BYTES : header.size_bytes], max_bytes)
+    if header.record_count == 0 and not plain:
+        return
+    try:
+        check_records(header, plain)
+    except InvalidRecords:
+        offset = header.base_offset - 1
+        for record in read_records(data, max_bytes):
+            if record.offset <= offset:
+                raise InvalidRecords(f"offset {record.offset} follows offset {offset}") from None
+            offset = record.offset
 
 
 def check_each(

@@ -17,6 +17,7 @@ it goes by ``job_key``, a name that no transactional id of a client can have.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tidemill.coordination.binary import MalformedBytes, Reader, pack_string
@@ -51,8 +52,6 @@ _JOB_KEY_VERSION = 1_000
 _JOB_VALUE_VERSION = 0
 #: What a record takes besides names and partitions: fixed fields, tags, and the record around them.
 _RECORD_BYTES = 120
-_PARTITION_BYTES = 4
-_TOPIC_BYTES = 8
 _CHUNK_RECORDS = 1_000
 _CHUNK_BYTES = 768 * 1024
 
@@ -81,12 +80,7 @@ def stored_bytes(name: str, value: Transaction | Publication | None) -> int:
     size_bytes = _RECORD_BYTES + len(name)
     if value is None or isinstance(value, Publication):
         return size_bytes
-    topics = {topic for topic, _ in value.partitions}
-    return (
-        size_bytes
-        + _PARTITION_BYTES * len(value.partitions)
-        + sum(_TOPIC_BYTES + len(topic) for topic in topics)
-    )
+    return size_bytes + len(_encode_partitions(value.partitions))
 
 
 def chunks(records: Iterable[StoredRecord]) -> Iterator[list[StoredRecord]]:
@@ -139,7 +133,7 @@ def _encode_value(value: Transaction) -> bytes:
             value.timeout_ms,
             value.state,
         ),
-        _encode_partitions(value),
+        _uvarint(0) if value.state is TransactionState.EMPTY else _encode_partitions(value.partitions),
         struct.pack(">qq", value.updated_ms, value.started_ms),
         _encode_tags(
             (_TAG_PREVIOUS_PRODUCER_ID, ">q", value.previous_producer_id, -1),
@@ -152,11 +146,11 @@ def _encode_value(value: Transaction) -> bytes:
     return b"".join(parts)
 
 
-def _encode_partitions(value: Transaction) -> bytes:
-    if value.state is TransactionState.EMPTY:
-        return _uvarint(0)
+@lru_cache(maxsize=256)
+def _encode_partitions(partitions: frozenset[TopicPartition]) -> bytes:
+    """The attempts of a job write to the same partitions, and a publication writes a record for each."""
     topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(value.partitions):
+    for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)
     parts = [_uvarint(len(topics) + 1)]
     for topic, indexes in topics.items():

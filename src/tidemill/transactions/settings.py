@@ -31,6 +31,6 @@ class TransactionSettings:
     end_wait_ms: int = 1_000
     publication_wait_ms: int = 10_000
     publication_retention_ms: int = 90 * 24 * 60 * 60 * 1_000
-    attempts_max: int = 10_000
-    slots_max: int = 20_000
+    attempts_max: int = 1_000
+    slots_max: int = 2_000
     publication_bytes_max: int = 64 * 1024 * 1024
