@@ -253,6 +253,11 @@ class SimNode:
         """Let every task go as far as it can without another flush."""
         for _ in range(_TURNS_TO_SETTLE):
             await asyncio.sleep(0)
+        while self.broker.gated_writes:
+            # Batches that are looked at in a thread.
+            await asyncio.wait(self.broker.gated_writes.values())
+            for _ in range(_TURNS_TO_SETTLE):
+                await asyncio.sleep(0)
 
     async def abandon(self) -> None:
         """Let go of the tasks of a node that has crashed; nothing is written."""
