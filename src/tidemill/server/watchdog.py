@@ -59,7 +59,7 @@ class Asker(Protocol):
     """A request, as far as the watchdog tells of it."""
 
     @property
-    def client(self) -> str:
+    def who(self) -> str:
         """Who asks, for the log."""
         ...
 
@@ -154,7 +154,7 @@ class LoopWatchdog:
             "the event loop stood still for %d ms: %s%s%s; everybody waited (tidemill_loop_* in /metrics)",
             round(seconds * 1000),
             f"a request of {api}" if api != OTHER else "no request explains it",
-            f" by {asker.client}" if asker is not None else "",
+            f" by {asker.who}" if asker is not None else "",
             f", and {self._unwarned} more times since the last warning" if self._unwarned else "",
         )
         self._warned_at, self._unwarned = now, 0

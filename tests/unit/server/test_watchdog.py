@@ -23,7 +23,7 @@ class Clock:
 
 
 class Asker:
-    client = "app at 10.0.0.7"
+    who = "app at 10.0.0.7"
 
 
 @pytest.fixture
