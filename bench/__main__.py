@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import (
+    checking,
     compacting,
     fetching,
     idle,
@@ -35,6 +36,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 #: What there is to run, in the order of the page.
 BENCHMARKS: dict[str, Callable[[Bench], Section]] = {
     "produce": throughput.produce,
+    "checks": checking.checking,
     "consume": throughput.consume,
     "latency": latency.latency,
     "start": starting.start,

@@ -16,6 +16,15 @@ ROWS = {
     "Aims": 14,
     "Produce": [f"1 KB, acks={acks}, {count}" for acks in ("1", "all") for count in (1, 16)]
     + ["the disk alone, 1 MB writes"],
+    "Produce, with and without the checks of records": [
+        *(
+            f"{count} records of 1,000 B, {codec}: µs per batch"
+            for codec in ("uncompressed", "lz4", "zstd")
+            for count in ("1,000", "10")
+        ),
+        "produce 1,000 B: MB/s",
+        "produce 1,000 B: node CPU s/GB",
+    ],
     "Consume": ["1 KB, 1", "1 KB, 16"],
     "Latency": ["acks=1, p50", "acks=1, p99", "acks=all, p50", "acks=all, p99"],
     "Start": ["bare import done", "node takes connections", "first record acknowledged"],
