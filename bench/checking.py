@@ -27,8 +27,8 @@ _NOW_MS = 1_700_000_000_000
 _NOTE = (
     "The first rows are one process that prepares the same batch again and again, as a node does before it "
     "writes: header, size and checksum alone, and with every record looked at. Values differ in length, "
-    "which is the dearer case. The last rows are the whole way of a producer with acks=all to one partition, to a "
-    "node and to one from which the check was taken out, in turns."
+    "which is the dearer case. The last rows are the whole way of a producer with acks=all to one partition, "
+    "to a node and to one from which the check was taken out, in turns."
 )
 
 
