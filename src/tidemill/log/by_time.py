@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidemill.errors import ApiError
 from tidemill.records.batch import BatchHeader
 from tidemill.records.compression import NONE
+from tidemill.records.record import read_records
 from tidemill.records.rewriting import no_breath
+from tidemill.records.validation import SMALL_BATCH_RECORDS
 
 if TYPE_CHECKING:
     from tidemill.log.log import PartitionLog
@@ -49,12 +51,11 @@ class BatchLookup(NamedTuple):
     @property
     def is_quick(self) -> bool:
         """Whether ``run`` may be done between two other requests."""
-        return (
-            self.header.codec == NONE
-            and self.header.record_count <= _QUICK_RECORDS
-            and len(self.data) <= _QUICK_BYTES
-            and "tidemill.records.timestamps" in sys.modules
-        )
+        if self.header.codec != NONE or len(self.data) > _QUICK_BYTES:
+            return False
+        count = self.header.record_count
+        has_numpy = "tidemill.records.timestamps" in sys.modules
+        return count <= SMALL_BATCH_RECORDS or (count <= _QUICK_RECORDS and has_numpy)
 
     def run(self, max_bytes: int, breathe: Callable[[], None] = no_breath) -> TimedOffset | None:
         """Look for the record. May run in a thread.
@@ -62,16 +63,33 @@ class BatchLookup(NamedTuple):
         A batch that cannot be decoded, or unpacks to more than ``max_bytes``, must not take the search by
         time away from everybody else: its header speaks for it.
         """
+        header = self.header
+        try:
+            if header.record_count <= SMALL_BATCH_RECORDS:
+                found = self._find_in_few(max_bytes)
+            else:
+                found = self._find_in_many(max_bytes, breathe)
+        except ApiError:
+            found = header.max_timestamp, max(header.base_offset, self.min_offset)
+        return None if found is None else TimedOffset(*found, header.leader_epoch)
+
+    def _find_in_few(self, max_bytes: int) -> tuple[int, int] | None:
+        wanted = [
+            (record.timestamp_ms, record.offset)
+            for record in read_records(self.data, max_bytes)
+            if record.timestamp_ms >= self.min_timestamp and record.offset >= self.min_offset
+        ]
+        if not wanted:
+            return None
+        return max(wanted, key=lambda timed: timed[0]) if self.largest else wanted[0]
+
+    def _find_in_many(self, max_bytes: int, breathe: Callable[[], None]) -> tuple[int, int] | None:
         # Late: numpy, which a node needs only for large batches.
         from tidemill.records.timestamps import find_first_at, find_largest
 
         find = find_largest if self.largest else find_first_at
-        header, least = self.header, (self.min_timestamp, self.min_offset)
-        try:
-            found = find(self.data, header, least, max_bytes, breathe)
-        except ApiError:
-            found = header.max_timestamp, max(header.base_offset, self.min_offset)
-        return None if found is None else TimedOffset(*found, header.leader_epoch)
+        least = self.min_timestamp, self.min_offset
+        return find(self.data, self.header, least, max_bytes, breathe)
 
 
 TimeSearch = Generator[BatchLookup | None, TimedOffset | None, TimedOffset | None]
