@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from support.batches import plain_batch
+from support.searching import searched
 from support.stream_client import StreamClient
 from tidemill.cli import doctor
 from tidemill.cli.doctor import Finding, Verdict
@@ -190,7 +191,7 @@ async def test_a_search_by_time_that_meets_damage_says_so(start: Start) -> None:
     flip(node, path, position + 35, 7)
     again = await start()
     with pytest.raises(DamagedBatch):
-        partition_of(again, "t").log.find_time(0, 2)
+        searched(partition_of(again, "t").log.find_time(0, 2))
     assert len(again.problems()) == 1
 
 
