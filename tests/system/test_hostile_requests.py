@@ -57,11 +57,9 @@ def test_no_request_holds_the_event_loop(name: str, node: NodeProcess) -> None:
 
         thread = threading.Thread(target=throw)
         thread.start()
-        pings = 0
-        while not answered.is_set() and thread.is_alive():
+        while thread.is_alive():
+            # Raises if the node does not answer it.
             other.request("ApiVersions", 2, {})
-            pings += 1
         thread.join()
     assert answered.is_set(), "the hostile request was not answered"
-    assert pings > 0
     assert longest_turns(node)[api] < TURN_CPU_SECONDS_MAX
