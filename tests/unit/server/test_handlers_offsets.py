@@ -263,6 +263,7 @@ async def test_deleting_what_is_written_but_not_durable_waits_for_the_flush(node
     async with asyncio.timeout(30):
         while not late.arrived:
             await asyncio.sleep(0.001)
+            await node.settle()
     assert late.value.topics[0].partitions[0].error_code == ErrorCode.request_timed_out
     assert node.partition("t").log_start_offset == 2
 
