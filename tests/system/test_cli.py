@@ -236,7 +236,8 @@ def test_second_process_on_a_data_directory_is_refused_and_names_the_first(up: U
 
 
 def test_port_in_use_is_reported_with_what_to_do(up: UpProcess, tmp_path: Path) -> None:
-    error = run("up", "--data", str(tmp_path / "d"), "--listen", up.server, exit_code=1).stderr.decode()
+    options = ("--data", str(tmp_path / "d"), "--http", "127.0.0.1:0", "--listen", up.server)
+    error = run("up", *options, exit_code=1).stderr.decode()
     assert up.server in error
     assert "in use" in error
     assert "--listen" in error

@@ -349,7 +349,7 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(small_disk: Path, 
         assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 1)
         assert create_topic(client, f"{topic}-2") == ErrorCode.none
         assert client.produce(f"{topic}-2", batch_of(b"new topic")).error_code == ErrorCode.none
-        assert node.readiness()["problems"] == []
+        wait_until(lambda: node.readiness()["problems"] == [], "the disk no longer counts as full")
         node.stop()
         node.start()
         with RawClient(node.address) as again:

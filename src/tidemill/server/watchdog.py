@@ -1,7 +1,7 @@
 """The watchdog of the event loop: how long its turns are, and which API's requests make them long.
 
 One thread serves everybody, so a turn that takes long makes every client wait. No request should take more
-than 20 ms of it; what takes longer is bounded, stepped (``stepping``) or done in a thread. The watchdog shows
+than 20 ms of it; what takes longer is bounded, stepped (``coordination.turns``) or done in a thread. The watchdog shows
 whether that holds:
 
 - Each request is timed while the loop works on it: decoding and dispatching, and every step of its handler.
@@ -9,7 +9,8 @@ whether that holds:
   (a callback, a garbage collection, a thread that keeps the interpreter, a machine without a free core).
 
 Both the time by the clock and the loop's own processor time are kept. Where only the first is long, the
-loop waited, for a disk or for a core; where both are, the request was too much work.
+loop waited, for a disk or for a core; where both are, the request was too much work. The log tells only of
+the latter: on a busy machine everybody waits, and nothing of ours is to blame.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: No request may hold the loop for longer.
 SLOW_TURN_SECONDS = 0.020
-#: Turns of this length are told in the log, one of them in so many seconds.
+#: Turns with so much processor time are told in the log, one of them in so many seconds.
 _WARNING_SECONDS = 0.200
 _WARNING_INTERVAL_SECONDS = 10.0
 #: How often the heartbeat comes, and how long the longest turn is remembered as a recent one.
@@ -74,8 +75,13 @@ class _Longest(NamedTuple):
 class LoopWatchdog:
     """Belongs to one event loop, and is used on its thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._clock = clock
+        self._cpu_clock = cpu_clock
         #: By API, since the start: the longest turn, the most processor time of one, and how many were slow.
         self._longest: dict[str, float] = {}
         self._longest_cpu: dict[str, float] = {}
@@ -83,7 +89,8 @@ class LoopWatchdog:
         #: The longest turn of the present minute and of the one before it.
         self._recent = self._recent_before = _Longest()
         self._recent_since = clock()
-        self._explained_seconds = 0.0
+        #: What requests took since the last beat, by the clock and in processor time.
+        self._explained_seconds = self._explained_cpu_seconds = 0.0
         self._warned_at = float("-inf")
         self._unwarned = 0
 
@@ -92,10 +99,11 @@ class LoopWatchdog:
         seconds = self._clock() - start.seconds
         self._explained_seconds += seconds
         api = APIS[api_key].name if api_key in APIS else OTHER
-        cpu_seconds = time.thread_time() - start.cpu_seconds
+        cpu_seconds = self._cpu_clock() - start.cpu_seconds
+        self._explained_cpu_seconds += cpu_seconds
         if cpu_seconds > self._longest_cpu.get(api, 0.0):
             self._longest_cpu[api] = cpu_seconds
-        self._note(seconds, api, asker)
+        self._note(seconds, cpu_seconds, api, asker)
 
     @types.coroutine
     def watch(self, work: Coroutine[Any, Any, T], api_key: int, asker: Asker) -> Generator[Any, Any, T]:
@@ -103,7 +111,7 @@ class LoopWatchdog:
         value: Any = None
         error: BaseException | None = None
         while True:
-            start = TurnStart(self._clock(), time.thread_time())
+            start = TurnStart(self._clock(), self._cpu_clock())
             begin_slice()
             try:
                 waits_for = work.send(value) if error is None else work.throw(error)
@@ -121,29 +129,32 @@ class LoopWatchdog:
     async def beat(self) -> None:
         """The heartbeat; runs until it is cancelled."""
         while True:
-            due = self._clock() + _BEAT_SECONDS
-            self._explained_seconds = 0.0
+            due, cpu_before = self._clock() + _BEAT_SECONDS, self._cpu_clock()
+            self._explained_seconds = self._explained_cpu_seconds = 0.0
             await asyncio.sleep(_BEAT_SECONDS)
-            self.beaten(self._clock() - due)
+            self.beaten(self._clock() - due, self._cpu_clock() - cpu_before)
 
-    def beaten(self, late_seconds: float) -> None:
-        """A beat came so late. What requests do not explain is noted as something else."""
+    def beaten(self, late_seconds: float, cpu_seconds: float) -> None:
+        """A beat came so late, and the loop has worked so long since the one before.
+
+        What requests do not explain is noted as something else.
+        """
         unexplained = late_seconds - self._explained_seconds
         if unexplained > SLOW_TURN_SECONDS:
-            self._note(unexplained, OTHER, None)
+            self._note(unexplained, cpu_seconds - self._explained_cpu_seconds, OTHER, None)
         now = self._clock()
         if now - self._recent_since > _RECENT_SECONDS:
             self._recent_before, self._recent, self._recent_since = self._recent, _Longest(), now
 
-    def _note(self, seconds: float, api: str, asker: Asker | None) -> None:
+    def _note(self, seconds: float, cpu_seconds: float, api: str, asker: Asker | None) -> None:
         if seconds > self._longest.get(api, 0.0):
             self._longest[api] = seconds
         if seconds > self._recent.seconds:
             self._recent = _Longest(seconds, api)
         if seconds > SLOW_TURN_SECONDS:
             self._slow[api] = self._slow.get(api, 0) + 1
-            if seconds > _WARNING_SECONDS:
-                self._warn(seconds, api, asker)
+        if cpu_seconds > _WARNING_SECONDS:
+            self._warn(seconds, api, asker)
 
     def _warn(self, seconds: float, api: str, asker: Asker | None) -> None:
         now = self._clock()

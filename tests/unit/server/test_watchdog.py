@@ -14,9 +14,10 @@ PRODUCE = 0
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """Time that passes when the test says so; ``cpu`` is the processor time of the loop."""
 
     now = 100.0
+    cpu = 5.0
 
     def __call__(self) -> float:
         return self.now
@@ -33,12 +34,15 @@ def clock() -> Clock:
 
 @pytest.fixture
 def watchdog(clock: Clock) -> LoopWatchdog:
-    return LoopWatchdog(clock)
+    return LoopWatchdog(clock, lambda: clock.cpu)
 
 
-def turn(watchdog: LoopWatchdog, clock: Clock, api_key: int, seconds: float) -> None:
-    start = TurnStart(clock.now, 0.0)
+def turn(
+    watchdog: LoopWatchdog, clock: Clock, api_key: int, seconds: float, *, cpu_seconds: float = 0.0
+) -> None:
+    start = TurnStart(clock.now, clock.cpu)
     clock.now += seconds
+    clock.cpu += cpu_seconds
     watchdog.end_turn(start, api_key, Asker())
 
 
@@ -70,13 +74,13 @@ def test_the_recent_longest_turn_is_forgotten_the_longest_ever_is_not(
     for _ in range(2):
         clock.now += 61
         turn(watchdog, clock, PRODUCE, 0.001)
-        watchdog.beaten(0.0)
+        watchdog.beaten(0.0, 0.0)
     assert sample(watchdog, "tidemill_loop_longest_turn_seconds", "Produce") == pytest.approx(0.001)
     assert sample(watchdog, "tidemill_loop_turn_seconds_max", "Metadata") == pytest.approx(0.1)
 
 
 def test_a_late_beat_that_no_request_explains_is_something_else(watchdog: LoopWatchdog, clock: Clock) -> None:
-    watchdog.beaten(0.3)
+    watchdog.beaten(0.3, 0.0)
     assert sample(watchdog, "tidemill_loop_turn_seconds_max", "other") == pytest.approx(0.3)
 
 
@@ -84,7 +88,7 @@ def test_a_late_beat_that_a_request_explains_is_not_counted_twice(
     watchdog: LoopWatchdog, clock: Clock
 ) -> None:
     turn(watchdog, clock, METADATA, 0.3)
-    watchdog.beaten(0.29)
+    watchdog.beaten(0.29, 0.0)
     assert sample(watchdog, "tidemill_loop_turn_seconds_max", "other") is None
 
 
@@ -93,14 +97,32 @@ def test_a_long_turn_is_told_in_the_log_but_not_each_of_many(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
-            turn(watchdog, clock, METADATA, 0.201)
+            turn(watchdog, clock, METADATA, 0.201, cpu_seconds=0.201)
         assert [record.getMessage() for record in caplog.records] == [
             "the event loop stood still for 201 ms: a request of Metadata by app at 10.0.0.7; everybody "
             "waited (tidemill_loop_* in /metrics)"
         ]
         clock.now += 10
-        turn(watchdog, clock, METADATA, 0.201)
+        turn(watchdog, clock, METADATA, 0.201, cpu_seconds=0.201)
     assert "and 49 more times" in caplog.records[-1].getMessage()
+
+
+def test_a_long_turn_of_a_loop_that_only_waited_is_not_told_in_the_log(
+    watchdog: LoopWatchdog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        turn(watchdog, clock, METADATA, 3.0, cpu_seconds=0.1)
+        watchdog.beaten(6.0, 0.2)
+    assert not caplog.records
+    assert sample(watchdog, "tidemill_loop_turn_seconds_max", "other") == pytest.approx(3.0)
+
+
+def test_work_that_no_request_explains_is_told_in_the_log(
+    watchdog: LoopWatchdog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    turn(watchdog, clock, METADATA, 0.1, cpu_seconds=0.1)
+    watchdog.beaten(0.4, 0.35)
+    assert "300 ms: no request explains it" in caplog.text
 
 
 async def test_each_step_of_a_handler_is_timed_alone(watchdog: LoopWatchdog, clock: Clock) -> None:
