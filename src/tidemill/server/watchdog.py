@@ -1,8 +1,8 @@
 """The watchdog of the event loop: how long its turns are, and which API's requests make them long.
 
 One thread serves everybody, so a turn that takes long makes every client wait. No request should take more
-than 20 ms of it; what takes longer is bounded, stepped (``coordination.turns``) or done in a thread. The watchdog shows
-whether that holds:
+than 20 ms of it; what takes longer is bounded, stepped (``coordination.turns``) or done in a thread. The
+watchdog shows whether that holds:
 
 - Each request is timed while the loop works on it: decoding and dispatching, and every step of its handler.
 - A heartbeat finds what is left: a beat that comes late although no request explains it counts as ``other``
