@@ -46,6 +46,8 @@ _CHUNK_BYTES = 256 * 1024
 #: Read between two looks at the log.
 _STEP_BYTES = 32 * 1024 * 1024
 _SAVE_INTERVAL_SECONDS = 30.0
+#: So many damaged batches in a row are noted in one turn of the event loop.
+_DAMAGE_PER_TURN_MAX = 50
 _CRC_START = 21
 
 
@@ -166,6 +168,10 @@ class Scrubber:
             stretch = self._next_stretch(key, self.progress.offset)
             if stretch is None:
                 return
+            if isinstance(stretch, int):
+                self.progress = self.progress.read_to(stretch)
+                await asyncio.sleep(0)
+                continue
             step = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, stretch)
             if isinstance(step, StorageError):
                 offset = self._leave_out(key, stretch, step)
@@ -200,14 +206,19 @@ class Scrubber:
             if not partition.flush_scheduled and not partition.is_dirty:
                 self._replicas.close_partition(partition)
 
-    def _next_stretch(self, key: PartitionKey, offset: int) -> _Stretch | None:
-        """What to read next; None if the partition has been read up to its durable end."""
+    def _next_stretch(self, key: PartitionKey, offset: int) -> _Stretch | int | None:
+        """What to read next; None if the partition has been read up to its durable end.
+
+        Behind a good deal of damage it is an offset: where to look on in another turn of the event loop.
+        """
         with self._opened(key) as partition:
             if partition is None or partition.log.failure is not None:
                 return None
             log = partition.log
             offset = max(offset, log.log_start_offset)
-            while offset < log.durable_offset:
+            for _ in range(_DAMAGE_PER_TURN_MAX):
+                if offset >= log.durable_offset:
+                    return None
                 try:
                     return _stretch_at(log, offset)
                 except DamagedBatch as damage:
@@ -216,7 +227,7 @@ class Scrubber:
                 except StorageError as error:
                     self._count_error(error)
                     offset = next(log.segments_from(offset)).next_offset
-        return None
+            return offset
 
     def _confirm(self, key: PartitionKey, offset: int) -> int:
         """Read a batch again in the log's own way, which notes damage; returns the offset behind it."""

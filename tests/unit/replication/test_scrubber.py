@@ -15,6 +15,7 @@ from support.compacting import flush
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import DamagedBatch
+from tidemill.log.log import PartitionLog
 from tidemill.log.scrubbing import PartitionKey
 from tidemill.log.segment import Segment
 from tidemill.replication import scrubber as scrubbing
@@ -268,3 +269,26 @@ async def test_a_deleted_topic_ends_its_part_of_the_pass(world: World) -> None:
     await world.scrubber.scrub()
     assert world.damaged() == []
     assert world.scrubber.counts.batches == 60
+
+
+async def test_a_long_stretch_of_damage_is_noted_in_short_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = world.fill(batches=800).log
+    for segment in log.segments:
+        segment.file.write(0, [bytes(segment.size_bytes)])
+    turns = [0]
+    count_damage = Scrubber._count_damage
+
+    def counted(scrubber: Scrubber, log: PartitionLog, damage: DamagedBatch) -> None:
+        turns[-1] += 1
+        count_damage(scrubber, log, damage)
+
+    monkeypatch.setattr(Scrubber, "_count_damage", counted)
+    scrub = asyncio.ensure_future(world.scrubber.scrub())
+    while not scrub.done():
+        await asyncio.sleep(0)
+        turns.append(0)
+    await scrub
+    assert sum(turns) > 3 * scrubbing._DAMAGE_PER_TURN_MAX
+    assert max(turns) <= scrubbing._DAMAGE_PER_TURN_MAX
