@@ -267,7 +267,9 @@ class _Opening:
         """Read all of a segment. False if it was cut."""
         try:
             for _, header in segment.rebuild(verify=True):
-                self._note_epoch(header)
+                if header.last_offset >= recovery_point:
+                    # No checksum covers a batch's epoch, so below it the history alone is believed.
+                    self._note_epoch(header)
         except BrokenBatch as broken:
             if segment.next_offset < recovery_point:
                 raise CorruptData(

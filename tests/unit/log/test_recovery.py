@@ -332,3 +332,14 @@ def test_a_creation_that_was_killed_and_taken_up_again_survives_a_power_loss() -
             log.append(*make_batch("next"), 0, 1000)
             log, _ = reopened(storage.crash())
             assert log.end_offset <= 2
+
+
+def test_a_leader_epoch_that_is_damaged_below_the_recovery_point_does_not_become_history() -> None:
+    storage = filled(3, more=1)
+    epoch_position = BATCH_BYTES + 12
+    storage.flip_bit(path_of(0), epoch_position, bit=6)
+    log, _ = reopened(storage)
+    assert log.epochs.entries == ((0, 0),)
+    data, header = make_batch("v4", producer=(1, 0, 4))
+    log.append(data, header, 1, 1000)
+    assert log.epochs.entries == ((0, 0), (1, 4))
