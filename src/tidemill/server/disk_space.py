@@ -85,6 +85,9 @@ class DiskSpace:
         except TidemillError as error:
             logger.error("there is room again, but what has waited for it fails: %s", error)
             return
+        except Exception:
+            logger.exception("there is room again, but what has waited for it fails; it is tried again")
+            return
         if self._refusal is not None:
             logger.info("there is room on the disk again: writes are taken")
             self._refusal = None

@@ -19,7 +19,7 @@ from tidemill.control.controller import Controller
 from tidemill.control.placement import ControlLimits
 from tidemill.control.sqlite import SqliteStore
 from tidemill.coordination.clock import LoopClock
-from tidemill.errors import DiskFull, StorageError, TidemillError
+from tidemill.errors import DiskFull, ErrorCode, StorageError, TidemillError
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.groups.settings import GroupSettings
 from tidemill.groups.topics import ImageTopics
@@ -215,7 +215,7 @@ class Node:
             if isinstance(result, DiskFull):
                 self.disk.note(result)
                 deferred.append(command)
-            elif isinstance(result, Exception):
+            elif isinstance(result, TidemillError) and not _is_of_deleted_topic(result):
                 raise result
         if deferred:
             self._deferred += deferred
@@ -226,7 +226,12 @@ class Node:
 
     async def _commit_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
-        await self._commit_or_defer(deferred)
+        try:
+            await self._commit_or_defer(deferred)
+        except BaseException:
+            # All of them again: another new epoch does no harm, and to go on without one would.
+            self._deferred = deferred
+            raise
         if self._deferred:
             raise DiskFull("no room for the metadata of the start")
         self.broker.replicas.refuse_appends(None)
@@ -374,8 +379,10 @@ class Node:
     def _damage(self) -> Iterator[str]:
         """What was found damaged in partitions that are not stopped."""
         coordinators = self.broker.groups.damaged() | self.broker.transactions.damaged()
+        stopped = {(each.topic, each.index) for each, _ in self.broker.replicas.offline.values()}
         for (topic, index), damage in coordinators.items():
-            yield f"{topic}-{index} is damaged, and what is kept in it is not served: {damage}"
+            if (topic, index) not in stopped:
+                yield f"{topic}-{index} is damaged, and what is kept in it is not served: {damage}"
         for each in self.broker.replicas.damage:
             if (each.topic, each.index) not in coordinators:
                 yield str(each)
@@ -462,6 +469,11 @@ def _budget_limits(settings: Settings) -> BudgetLimits:
         frame_seconds=settings.frame_deadline_ms / 1000,
         answer_seconds=settings.idle_timeout_ms / 1000,
     )
+
+
+def _is_of_deleted_topic(failure: TidemillError) -> bool:
+    """Deleting topics is how room is made, so some of what waits for room may have nothing left to do."""
+    return failure.code is ErrorCode.unknown_topic_or_partition
 
 
 def raise_open_files_limit() -> None:

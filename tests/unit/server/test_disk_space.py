@@ -17,7 +17,7 @@ from tidemill.config.values import Address
 from tidemill.control import sqlite
 from tidemill.control.commands import CreateTopic
 from tidemill.control.store import Txn
-from tidemill.errors import DiskFull
+from tidemill.errors import DiskFull, StorageError
 from tidemill.log.storage import LocalStorage
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.disk_space import DiskSpace
@@ -151,3 +151,56 @@ async def test_a_new_node_does_not_start_without_room_for_its_metadata(tmp_path:
     disk.full = True
     with pytest.raises(DiskFull):
         await node_on(tmp_path / "new").start()
+
+
+async def test_topics_that_were_deleted_to_make_room_keep_nobody_waiting(crashed: Path, disk: Disk) -> None:
+    disk.full = True
+    node = node_on(crashed)
+    await node.start()
+    try:
+        disk.full = False
+        await node.broker.delete_topic(node.broker.topic("t"))
+        await node.disk.check()
+        assert node.problems() == []
+    finally:
+        await node.stop()
+
+
+async def test_nothing_is_written_under_the_old_epoch_whatever_keeps_the_new_one_from_being_noted(
+    crashed: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.full = True
+    node = node_on(crashed)
+    await node.start()
+
+    async def fail(commands: object) -> list[StorageError]:
+        return [StorageError("the metadata cannot be written")] * 2
+
+    try:
+        disk.full = False
+        with monkeypatch.context() as patch:
+            patch.setattr(node.broker.controller, "submit_many", fail)
+            await node.disk.check()
+        with pytest.raises(DiskFull):
+            await append(node, "b")
+        await node.disk.check()
+        await append(node, "b")
+        assert node.broker.partition(node.broker.topic("t"), 0).leader_epoch == 1
+    finally:
+        await node.stop()
+
+
+async def test_an_error_that_nobody_thought_of_does_not_end_the_watch(tmp_path: Path, disk: Disk) -> None:
+    space, tries = DiskSpace(tmp_path), []
+
+    async def work() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("a surprise")
+
+    space.note(DiskFull("cannot write x"))
+    space.when_room(work)
+    await space.check()
+    assert space.is_full
+    await space.check()
+    assert not space.is_full
