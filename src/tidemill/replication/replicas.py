@@ -179,13 +179,15 @@ class Replicas:
         if not directories:
             return
         bounds = []
-        for directory in directories:
-            checkpoint = read_checkpoint(self._storage, directory)
-            bounds.append((directory, (checkpoint.recovery_point if checkpoint else 0) + OFFSETS_AHEAD))
         try:
+            for directory in directories:
+                # What was found may be the work of a process that was killed before it synced the name.
+                self._storage.sync_dir(directory)
+                checkpoint = read_checkpoint(self._storage, directory)
+                bounds.append((directory, (checkpoint.recovery_point if checkpoint else 0) + OFFSETS_AHEAD))
             self.inventory.add(bounds)
             self.inventory.sync()
-        except DiskFull as error:
+        except StorageError as error:
             logger.warning("%s is brought up to date with the next write: %s", INVENTORY_NAME, error)
             return
         if not self.inventory.existed:

@@ -12,6 +12,7 @@ from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, SyncFailed
+from tidemill.log.checkpoint import CHECKPOINT_NAME
 from tidemill.log.inventory import INVENTORY_NAME
 from tidemill.log.storage import LocalStorage, Storage
 from tidemill.replication.partition import Partition
@@ -331,3 +332,18 @@ def test_the_files_of_an_older_release_are_listed_at_the_first_start(storage: Fa
     again = replicas_on(after)
     again.take_inventory([placement()])
     assert list(again.offline) == [(ID, 0)]
+
+
+def test_files_are_listed_only_once_their_names_are_durable(storage: FaultyStorage) -> None:
+    directory = partition_directory("t", ID, 0)
+    storage.fail_next("sync_dir", directory, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        write(replicas_on(storage).open(placement()), "a")
+    assert storage.exists(f"{directory}/{CHECKPOINT_NAME}"), "killed before its name was synced"
+    killed = storage.crash(power_loss=False)
+    replicas_on(killed).take_inventory([placement()])
+    for seed in range(10):
+        killed.rng.seed(seed)
+        again = replicas_on(killed.crash(power_loss=True))
+        again.take_inventory([placement()])
+        assert not again.offline, "nothing was lost, so nothing is missing"
