@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -79,19 +79,23 @@ class NodeTables:
             await self._in_thread(work)
         except (StorageError, OSError) as error:
             logger.warning("tables are not prepared before their first use: %s", error)
+        except Exception:
+            # Whatever it is: a node that could not rehearse serves what it can.
+            logger.exception("tables are not prepared before their first use")
         await asyncio.to_thread(_load_messages)
-        keys = (
-            key
-            for name in sorted(self._broker.image.tables)
-            if self._broker.image.tables[name].primary_key
-            for key in self.service.bucket_keys(self.service.named(name))
-        )
-        opening = []
-        for key in islice(keys, _PREPARED_BUCKETS_MAX):
-            # A log that is damaged is told where it is opened.
-            with contextlib.suppress(TidemillError):
-                opening.append(self.service.ready_bucket(key, max_wait_ms=_PREPARED_BUCKETS_MS))
+        # A log or a table that is damaged is told where it is opened.
+        opening = [
+            self.service.ready_bucket(key, max_wait_ms=_PREPARED_BUCKETS_MS)
+            for key in islice(self._bucket_keys(), _PREPARED_BUCKETS_MAX)
+        ]
         await asyncio.gather(*opening, return_exceptions=True)
+
+    def _bucket_keys(self) -> Iterator[BucketKey]:
+        """Of all tables that have state, but for those that are damaged."""
+        for name, image in sorted(self._broker.image.tables.items()):
+            with contextlib.suppress(TidemillError):
+                if image.primary_key:
+                    yield from self.service.bucket_keys(self.service.named(name))
 
     async def housekeep(self) -> None:
         """Everything that is looked at from time to time."""

@@ -13,6 +13,7 @@ from support.table_world import TableWorld, batch_of
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError
 from tidemill.kv.engine import KvStore
 from tidemill.kv.snapshots import SnapshotStore
+from tidemill.server import node_tables
 from tidemill.tables import bucket as buckets
 from tidemill.tables import folding
 from tidemill.tables.bucket import Bucket
@@ -315,4 +316,19 @@ async def test_an_unexpected_error_of_a_call_at_the_stable_end_reaches_its_calle
     async with asyncio.timeout(SOON):
         with pytest.raises(ValueError, match="a mistake"):
             await bucket.at_stable_end(fail)
+    assert len(await all_rows(world, table)) == 10
+
+
+async def test_a_rehearsal_that_fails_keeps_no_node_from_starting(
+    world: TableWorld,
+    table: TableDefinition,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("an engine that does not run here")
+
+    monkeypatch.setattr(node_tables, "rehearse", fail)
+    await (await world.broker.tables()).prepare()
+    assert "tables are not prepared before their first use" in caplog.text
     assert len(await all_rows(world, table)) == 10
