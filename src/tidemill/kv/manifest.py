@@ -37,6 +37,11 @@ class Manifest(msgspec.Struct, frozen=True):
     files: tuple[FileEntry, ...]
 
 
+#: Made here and not at the first use, which several threads come to at once: msgspec completes a class while
+#: it makes the first decoder for it, and another thread that decodes meanwhile crashes the process.
+_DECODER = msgspec.json.Decoder(Manifest)
+
+
 def pack_manifest(manifest: Manifest) -> bytes:
     """The content of the file."""
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
@@ -49,7 +54,7 @@ def unpack_manifest(data: bytes, path: str) -> Manifest:
     if head != b"%s %d %08x" % (_MAGIC, len(body), crc32c(body)):
         raise CorruptData("the manifest of the snapshot does not check out", path=path, position=0)
     try:
-        manifest = msgspec.json.decode(body, type=Manifest)
+        manifest = _DECODER.decode(body)
     except msgspec.MsgspecError as error:
         raise CorruptData(
             f"the manifest of the snapshot is not one: {error}", path=path, position=0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -498,3 +500,17 @@ def test_snapshots_that_share_a_damaged_file_are_never_used_again(bucket: Path) 
     assert snapshots.spoil(bucket / "live") == (1,)
     assert ids(bucket) == []
     assert snapshots.spoil(bucket / "live" / "000999.sst") == ()
+
+
+def test_what_a_manifest_consists_of_is_settled_before_threads_come_to_read_one() -> None:
+    # msgspec looks the fields' types up by name when it makes the first decoder of a class. Threads that get
+    # there at the same time crash the process, in one of five tries: so it must be done by the import.
+    program = """
+from tidemill.kv import manifest
+
+made = manifest.Manifest(1, 2, "00", 3, 4, (manifest.FileEntry("a", 5, 6),))
+data = manifest.pack_manifest(made)
+del manifest.FileEntry
+assert manifest.unpack_manifest(data, "x") == made
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
