@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 
 from crc32c import crc32c
 
-from tidemill.errors import DiskFull, SyncFailed
+from tidemill.errors import DiskFull, StorageError, SyncFailed
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
 __all__ = ("INVENTORY_NAME", "OFFSETS_AHEAD", "Inventory")
@@ -155,16 +155,23 @@ class Inventory:
 
     def _read(self) -> int:
         """Fold the lines; returns where the next one goes."""
-        position, lines, unreadable = 0, 0, 0
-        data = self._storage.read_file(INVENTORY_NAME)
+        position, lines = 0, 0
+        unreadable: list[int] = []
+        data = self._read_bytes()
         for line in data.splitlines(keepends=True):
             if not self._fold(line):
-                unreadable += 1
-                if position + len(line) < len(data):
-                    # The last line is torn by any crash that comes at the wrong moment.
-                    logger.warning("%s: the line at byte %d does not check out", INVENTORY_NAME, position)
+                unreadable.append(position)
             lines += 1
             position += len(line)
+        damaged = [start for start in unreadable if data.find(b"\n", start) + 1 not in (0, len(data))]
+        if damaged:
+            # The last line does not count: any crash that comes at the wrong moment tears it.
+            logger.warning(
+                "%s: %d lines do not check out, the first one at byte %d; what has files is listed anew",
+                INVENTORY_NAME,
+                len(damaged),
+                damaged[0],
+            )
         if self._read_only:
             return position
         if unreadable or lines > sum(map(len, self._entries.values())) + _STALE_LINES_MAX:
@@ -173,6 +180,15 @@ class Inventory:
             except DiskFull:
                 logger.info("%s is tidied up when there is room", INVENTORY_NAME)
         return data.rfind(b"\n") + 1
+
+    def _read_bytes(self) -> bytes:
+        try:
+            return self._storage.read_file(INVENTORY_NAME)
+        except StorageError as error:
+            raise StorageError(
+                f"{error.message}; it lists the partitions that have files: restore it from a backup, or "
+                "move it away, and it is made anew from what is there"
+            ) from error
 
     def _fold(self, line: bytes) -> bool:
         crc, _, text = line.partition(b" ")

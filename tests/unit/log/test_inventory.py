@@ -74,7 +74,7 @@ def test_a_damaged_line_is_reported_and_costs_no_other(
     inventory.add([(ITEMS, 7)])
     storage.flip_bit(INVENTORY_NAME, 12)
     assert list(Inventory(storage)) == [ITEMS]
-    assert "the line at byte 0 does not check out" in caplog.text
+    assert "1 lines do not check out, the first one at byte 0" in caplog.text
     assert listed(storage) == [ITEMS]
 
 
@@ -181,3 +181,17 @@ def test_no_crash_makes_an_unfinished_start_look_like_lost_files(seed: int) -> N
     for directory in listed(after):
         assert after.exists(f"{directory}/{CHECKPOINT_NAME}")
         opened(after, directory)
+
+
+def test_a_list_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / INVENTORY_NAME).mkdir()
+    with pytest.raises(StorageError, match="restore it from a backup, or move it away"):
+        Inventory(LocalStorage(tmp_path))
+
+
+def test_a_list_full_of_garbage_is_one_line_in_the_log(
+    storage: FaultyStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage.open(INVENTORY_NAME, create=True).write(0, [b"garbage\n" * 1_000])
+    assert list(Inventory(storage)) == []
+    assert len(caplog.records) == 1
