@@ -264,10 +264,14 @@ class Node:
         )
         if topic:
             await broker.groups.start()
-            await self._forget_offsets_of_missing_topics()
+            if not self.unknown_directories:
+                await self._forget_offsets_of_missing_topics()
 
     async def _forget_offsets_of_missing_topics(self) -> None:
-        """A crash may have come between the deletion of a topic and that of what was committed for it."""
+        """A crash may have come between the deletion of a topic and that of what was committed for it.
+
+        Not while there are files of topics that nobody knows: then it is the metadata that has lost them.
+        """
         topics = self.broker.image.topics
         try:
             await self.broker.groups.forget_missing_topics(lambda name: name in topics)
@@ -366,6 +370,12 @@ class Node:
         found = [] if full is None else [full]
         found += self._stopped_partitions()
         found += self._damage()
+        if self.unknown_directories:
+            found.append(
+                f"{len(self.unknown_directories)} directories belong to no known topic, the first one is "
+                f"{self.unknown_directories[0]}: the metadata is older than the logs, or somebody has put "
+                "them there; restore metadata.db, or move them away"
+            )
         found += [
             f"partition {index} of topic {topic_id} is not compacted: {error}"
             for (topic_id, index), error in self.broker.compactor.counts.damaged.items()

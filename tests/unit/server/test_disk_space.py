@@ -120,7 +120,8 @@ async def crashed(tmp_path: Path) -> AsyncIterator[Path]:
     await node.start()
     await node.broker.controller.submit(CreateTopic(name="t", topic_id=uuid4(), partitions=1, replication=1))
     await append(node, "a")
-    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    # Files that are about to be renamed may be gone before they are copied.
+    shutil.copytree(tmp_path / "data", tmp_path / "copy", ignore=shutil.ignore_patterns("*.tmp"))
     yield tmp_path / "copy"
     await node.stop()
 

@@ -27,7 +27,9 @@ from tidemill.errors import (
     StorageError,
     SyncFailed,
 )
+from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.replication.coordinator_log import wait_committed
+from tidemill.server.broker import OFFSETS_TOPIC
 from tidemill.server.node import Node
 
 LOCAL = Address("127.0.0.1", 0)
@@ -72,7 +74,8 @@ def produce_body(topic: str, value: str) -> dict[str, Any]:
 def crashed_copy(node: Node, tmp_path: Path) -> Path:
     """The files of a running node, as a process that is killed now would leave them."""
     copy = tmp_path / f"copy-{uuid4().hex}"
-    shutil.copytree(node.settings.data_dir, copy)
+    # Files that are about to be renamed may be gone before they are copied.
+    shutil.copytree(node.settings.data_dir, copy, ignore=shutil.ignore_patterns("*.tmp"))
     return copy
 
 
@@ -227,6 +230,31 @@ async def test_an_interrupted_deletion_is_finished_and_strangers_stay(make: Make
     assert list((copy / "logs" / "gone").iterdir()) == []
     assert second.unknown_directories == ["logs/stranger/0123-0"]
     assert (copy / "logs" / "stranger" / "0123-0").exists()
+
+
+async def test_topics_that_only_the_logs_know_are_told_and_what_was_committed_for_them_is_kept(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten = []
+
+    async def forget(groups: GroupCoordinator, exists: object) -> None:
+        forgotten.append(groups)
+
+    monkeypatch.setattr(GroupCoordinator, "forget_missing_topics", forget)
+    first = make()
+    await first.start()
+    await create(first, OFFSETS_TOPIC)
+    well = make(crashed_copy(first, tmp_path))
+    await well.start()
+    assert (len(forgotten), well.problems()) == (1, [])
+    # As the files are after metadata.db has lost the end of its journal.
+    (tmp_path / "data" / "logs" / "orders" / "0123-0").mkdir(parents=True)
+    await first.stop()
+    again = make()
+    await again.start()
+    assert len(forgotten) == 1
+    (problem,) = again.problems()
+    assert problem.startswith("1 directories belong to no known topic, the first one is logs/orders/0123-0: ")
 
 
 # --- clients
