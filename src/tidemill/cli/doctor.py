@@ -64,7 +64,11 @@ def doctor(
     session: Session,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="DIR", help="The data directory. Default: the one in the settings."),
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="The data directory. Default: the running node's if it is here, else that of the settings.",
+        ),
     ] = None,
     http: Annotated[
         str | None,
@@ -102,14 +106,17 @@ def _examine(session: Session, flags: dict[str, str | None]) -> Iterator[Finding
     yield Finding("settings", Verdict.OK, f"from {file or 'environment and defaults'}")
     # Without --http, which says where the node serves and not where it is to.
     yield from _exposure(load_settings({**flags, "http": None}, os.environ, file))
-    yield from _data_directory(settings.data_dir)
+    given = None if flags["data_dir"] is None else settings.data_dir
     try:
-        yield from session.run(lambda cluster: _node(cluster, settings))
+        data_dir, of_node = session.run(lambda cluster: _node(cluster, given))
     except TidemillError as error:
+        yield from _data_directory(settings.data_dir)
         yield Finding(
             "node", Verdict.FAIL, error.message, "start one with 'tidemill up', or name it with --server"
         )
         return
+    yield from _data_directory(data_dir or settings.data_dir)
+    yield from of_node
     yield from _http(settings)
 
 
@@ -217,7 +224,8 @@ def _owner(path: Path) -> str:
 # --- the node
 
 
-async def _node(cluster: Cluster, settings: Settings) -> list[Finding]:
+async def _node(cluster: Cluster, given: Path | None) -> tuple[Path | None, list[Finding]]:
+    """The data directory to look at, ``given`` or a node's on this machine, and what the nodes say."""
     from tidemill.client.admin import describe_log_directories
 
     connection = await cluster.bootstrap_connection()
@@ -239,7 +247,19 @@ async def _node(cluster: Cluster, settings: Settings) -> list[Finding]:
         detail = f"{len(topics)} topics, {len(partitions)} partitions, all with a leader"
         findings.append(Finding("partitions", Verdict.OK, detail))
     known = {topic.topic_id.hex for topic in topics if topic.topic_id is not None}
-    return findings + _directories(await describe_log_directories(cluster), settings.data_dir, known)
+    directories = await describe_log_directories(cluster)
+    data_dir = given or next((Path(each.path) for each in directories if _is_used_here(Path(each.path))), None)
+    return data_dir, findings + _directories(directories, data_dir, known)
+
+
+def _is_used_here(path: Path) -> bool:
+    """Whether a process of this machine runs on the data directory; a node elsewhere may have the same path."""
+    from tidemill.cli.lock import owner_of
+
+    try:
+        return owner_of(path) is not None
+    except OSError:
+        return False
 
 
 def _api_versions(served: dict[int, tuple[int, int]]) -> Finding:
@@ -285,14 +305,16 @@ def _stopped(names: list[str]) -> Finding:
     return Finding("partitions", Verdict.FAIL, f"stopped: {shown}", advice)
 
 
-def _directories(directories: list[LogDirectory], data_dir: Path, known: set[str]) -> list[Finding]:
+def _directories(
+    directories: list[LogDirectory], data_dir: Path | None, known: set[str]
+) -> list[Finding]:
     """What the nodes say of their directories, and what is in ours, if one of them uses it."""
     findings: list[Finding] = []
     for directory in directories:
         if directory.error is not None:
             detail = f"{directory.path} on node {directory.node_id}: {directory.error}"
             findings.append(Finding("data directory", Verdict.FAIL, detail, "see the node's log"))
-        if os.path.realpath(directory.path) == os.path.realpath(data_dir):
+        if data_dir is not None and os.path.realpath(directory.path) == os.path.realpath(data_dir):
             findings.append(_unknown_directories(data_dir, known))
     return findings
 

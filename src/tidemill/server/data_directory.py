@@ -40,7 +40,10 @@ class DataDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise StorageError(f"cannot use {self.path} as data directory: {error.strerror}") from error
+            raise StorageError(
+                f"cannot use {self.path} as data directory: {error.strerror}; choose one that can be "
+                "created and written"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -78,6 +78,23 @@ def test_doctor_says_in_plain_words_why_http_does_not_answer(node: EmbeddedNode,
     assert "nothing answers at http://127.0.0.1:1/readyz (Connection refused)" in out
 
 
+def test_doctor_looks_at_the_directory_that_the_node_runs_on(node: EmbeddedNode, tmp_path: Path) -> None:
+    asked = ("doctor", "--server", node.bootstrap_servers, "--http", str(node._node.http_address))
+    out, _ = run(*asked)
+    assert f"data directory: {node.data_dir} can be written; in use by process {os.getpid()}" in out
+    assert "disk space: " in out
+    assert "unknown directories: none" in out
+    other, _ = run(*asked, "--data", str(tmp_path))
+    assert f"data directory: {tmp_path} can be written; no node is running on it" in other
+
+
+def test_up_says_what_to_do_about_a_path_that_is_no_directory(tmp_path: Path) -> None:
+    file = tmp_path / "orders.csv"
+    file.touch()
+    _, errors = run("up", "--data", str(file), "--http", "", "--listen", "127.0.0.1:0", code=1)
+    assert f"cannot use {file} as data directory: File exists; choose one that can be created and written" in errors
+
+
 # --- names
 
 
