@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidemill.client.connecting import AsyncTidemill as AsyncTidemill
@@ -75,15 +76,18 @@ _LAZY = {
     "open": ("tidemill.client.embedded", "open_node"),
 }
 
+if not TYPE_CHECKING:
+    # Type checkers are not shown it: with it they would take every misspelt name for one that may be there.
+    def __getattr__(name: str) -> object:
+        # Loaded at first use, so that the command line answers at once.
+        if name in _LAZY:
+            from importlib import import_module
 
-def __getattr__(name: str) -> Any:
-    # Loaded at first use, so that the command line answers at once.
-    if name in _LAZY:
-        from importlib import import_module
-
-        module, attribute = _LAZY[name]
-        return getattr(import_module(module), attribute)
-    raise AttributeError(f"module 'tidemill' has no attribute {name!r}")
+            module, attribute = _LAZY[name]
+            return getattr(import_module(module), attribute)
+        message = f"module 'tidemill' has no attribute {name!r}"
+        # With name and obj the traceback asks "Did you mean: 'open'?".
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -73,6 +73,13 @@ def test_completion_offers_the_names() -> None:
     }
 
 
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import tidemill; tidemill.conect()"], capture_output=True, text=True
+    )
+    assert "has no attribute 'conect'. Did you mean: 'connect'?" in done.stderr
+
+
 # --- the blocking client and its twin
 
 
@@ -147,6 +154,7 @@ with tidemill.open() as db:
 with tidemill.connect("127.0.0.1:9092") as other:
     reveal_type(other)  # N: tidemill.client.sync.Tidemill
 
+tidemill.opne()  # E: Module has no attribute "opne"
 orders.scan(colums=["id"])  # E: Unexpected keyword argument "colums"
 orders.scan(limit="ten")  # E: Argument "limit" to "scan"
 orders.follow(untilnow=True)  # E: Unexpected keyword argument "untilnow"
