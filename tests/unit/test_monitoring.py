@@ -36,7 +36,7 @@ WAIT_MS = 300
 #: What Prometheus itself knows of a target.
 _OF_PROMETHEUS = {"up"}
 #: What a node has only once something has happened: damage, long turns of the loop.
-_SELDOM = re.compile(r"tidemill_(loop_.*|partition_damaged_batches)")
+_SELDOM = re.compile(r"tidemill_(loop_slow_turns_total|partition_damaged_batches)")
 _TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NAME = re.compile(r"\b(?:tidemill|process)_[a-z_0-9]+\b|\bup\b")
 

@@ -1,6 +1,6 @@
 """Counters of a node, and their text form for Prometheus.
 
-docs/monitoring.md has a row for every name; ``tests/unit/server/test_monitoring.py`` compares.
+docs/monitoring.md has a row for every name; ``tests/unit/test_monitoring.py`` compares.
 """
 
 from __future__ import annotations
