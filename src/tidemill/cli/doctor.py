@@ -248,12 +248,12 @@ async def _node(cluster: Cluster, given: Path | None) -> tuple[Path | None, list
         findings.append(Finding("partitions", Verdict.OK, detail))
     known = {topic.topic_id.hex for topic in topics if topic.topic_id is not None}
     directories = await describe_log_directories(cluster)
-    data_dir = given or next((Path(each.path) for each in directories if _is_used_here(Path(each.path))), None)
+    data_dir = given or next((path for each in directories if _is_used_here(path := Path(each.path))), None)
     return data_dir, findings + _directories(directories, data_dir, known)
 
 
 def _is_used_here(path: Path) -> bool:
-    """Whether a process of this machine runs on the data directory; a node elsewhere may have the same path."""
+    """Whether a process of this machine runs on the directory: a node elsewhere may have the same path."""
     from tidemill.cli.lock import owner_of
 
     try:
@@ -305,9 +305,7 @@ def _stopped(names: list[str]) -> Finding:
     return Finding("partitions", Verdict.FAIL, f"stopped: {shown}", advice)
 
 
-def _directories(
-    directories: list[LogDirectory], data_dir: Path | None, known: set[str]
-) -> list[Finding]:
+def _directories(directories: list[LogDirectory], data_dir: Path | None, known: set[str]) -> list[Finding]:
     """What the nodes say of their directories, and what is in ours, if one of them uses it."""
     findings: list[Finding] = []
     for directory in directories:

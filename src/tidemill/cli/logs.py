@@ -338,5 +338,7 @@ def _show_plans(
         write_line(f"nothing to repair in {len(plans)} partitions")
     elif executed:
         write_line(f"repaired {sum(not plan.is_empty for _, plan in needed)} partitions")
+    elif all(plan.is_empty for _, plan in needed):
+        write_line("nothing was changed")
     else:
         write_line("nothing was changed; add --execute to do it")

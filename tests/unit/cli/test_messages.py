@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,7 +93,7 @@ def test_up_says_what_to_do_about_a_path_that_is_no_directory(tmp_path: Path) ->
     file = tmp_path / "orders.csv"
     file.touch()
     _, errors = run("up", "--data", str(file), "--http", "", "--listen", "127.0.0.1:0", code=1)
-    assert f"cannot use {file} as data directory: File exists; choose one that can be created and written" in errors
+    assert f"cannot use {file} as data directory: File exists; choose one that can be created" in errors
 
 
 # --- names
@@ -212,3 +213,15 @@ def test_produce_from_a_pipe_says_nothing_of_the_kind(node: EmbeddedNode) -> Non
         check=True,
     )
     assert done.stderr == b""
+
+
+def test_a_repair_that_is_refused_does_not_ask_for_the_execute_option(tmp_path: Path) -> None:
+    with tidemill.open(tmp_path) as node:
+        node.create_table("shop.gone", "id bigint").append({"id": 1})
+    (directory,) = tmp_path.glob("logs/shop.gone/*-0")
+    shutil.rmtree(directory)
+    asked = ("log", "repair", "shop.gone:0", "--data", str(tmp_path))
+    out, _ = run(*asked, code=1)
+    assert "give up what was in it with --accept-loss\nnothing was changed\n" in out
+    out, _ = run(*asked, "--accept-loss")
+    assert "nothing was changed; add --execute to do it" in out
