@@ -131,7 +131,7 @@ def test_console_blocks_run_one_after_the_other(tmp_path: Path) -> None:
         for block in (*blocks(README, "console"), *blocks(TABLES, "console")):
             for command in commands(block.text):
                 if command.startswith("tidemill doctor"):
-                    command = f"tidemill doctor --data {tmp_path / 'data'} --http {(node.http_url or '')[7:]}"
+                    command = f"tidemill doctor --http {(node.http_url or '')[7:]}"
                 result = subprocess.run(
                     ["bash", "-o", "pipefail", "-c", command],
                     cwd=tmp_path,

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -250,7 +250,7 @@ class Tidemill(Unpicklable):
             raise ConnectionClosed(CLOSED)
         return opened.thread.run(work)
 
-    def iterate(self, batches: AsyncGenerator[_T]) -> Iterator[_T]:
+    def iterate(self, batches: AsyncGenerator[_T]) -> Generator[_T]:
         """An async iterator as a plain one; dropping it closes the other."""
         opened = self._opened
         if opened is None:

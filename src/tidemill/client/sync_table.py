@@ -6,7 +6,7 @@ Every method has the parameters of its twin in ``tidemill.client.tables``, with 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import pyarrow as pa
@@ -366,7 +366,7 @@ class Scan(Unpicklable):
         """The log offset that the last iteration's rows stand for, by topic and bucket."""
         return self._scan.log_offsets
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
+    def __iter__(self) -> Generator[pa.RecordBatch]:
         return self._db.iterate(self._scan.batches())
 
     def to_arrow(self) -> pa.Table:
@@ -487,7 +487,7 @@ class Follow(Unpicklable):
     def _instead_of_a_pickle(self) -> str:
         return self._follow._instead_of_a_pickle()
 
-    def __iter__(self) -> Iterator[ChangeBatch]:
+    def __iter__(self) -> Generator[ChangeBatch]:
         return self._db.iterate(self._follow.batches())
 
 

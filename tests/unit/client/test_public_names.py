@@ -168,6 +168,8 @@ reveal_type(orders.lookup("eu"))  # N: dict[str, Any] | None
 orders.lookup(1)["id"]  # E: Value of type "dict[str, Any] | None" is not indexable
 orders.lookup([1, 2]).column("id")
 reveal_type(orders.count(where="id > 1"))  # N: int
+rows = iter(orders.scan())
+rows.close()
 for batch in orders.follow():
     reveal_type(batch.bucket)  # N: int
 

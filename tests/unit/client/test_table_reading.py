@@ -92,6 +92,16 @@ def test_a_table_without_a_key_cannot_be_counted_and_says_what_reads_it(db: Embe
 # --- the first rows
 
 
+def test_iterators_that_are_closed_leave_room_for_others(orders: Table) -> None:
+    kept = []
+    for _ in range(40):  # more than one connection may have open
+        rows = iter(orders.scan(fetch_max_bytes=20))
+        next(rows)
+        rows.close()
+        kept.append(rows)
+    assert all(next(rows, None) is None for rows in kept)
+
+
 def test_head_gives_the_first_rows_by_key(orders: Table) -> None:
     assert orders.head(3).to_pylist() == ROWS[:3]
     assert orders.head().to_pylist() == ROWS[:10]
