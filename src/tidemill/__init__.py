@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,9 +84,7 @@ if not TYPE_CHECKING:
 
             module, attribute = _LAZY[name]
             return getattr(import_module(module), attribute)
-        message = f"module 'tidemill' has no attribute {name!r}"
-        # With name and obj the traceback asks "Did you mean: 'open'?".
-        raise AttributeError(message, name=name, obj=sys.modules[__name__])
+        raise AttributeError(f"module 'tidemill' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
