@@ -52,6 +52,8 @@ _SCHEMA_BYTES_MAX = 1024 * 1024
 #: How many buckets are opened before the node is ready, and how long that may take.
 _PREPARED_BUCKETS_MAX = 64
 _PREPARED_BUCKETS_MS = 2_000
+#: In the data directory, for the time of the rehearsal.
+_REHEARSAL_DIRECTORY = "rehearsal"
 #: Kafka's APIs that a client of tables begins with.
 _FIRST_APIS = ("Produce", "Metadata", "FindCoordinator", "ApiVersions", "InitProducerId")
 #: Rows of a bucket are counted up to here, and estimated beyond.
@@ -74,7 +76,9 @@ class NodeTables:
 
         Bounded: what is not open by then is opened at its first use, as it is if this fails.
         """
-        work = partial(rehearse, self.service.resources, self._broker.settings.max_decompressed_bytes)
+        settings = self._broker.settings
+        directory = settings.data_dir / _REHEARSAL_DIRECTORY
+        work = partial(rehearse, directory, self.service.resources, settings.max_decompressed_bytes)
         try:
             await self._in_thread(work)
         except (StorageError, OSError) as error:

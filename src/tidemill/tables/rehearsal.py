@@ -7,7 +7,7 @@ that it is ready, on a small table that exists only here and leaves nothing behi
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +41,11 @@ _PLACE = Partition(0, None, "rehearsal")
 _ANSWER_BYTES = 1024 * 1024
 
 
-def rehearse(resources: KvResources, max_decompressed_bytes: int) -> None:
-    """Write and read some rows. Raises ``StorageError`` or ``OSError`` if there is no room for them."""
+def rehearse(directory: Path, resources: KvResources, max_decompressed_bytes: int) -> None:
+    """Write and read some rows in ``directory``, which is removed, with what a killed rehearsal has left in it.
+
+    Raises ``StorageError`` or ``OSError`` if there is no room for them.
+    """
     table = TableDefinition(
         name="rehearsal",
         table_id=0,
@@ -58,8 +61,12 @@ def rehearse(resources: KvResources, max_decompressed_bytes: int) -> None:
         comment=None,
         created_ms=0,
     )
-    with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as directory:
-        _upsert_and_read(table, Path(directory), resources, max_decompressed_bytes)
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        directory.mkdir()
+        _upsert_and_read(table, directory, resources, max_decompressed_bytes)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _upsert_and_read(

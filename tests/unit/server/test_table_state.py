@@ -332,3 +332,11 @@ async def test_a_rehearsal_that_fails_keeps_no_node_from_starting(
     await (await world.broker.tables()).prepare()
     assert "tables are not prepared before their first use" in caplog.text
     assert len(await all_rows(world, table)) == 10
+
+
+async def test_a_rehearsal_leaves_nothing_behind_not_even_of_one_that_was_killed(world: TableWorld) -> None:
+    left = world.broker.settings.data_dir / "rehearsal"
+    left.mkdir(parents=True)
+    (left / "CURRENT").write_text("of a node that was killed")
+    await (await world.broker.tables()).prepare()
+    assert not left.exists()
