@@ -42,7 +42,9 @@ _ANSWER_BYTES = 1024 * 1024
 
 
 def rehearse(directory: Path, resources: KvResources, max_decompressed_bytes: int) -> None:
-    """Write and read some rows in ``directory``, which is removed, with what a killed rehearsal has left in it.
+    """Write and read some rows in ``directory``, which is removed then.
+
+    What a rehearsal that was killed has left in it goes, too.
 
     Raises ``StorageError`` or ``OSError`` if there is no room for them.
     """
