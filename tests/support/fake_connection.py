@@ -49,10 +49,12 @@ class _Timer:
 
 
 class FakeLoop:
-    """The two things that a connection asks of an event loop."""
+    """What a connection asks of an event loop."""
 
     def __init__(self) -> None:
         self._now = 1_000.0
+        #: With a list, what is to be done in the next turn waits in it; else it is done at once.
+        self.next_turn: list[Callable[[], None]] | None = None
         self._timers: list[_Timer] = []
 
     def time(self) -> float:
@@ -62,6 +64,12 @@ class FakeLoop:
         timer = _Timer(self._now + delay_seconds, callback)
         self._timers.append(timer)
         return timer
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        if self.next_turn is None:
+            callback()
+        else:
+            self.next_turn.append(callback)
 
     @property
     def armed(self) -> int:

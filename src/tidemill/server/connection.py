@@ -4,7 +4,8 @@ Rules:
 
 - Bytes are read straight into the frame they belong to. A frame's memory is taken from the node's budget
   before it is allocated, and grows with what arrives: a length that is only claimed costs next to nothing.
-- A connection is read ahead of its answers up to a number of requests, and up to a number of bytes.
+- A connection is read ahead of its answers up to a number of requests, and up to a number of bytes. Requests
+  are started for a few milliseconds at a time: one packet can hold thousands of small ones.
 - Produce and Fetch may overlap with each other; any other request starts when everything before it is
   answered, and holds up everything behind it. Answers leave in the order of the requests.
 - A frame must be complete within a deadline, the first one within its own; a silent connection is closed
@@ -19,10 +20,12 @@ import asyncio
 from collections import deque
 from functools import partial
 from itertools import count
+from time import perf_counter
 from typing import Any, Protocol, cast
 
 from tidemill.config.settings import Settings
 from tidemill.coordination.shares import share_address
+from tidemill.coordination.turns import SLICE_SECONDS
 from tidemill.errors import ProtocolError
 from tidemill.log.pace import Pace
 from tidemill.server.budget import Account, ByteBudget, Stall
@@ -119,6 +122,8 @@ class Connection(asyncio.BufferedProtocol):
         self._buffers = buffers
         self._transport: asyncio.Transport | None = None
         self._prefix = b""
+        #: Frames that arrived with so many others that they have to wait; no more are read until then.
+        self._unparsed = memoryview(b"")
         self._frame: bytearray | None = None
         self._frame_view: memoryview | None = None
         self._frame_length = 0
@@ -131,7 +136,8 @@ class Connection(asyncio.BufferedProtocol):
         self._running_barrier = False
         self._unsent = 0
         self._writable = True
-        self._pumping = False
+        #: Whether requests are being started, or will be in the next turn of the loop.
+        self._going_on = False
         self._closing_after_replies = False
         self._was_answered = False
         self._had_request = False
@@ -161,6 +167,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_deadline(None)
         self._account.close()
         self._queued_bytes = self._unsent = 0
+        self._unparsed = memoryview(b"")
         unanswered = list(self._slots)
         self._slots.clear()
         self._queue.clear()
@@ -177,8 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable = True
         unsent, self._unsent = self._unsent, 0
         self._account.give_back(unsent)
-        self._pump()
-        self._update_reading()
+        self._go_on()
 
     def close(self) -> None:
         """Close at once, without sending what is still to be sent."""
@@ -230,8 +236,7 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self._refuse(error)
             return
-        self._pump()
-        self._update_reading()
+        self._go_on()
 
     def _refuse(self, error: ProtocolError) -> None:
         self._close_because(str(error))
@@ -245,6 +250,21 @@ class Connection(asyncio.BufferedProtocol):
         if self._prefix:
             data = memoryview(self._prefix + bytes(data))
             self._prefix = b""
+        self._parse(data)
+        if self._unparsed:
+            # The scratch buffer is used again.
+            self._unparsed = memoryview(bytes(self._unparsed))
+            self._account.take(len(self._unparsed))
+
+    def _parse_on(self) -> None:
+        """Go on with bytes that arrived before there was room for more requests."""
+        data = self._unparsed
+        self._parse(data)
+        self._account.give_back(len(data) - len(self._unparsed))
+
+    def _parse(self, data: memoryview) -> None:
+        """Queue the frames in ``data``; what there is no room for is left in ``_unparsed``."""
+        self._unparsed = memoryview(b"")
         position = 0
         while len(data) - position >= _LENGTH_BYTES:
             length = int.from_bytes(data[position : position + _LENGTH_BYTES], "big", signed=True)
@@ -252,6 +272,9 @@ class Connection(asyncio.BufferedProtocol):
             start = position + _LENGTH_BYTES
             if len(data) - start < length:
                 self._begin_frame(length, data[start:])
+                return
+            if self._is_far_ahead():
+                self._unparsed = data[position:]
                 return
             self._account.take(length)
             self._enqueue(bytes(data[start : start + length]))
@@ -325,6 +348,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         stop = (
             self._account.is_waiting
+            or len(self._unparsed) > 0
             or self._closing_after_replies
             or not self._writable
             or (self._frame is None and self._is_far_ahead())
@@ -391,23 +415,46 @@ class Connection(asyncio.BufferedProtocol):
             # The deadline was this frame's; the next one gets its own.
             self._set_deadline(self._limits.idle_timeout_ms, "idle")
 
-    def _pump(self) -> None:
-        """Start what may start now."""
-        if self._pumping:
-            return
-        self._pumping = True
+    def _go_on(self) -> None:
+        """Start what may start now, and read on if there is room."""
+        if self._going_on:
+            self._update_reading()
+        else:
+            self._going_on = True
+            self._go_on_for_a_while()
+
+    def _go_on_for_a_while(self) -> None:
+        until = perf_counter() + SLICE_SECONDS
         try:
-            while self._queue and self._may_start():
-                header, frame, complete_at = self._queue[0]
-                barrier = header.api_key not in _OVERLAPPING
-                if self._running_barrier or (barrier and self._slots):
-                    break
-                self._queue.popleft()
-                self._start(header, frame, barrier, complete_at)
+            while self._start_next() or self._parse_next():
+                if perf_counter() >= until and (self._queue or self._unparsed):
+                    # Others have their turn.
+                    self._loop.call_soon(self._go_on_for_a_while)
+                    self._update_reading()
+                    return
         except ProtocolError as error:
             self._refuse(error)
-        finally:
-            self._pumping = False
+        self._going_on = False
+        self._update_reading()
+
+    def _start_next(self) -> bool:
+        """Start the next request; False if there is none, or if it has to wait."""
+        if not self._queue or not self._may_start():
+            return False
+        header, frame, complete_at = self._queue[0]
+        barrier = header.api_key not in _OVERLAPPING
+        if self._running_barrier or (barrier and self._slots):
+            return False
+        self._queue.popleft()
+        self._start(header, frame, barrier, complete_at)
+        return True
+
+    def _parse_next(self) -> bool:
+        """Queue more of what has arrived; False if nothing is left, or if it has to wait."""
+        if not self._unparsed or self._is_far_ahead():
+            return False
+        self._parse_on()
+        return True
 
     def _may_start(self) -> bool:
         if self._transport is None or not self._writable or self._closing_after_replies:
@@ -471,8 +518,7 @@ class Connection(asyncio.BufferedProtocol):
             self._running_barrier = False
         if slot is self._slots[0]:
             self._send_ready()
-            self._pump()
-            self._update_reading()
+            self._go_on()
 
     def _send_ready(self) -> None:
         """Send the answers at the head of the queue that are ready."""

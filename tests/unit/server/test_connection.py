@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -105,6 +106,41 @@ def test_answers_leave_in_the_order_of_the_requests() -> None:
     assert peer.answered == []
     peer.dispatcher.answer(1)
     assert peer.answered == [1, 2, 3]
+
+
+def test_thousands_of_requests_in_one_packet_are_started_a_few_milliseconds_at_a_time() -> None:
+    def answer_slowly(call: Call) -> None:
+        time.sleep(0.000_5)
+        answer_at_once(call)
+
+    peer = Peer(FakeDispatcher(answer_slowly))
+    turns = peer.loop.next_turn = []
+    peer.send(b"".join(map(metadata_frame, range(500))))
+    assert len(peer.dispatcher.started) < 50
+    assert not peer.transport.is_reading()
+    while turns:
+        before = len(peer.dispatcher.started)
+        turns.pop()()
+        assert len(peer.dispatcher.started) - before < 50
+        assert len(turns) <= 1
+    assert peer.answered == list(range(500))
+    assert peer.transport.is_reading()
+    assert peer.budget.used_bytes == 0
+
+
+def test_no_more_requests_are_started_than_the_limit_however_many_arrive_at_once() -> None:
+    peer = Peer(max_in_flight_requests_per_connection=10)
+    peer.send(b"".join(map(produce_frame, range(200))) + produce_frame(200)[:30])
+    assert peer.dispatcher.started == list(range(10))
+    assert not peer.transport.is_reading()
+    assert peer.budget.used_bytes > 190 * len(produce_frame(0)), "what has arrived is counted"
+    for number in range(200):
+        peer.dispatcher.answer(number)
+        assert len(peer.dispatcher.started) == min(200, number + 11)
+    peer.send(produce_frame(200)[30:])
+    peer.dispatcher.answer(200)
+    assert peer.answered == list(range(201))
+    assert peer.budget.used_bytes == 0
 
 
 def test_any_other_request_waits_for_all_before_it_and_holds_up_all_behind_it() -> None:
