@@ -49,10 +49,14 @@ _LENGTH_BYTES = 4
 _FIRST_BYTES = 16 * 1024
 #: Requests and answers of one connection in memory, above which no other request is read or started.
 _AHEAD_BYTES = 16 * 1024 * 1024
+#: The largest frame of any request but Produce: what is in it is copied and looked at by the event loop.
+_OTHER_FRAME_BYTES = 16 * 1024 * 1024
+_API_KEY_BYTES = 2
 #: What is read at once of a frame that just begins, while others wait for memory.
 _CONTENDED_READ_BYTES = 16 * 1024
 #: Numbers of connections; each is used once in the life of a process.
 _IDS = count(1)
+_PRODUCE_KEY = 0
 #: API keys whose requests may run beside each other: Produce and Fetch.
 _OVERLAPPING = frozenset({0, 1})
 
@@ -291,8 +295,20 @@ class Connection(asyncio.BufferedProtocol):
         if length < 8 or length > limit:
             raise ProtocolError(f"a frame of {length} bytes; 8 to {limit} are allowed")
 
+    def _check_api(self, start: memoryview | bytearray) -> None:
+        """Refuse a large frame that is not of Produce, as soon as that is known and before more is read."""
+        length = self._frame_length
+        if length > _OTHER_FRAME_BYTES and len(start) >= _API_KEY_BYTES:
+            api_key = int.from_bytes(start[:_API_KEY_BYTES], "big", signed=True)
+            if api_key != _PRODUCE_KEY:
+                raise ProtocolError(
+                    f"a request of {length} bytes to API {api_key}; all but Produce may have "
+                    f"{_OTHER_FRAME_BYTES}"
+                )
+
     def _begin_frame(self, length: int, start: memoryview) -> None:
         self._frame_length = length
+        self._check_api(start)
         self._filled = arrived = len(start)
         whole = self._account.begin_frame(length)
         size = length if whole else min(length, max(_FIRST_BYTES, 2 * arrived, self._trusted_bytes))
@@ -312,6 +328,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _grow_frame(self) -> None:
         """Make room for as much again of the frame as has arrived, or wait for it."""
+        if self._frame is not None:
+            self._check_api(self._frame)
         size = min(self._frame_length, 2 * self._filled)
         if self._account.reserve(size - self._filled):
             self._frame_has_room(size)

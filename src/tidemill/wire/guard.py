@@ -9,6 +9,7 @@ nothing but its list of edits, and it holds that:
 - a count is believed only if count * smallest element ≤ bytes left, tagged fields included;
 - all arrays of a message together have at most ``max_elements`` elements;
 - null stands only where the schema allows null;
+- a string has at most 32,767 bytes, as in Kafka; the compact form could say more;
 - a tagged field is exactly as long as it says; unknown ones are reported so that they can be cut out;
 - the message ends exactly where the bytes end.
 
@@ -36,6 +37,7 @@ _MIN_TAGGED_FIELD_BYTES: Final = 2
 _VARINT_MORE: Final = 0x80
 _VARINT_MAX_SHIFT: Final = 28
 _NULL_MARKER: Final = 0xFF
+_STRING_BYTES_MAX: Final = 32_767
 _read_int16: Final = Struct(">h").unpack_from
 _read_int32: Final = Struct(">i").unpack_from
 
@@ -205,7 +207,7 @@ def _element_skipper(spec: FieldSpec, flexible: bool, nullable: bool) -> _Skip:
     if spec.fixed_size is not None:
         return _fixed_skipper(spec.fixed_size)
     if flexible:
-        skip = _compact_bytes_skipper(spec.name, nullable)
+        skip = _compact_bytes_skipper(spec.name, nullable, is_string=spec.kafka_type == "string")
     else:
         skip = _legacy_bytes_skipper(spec.name, nullable, is_string=spec.kafka_type == "string")
     return _lifting_skipper(skip, flexible) if spec.kafka_type == "records" else skip
@@ -232,13 +234,15 @@ def _lifting_skipper(skip: _Skip, flexible: bool) -> _Skip:
     return skip_and_note
 
 
-def _compact_bytes_skipper(name: str, nullable: bool) -> _Skip:
+def _compact_bytes_skipper(name: str, nullable: bool, *, is_string: bool) -> _Skip:
     def skip(buffer: Buffer, position: int, state: _Walk) -> int:
         length = buffer[position]
         if length < _VARINT_MORE:
             position += 1
         else:
             length, position = read_uvarint(buffer, position)
+            if is_string and length > _STRING_BYTES_MAX + 1:
+                raise ProtocolError(f"{name} has {length - 1} bytes; a string has {_STRING_BYTES_MAX} at most")
         if length:
             return position + length - 1
         if not nullable:

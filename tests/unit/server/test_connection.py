@@ -604,6 +604,19 @@ def test_every_frame_has_a_deadline_of_its_own() -> None:
     assert peer.dispatcher.started == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("first_bytes", [4, 5, 6, 100])
+def test_only_produce_may_send_more_than_16_mib(first_bytes: int) -> None:
+    size = 17 * MIB
+    for frame, is_taken in ((metadata_frame(1), False), (fetch_frame(1), False), (produce_frame(1), True)):
+        peer = greeted(Peer())
+        announced = size.to_bytes(4, "big") + frame[4:] + bytes(100_000)
+        peer.send(announced[:first_bytes])
+        peer.send(announced[first_bytes:])
+        assert peer.transport.aborted is not is_taken
+        if not is_taken:
+            assert "all but Produce" in peer.dispatcher.closing_reasons[0]
+
+
 def test_a_frame_that_has_begun_is_read_to_its_end_however_many_requests_are_under_way() -> None:
     peer = greeted(Peer(frame_deadline_ms=1_000, max_in_flight_requests_per_connection=1))
     peer.send(fetch_frame(1) + fetch_frame(2)[:10])

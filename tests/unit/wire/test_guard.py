@@ -73,6 +73,15 @@ def test_all_arrays_together_have_a_limit() -> None:
         decode(METADATA_V9, body, max_elements=9)
 
 
+def test_a_string_has_the_length_that_kafka_allows_and_no_more() -> None:
+    def body(length: int) -> bytes:
+        return b"\x02" + write_uvarint(length + 1) + b"t" * length + b"\x00" + BOOLEANS + b"\x00"
+
+    assert len(decode(METADATA_V9, body(32_767)).topics[0].name) == 32_767
+    with pytest.raises(ProtocolError, match="name has 32768 bytes; a string has 32767 at most"):
+        decode(METADATA_V9, body(32_768))
+
+
 @pytest.mark.parametrize("length", [3, 2**31 - 1, 2**35 - 2])
 def test_a_string_longer_than_the_message_is_refused(length: int) -> None:
     with pytest.raises(ProtocolError, match="cut short"):
