@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from crc32c import crc32c
 
@@ -297,6 +298,72 @@ def add_many_partitions(address: Address) -> Throw:
     return "AddPartitionsToTxn", 2, old
 
 
+def fetch_many_in_a_session(address: Address) -> Throw:
+    create(address, "in-session", partitions=10)
+    entries = [{"partition": n, "fetch_offset": 0, "partition_max_bytes": 1_000_000} for n in range(90_000)]
+    body = {"max_bytes": 10_000_000, "max_wait": 0, "session_id": 0, "session_epoch": 0}
+    return "Fetch", 12, body | {"topics": [{"topic": "in-session", "partitions": entries}]}
+
+
+def fetch_all_offsets_again_and_again(address: Address) -> Throw:
+    """Everything that one group has committed, 20,000 times: two gigabytes if it were answered."""
+    group_coordinator(address)
+    create(address, "widely-committed", partitions=1_000)
+    entries = [
+        {"partition_index": n, "committed_offset": 1, "committed_metadata": "m" * 50} for n in range(1_000)
+    ]
+    body = {"group_id": "wide", "generation_id_or_member_epoch": -1, "member_id": ""}
+    body["topics"] = [{"name": "widely-committed", "partitions": entries}]
+    with RawClient(address) as client:
+        client.request("OffsetCommit", 7, body)
+    return "OffsetFetch", 8, {"groups": [{"group_id": "wide", "topics": None}] * 20_000}
+
+
+def leave_with_many(address: Address) -> Throw:
+    group_coordinator(address)
+    with RawClient(address) as client:
+        protocols = [{"name": "p", "metadata": b""}]
+        body = {"group_id": "left", "session_timeout": 60_000, "rebalance_timeout": 60_000, "member_id": ""}
+        client.request("JoinGroup", 3, body | {"protocol_type": "consumer", "protocols": protocols})
+    members = [{"member_id": f"m{n}", "group_instance_id": None} for n in range(90_000)]
+    return "LeaveGroup", 4, {"group_id": "left", "members": members}
+
+
+def subscribe_to_many(address: Address) -> Throw:
+    group_coordinator(address)
+    body = {"group_id": "subscribed", "member_id": "m", "member_epoch": 0, "rebalance_timeout": 60_000}
+    body["subscribed_topic_names"] = [f"topic-{n}" for n in range(90_000)]
+    return "ConsumerGroupHeartbeat", 1, body | {"topic_partitions": []}
+
+
+def own_many(address: Address) -> Throw:
+    group_coordinator(address)
+    body = {"group_id": "owned", "member_id": "m", "member_epoch": 0, "rebalance_timeout": 60_000}
+    owned = [{"topic_id": UUID(int=1), "partitions": list(range(90_000))}]
+    return "ConsumerGroupHeartbeat", 1, body | {"subscribed_topic_names": ["t"], "topic_partitions": owned}
+
+
+def publish_many(address: Address) -> Throw:
+    """As many attempts as a job may have, each of many partitions."""
+    create(address, "published", partitions=100)
+    with RawClient(address, 300) as client:
+        client.request("ApiVersions", 2, {})
+        attempts = []
+        for _ in range(300):
+            opened = client.request("OpenAttempt", 0, {"job": "j", "batch": 1, "timeout_ms": 600_000})
+            attempt = {
+                "transactional_id": opened.transactional_id,
+                "producer_id": opened.producer_id,
+                "producer_epoch": opened.producer_epoch,
+            }
+            attempts.append(attempt)
+            asked = attempt | {"topics": [{"name": "published", "partitions": list(range(100))}]}
+            client.request(
+                "AddPartitionsToTxn", 2, {f"v3_and_below_{key}": value for key, value in asked.items()}
+            )
+    return "PublishAttempts", 0, {"job": "j", "batch": 1, "attempts": attempts}
+
+
 HOSTILE: dict[str, Callable[[Address], Throw]] = {
     each.__name__: each
     for each in (
@@ -335,5 +402,11 @@ HOSTILE: dict[str, Callable[[Address], Throw]] = {
         describe_many_producers,
         describe_many_transactions,
         add_many_partitions,
+        fetch_many_in_a_session,
+        fetch_all_offsets_again_and_again,
+        leave_with_many,
+        subscribe_to_many,
+        own_many,
+        publish_many,
     )
 }

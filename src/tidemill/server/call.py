@@ -27,6 +27,7 @@ class Call:
         "_send",
         "client_host",
         "header",
+        "is_hurried",
         "keeps_frame",
         "on_hurry",
         "request",
@@ -52,6 +53,8 @@ class Call:
         #: Set by a handler that waits for something: called when the answer should come now, because the
         #: client is gone or the node stops.
         self.on_hurry: Callable[[], None] | None = None
+        #: Whether that has happened: whoever begins to wait then need not.
+        self.is_hurried = False
         #: Set by a handler that waited because the client asked for it (a long poll): for how long.
         self.waited_seconds = 0.0
         #: Whether records of the request, which are views of its frame, are used after the dispatch.
@@ -86,6 +89,7 @@ class Call:
         self.keeps_frame = True
 
     def hurry(self) -> None:
+        self.is_hurried = True
         if self.on_hurry is not None:
             self.on_hurry()
 

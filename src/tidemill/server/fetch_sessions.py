@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -46,9 +47,13 @@ class FetchSession:
     by_id: bool
     partitions: OrderedDict[PartitionName, SessionPartition] = field(default_factory=OrderedDict)
 
-    def update(self, wanted: list[SessionPartition], forgotten: list[PartitionName]) -> None:
+    def update(
+        self, wanted: Iterable[SessionPartition], forgotten: Iterable[PartitionName]
+    ) -> Iterator[None]:
+        """Follow a request, one partition at each step."""
         for name in forgotten:
             self.partitions.pop(name, None)
+            yield
         for partition in wanted:
             known = self.partitions.get((partition.topic, partition.index))
             if known is None:
@@ -58,6 +63,7 @@ class FetchSession:
                 known.max_bytes = partition.max_bytes
                 known.current_leader_epoch = partition.current_leader_epoch
                 known.last_fetched_epoch = partition.last_fetched_epoch
+            yield
 
     def served(self, name: PartitionName) -> None:
         """Move a partition that gave records to the end, so that the others have their turn."""
@@ -82,8 +88,8 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, wanted: list[SessionPartition], *, by_id: bool) -> FetchSession | None:
-        """A new session; None if there are to be none."""
+    def open(self, *, by_id: bool) -> FetchSession | None:
+        """A new session without partitions; None if there are to be none."""
         if self._limit == 0:
             return None
         while len(self._sessions) >= self._limit:
@@ -92,7 +98,6 @@ class FetchSessions:
         while session_id in self._sessions:
             session_id = self._random.randint(1, 2**31 - 1)
         session = FetchSession(session_id, 1, by_id)
-        session.update(wanted, [])
         self._sessions[session_id] = session
         return session
 

@@ -242,7 +242,9 @@ def _compact_bytes_skipper(name: str, nullable: bool, *, is_string: bool) -> _Sk
         else:
             length, position = read_uvarint(buffer, position)
             if is_string and length > _STRING_BYTES_MAX + 1:
-                raise ProtocolError(f"{name} has {length - 1} bytes; a string has {_STRING_BYTES_MAX} at most")
+                raise ProtocolError(
+                    f"{name} has {length - 1} bytes; a string has {_STRING_BYTES_MAX} at most"
+                )
         if length:
             return position + length - 1
         if not nullable:

@@ -44,6 +44,16 @@ def told(answer: Any) -> dict[Any, tuple[int, ...]]:
     return {topic.topic_id: topic.partitions for topic in answer.assignment.topic_partitions}
 
 
+async def test_a_member_may_name_so_many_topics_and_is_told_what_to_do_instead(
+    broker: Broker, ask: Ask
+) -> None:
+    names = [f"topic-{number}" for number in range(5_001)]
+    refused = await join(broker, ask, subscribed_topic_names=names)
+    assert refused.error_code is ErrorCode.invalid_request
+    assert "regular expression" in refused.error_message
+    assert (await join(broker, ask, subscribed_topic_names=names[1:])).error_code is ErrorCode.none
+
+
 @EVERY_VERSION
 async def test_a_member_joins_stays_and_leaves(broker: Broker, ask: Ask, version: int) -> None:
     topic = await create(broker, "t", 3)

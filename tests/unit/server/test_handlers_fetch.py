@@ -291,6 +291,18 @@ async def test_a_client_that_goes_away_leaves_no_waiting_fetch_behind(node: Exch
     node.client = node.node.connect()
 
 
+async def test_a_client_that_goes_away_while_its_many_partitions_are_looked_at_leaves_none_behind(
+    node: Exchange,
+) -> None:
+    partition = node.partition("t")
+    node.fetch(11, *[fetch_part("t") for _ in range(2_000)], max_wait=2**31 - 1, min_bytes=1)
+    node.client._connection.connection_lost(None)
+    for _ in range(100):
+        await node.settle()
+    assert not partition._readers
+    node.client = node.node.connect()
+
+
 # --- leader epochs
 
 

@@ -372,6 +372,39 @@ async def test_fetch_of_several_groups(broker: Broker, ask: Ask, version: int) -
     ] == [("g", [5]), ("h", [6]), ("nobody", [])]
 
 
+async def test_a_group_that_is_named_twice_is_not_answered_twice_with_all_its_offsets(
+    broker: Broker, ask: Ask
+) -> None:
+    topic = await create(broker, "a")
+    await ask(broker, "OffsetCommit", 8, **commit_body(8, [(topic, [(0, 5)])]))
+    groups = [{"group_id": name, "topics": None} for name in ("g", "h", "g")]
+    answer = await ask(broker, "OffsetFetch", 8, groups=groups)
+    refused = ErrorCode.invalid_request
+    assert [(group.group_id, group.error_code, group.topics) for group in answer.groups] == [
+        ("g", refused, ()),
+        ("h", ErrorCode.none, ()),
+        ("g", refused, ()),
+    ]
+
+
+async def test_a_group_that_is_named_twice_is_described_once(broker: Broker, ask: Ask) -> None:
+    await stable_member(broker, ask)
+    answer = await ask(broker, "DescribeGroups", 4, groups=["g", "nobody", "g"])
+    assert [group.group_id for group in answer.groups] == ["g", "nobody"]
+
+
+async def test_very_many_members_leave_at_once(broker: Broker, ask: Ask) -> None:
+    joined = await stable_member(broker, ask)
+    names = [f"nobody-{number}" for number in range(1_200)] + [joined.member_id]
+    members = [{"member_id": name, "group_instance_id": None} for name in names]
+    answer = await ask(broker, "LeaveGroup", 4, group_id="g", members=members)
+    assert [each.member_id for each in answer.members] == names
+    assert [each.error_code for each in answer.members[-2:]] == [
+        ErrorCode.unknown_member_id,
+        ErrorCode.none,
+    ]
+
+
 @pytest.mark.parametrize("version", VERSIONS["OffsetFetch"])
 async def test_fetch_tells_that_the_coordinator_is_stopped(broker: Broker, ask: Ask, version: int) -> None:
     topic = await create(broker, "a")

@@ -22,6 +22,7 @@ from tidemill.groups.messages import (
 )
 from tidemill.server.broker import OFFSETS_TOPIC, Broker
 from tidemill.server.call import Call
+from tidemill.server.handlers.outcome import repeated
 from tidemill.wire.requests import ms
 
 __all__ = (
@@ -151,9 +152,23 @@ async def offset_fetch(broker: Broker, call: Call) -> dict[str, Any]:
     """
     request = call.request
     if call.version >= _FIRST_FETCH_OF_SEVERAL:
-        return {"groups": [await _fetch_group(broker, call, each) for each in request.groups]}
+        return {"groups": await _fetch_groups(broker, call)}
     body = await _fetch_group(broker, call, request)
     return {"error_code": body["error_code"], "topics": body["topics"]}
+
+
+async def _fetch_groups(broker: Broker, call: Call) -> list[dict[str, Any]]:
+    twice = repeated(await in_slices(each.group_id for each in call.request.groups))
+    bodies = []
+    for each in call.request.groups:
+        if each.group_id in twice:
+            # Each would be answered with all that the group has committed: a small request, a huge answer.
+            body = {"group_id": each.group_id, "error_code": ErrorCode.invalid_request, "topics": ()}
+        else:
+            body = await _fetch_group(broker, call, each)
+        bodies.append(body)
+        await give_way()
+    return bodies
 
 
 async def _fetch_group(broker: Broker, call: Call, request: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,6 +24,8 @@ from tidemill.wire.requests import ms
 
 __all__ = ("consumer_group_describe", "consumer_group_heartbeat")
 
+#: Each is kept for each member, and looked at in each rebalance.
+_SUBSCRIBED_NAMES_MAX: Final = 5_000
 _CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 _FIRST_DESCRIBE_WITH_MEMBER_TYPE: Final = 1
@@ -32,8 +34,13 @@ _FIRST_DESCRIBE_WITH_MEMBER_TYPE: Final = 1
 async def consumer_group_heartbeat(broker: Broker, call: Call) -> dict[str, Any]:
     """A member joins, stays, or leaves, and is told what it may read."""
     error = await prepare_groups(broker)
-    if error is ErrorCode.none:
-        reply = await broker.groups.consumer_heartbeat(_heartbeat_request(call))
+    if len(call.request.subscribed_topic_names or ()) > _SUBSCRIBED_NAMES_MAX:
+        reply = ConsumerHeartbeatReply(
+            ErrorCode.invalid_request,
+            f"a member may name {_SUBSCRIBED_NAMES_MAX} topics; subscribe to more by a regular expression",
+        )
+    elif error is ErrorCode.none:
+        reply = await broker.groups.consumer_heartbeat(await _heartbeat_request(call))
     else:
         reply = ConsumerHeartbeatReply(error, "groups cannot be stored right now; try again")
     return {
@@ -48,7 +55,7 @@ async def consumer_group_heartbeat(broker: Broker, call: Call) -> dict[str, Any]
     }
 
 
-def _heartbeat_request(call: Call) -> ConsumerHeartbeatRequest:
+async def _heartbeat_request(call: Call) -> ConsumerHeartbeatRequest:
     request = call.request
     names, owned = request.subscribed_topic_names, request.topic_partitions
     return ConsumerHeartbeatRequest(
@@ -61,15 +68,15 @@ def _heartbeat_request(call: Call) -> ConsumerHeartbeatRequest:
         topics=None if names is None else frozenset(names),
         regex=call.field("subscribed_topic_regex"),
         assignor=request.server_assignor,
-        owned=None if owned is None else _partitions(owned),
+        owned=None if owned is None else frozenset(await in_slices(_partitions(owned))),
         client_id=call.client_id,
         client_host=call.client_host,
         version=call.version,
     )
 
 
-def _partitions(topics: Iterable[Any]) -> Partitions:
-    return frozenset((topic.topic_id, index) for topic in topics for index in topic.partitions)
+def _partitions(topics: Iterable[Any]) -> Iterator[tuple[UUID, int]]:
+    return ((topic.topic_id, index) for topic in topics for index in topic.partitions)
 
 
 def _topic_partitions(partitions: Partitions) -> list[dict[str, Any]]:
@@ -80,8 +87,8 @@ def _topic_partitions(partitions: Partitions) -> list[dict[str, Any]]:
 
 
 async def consumer_group_describe(broker: Broker, call: Call) -> dict[str, Any]:
-    """Members, assignments and targets of groups of the new protocol; any other group is not found."""
-    ids = call.request.group_ids
+    """Members, assignments and targets of groups of the new protocol, each once; any other is not found."""
+    ids = tuple(dict.fromkeys(call.request.group_ids))
     if has_groups(broker):
         descriptions = await broker.groups.describe_consumer_groups(ids)
     else:

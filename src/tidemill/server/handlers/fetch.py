@@ -18,6 +18,7 @@ import contextlib
 import logging
 from collections.abc import Generator, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -51,10 +52,36 @@ logger = logging.getLogger(__name__)
 
 def fetch(broker: Broker, call: Call) -> None:
     """Handle one Fetch request; the answer may be sent later."""
+    named = chain(call.request.topics, call.field("forgotten_topics_data", ()))
+    partitions = sum(len(topic.partitions) for topic in named)
+    _run(_begin(broker, call), partitions, call)
+
+
+def _run(steps: Iterator[None], partitions: int, call: Call) -> None:
+    """Take all steps at once, or those of a request for very many partitions with breaks between them."""
+    if partitions <= _STEPPED_PARTITIONS_MIN:
+        for _ in steps:
+            pass
+        return
+
+    def stepped(task: asyncio.Task[list[None]]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a fetch of %d partitions failed", partitions, exc_info=error)
+            call.abort()
+
+    asyncio.get_running_loop().create_task(in_slices(steps)).add_done_callback(stepped)
+
+
+def _begin(broker: Broker, call: Call) -> Iterator[None]:
     by_id = call.version >= _TOPIC_ID_MIN_VERSION
-    wanted = _wanted(call, by_id)
+    wanted: list[SessionPartition] = []
+    for topic in call.request.topics:
+        name = _topic_name(topic, by_id)
+        for entry in topic.partitions:
+            wanted.append(_wanted(name, entry))
+            yield
     try:
-        session, partitions, incremental = _session(broker, call, wanted, by_id)
+        session, partitions, incremental = yield from _session(broker, call, wanted, by_id)
     except ApiError as error:
         header = call.header
         call.reply_buffers(
@@ -64,19 +91,15 @@ def fetch(broker: Broker, call: Call) -> None:
     _Fetch(broker, call, session, partitions, incremental).start()
 
 
-def _wanted(call: Call, by_id: bool) -> list[SessionPartition]:
-    return [
-        SessionPartition(
-            _topic_name(topic, by_id),
-            partition.partition,
-            partition.fetch_offset,
-            partition.partition_max_bytes,
-            getattr(partition, "current_leader_epoch", -1),
-            getattr(partition, "last_fetched_epoch", -1),
-        )
-        for topic in call.request.topics
-        for partition in topic.partitions
-    ]
+def _wanted(topic: str | UUID, entry: Any) -> SessionPartition:
+    return SessionPartition(
+        topic,
+        entry.partition,
+        entry.fetch_offset,
+        entry.partition_max_bytes,
+        getattr(entry, "current_leader_epoch", -1),
+        getattr(entry, "last_fetched_epoch", -1),
+    )
 
 
 def _topic_name(topic: Any, by_id: bool) -> str | UUID:
@@ -88,7 +111,7 @@ def _topic_name(topic: Any, by_id: bool) -> str | UUID:
 
 def _session(
     broker: Broker, call: Call, wanted: list[SessionPartition], by_id: bool
-) -> tuple[FetchSession | None, list[SessionPartition], bool]:
+) -> Generator[None, None, tuple[FetchSession | None, list[SessionPartition], bool]]:
     """(session or None, partitions to read, whether only changes are answered)."""
     session_id: int = call.field("session_id", 0)
     epoch: int = call.field("session_epoch", FINAL_EPOCH)
@@ -100,15 +123,18 @@ def _session(
         broker.fetch_sessions.close(session_id)
         if not wanted:
             return None, wanted, False
-        opened = broker.fetch_sessions.open(wanted, by_id=by_id)
-        return opened, wanted if opened is None else list(opened.partitions.values()), False
+        opened = broker.fetch_sessions.open(by_id=by_id)
+        if opened is None:
+            return None, wanted, False
+        yield from opened.update(wanted, ())
+        return opened, list(opened.partitions.values()), False
     session = broker.fetch_sessions.resume(session_id, epoch, by_id=by_id)
-    forgotten: list[tuple[str | UUID, int]] = [
+    forgotten = (
         (_topic_name(topic, by_id), index)
         for topic in call.field("forgotten_topics_data", ())
         for index in topic.partitions
-    ]
-    session.update(wanted, forgotten)
+    )
+    yield from session.update(wanted, forgotten)
     return session, list(session.partitions.values()), True
 
 
@@ -155,18 +181,7 @@ class _Fetch:
         self._run(self._begin())
 
     def _run(self, steps: Iterator[None]) -> None:
-        """Take all steps at once, or those of a request for very many partitions with breaks between them."""
-        if len(self._wanted) <= _STEPPED_PARTITIONS_MIN:
-            for _ in steps:
-                pass
-            return
-        task = asyncio.get_running_loop().create_task(in_slices(steps))
-        task.add_done_callback(self._stepped)
-
-    def _stepped(self, task: asyncio.Task[list[None]]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a fetch of %d partitions failed", len(self._wanted), exc_info=error)
-            self._call.abort()
+        _run(steps, len(self._wanted), self._call)
 
     def _begin(self) -> Iterator[None]:
         max_wait_ms = ms(self._call.request.max_wait)
@@ -179,6 +194,9 @@ class _Fetch:
                 partition.subscribe(self, self._wake)
                 self._subscribed.append(partition)
             yield
+        if self._call.is_hurried:
+            yield from self._answer_in_steps()
+            return
         loop = asyncio.get_running_loop()
         self._waiting_since = loop.time()
         self._timer = loop.call_later(max_wait_ms / 1000, self._answer)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from tidemill.coordination.turns import in_slices
+from tidemill.coordination.turns import give_way, in_chunks, in_slices
 from tidemill.errors import ErrorCode
 from tidemill.groups.messages import (
     GroupDescription,
@@ -47,6 +48,7 @@ __all__ = (
 _DEAD: Final = "Dead"
 #: Each is kept for each member, and looked at in each rebalance; clients send one or two.
 _PROTOCOLS_MAX: Final = 1_000
+_LEAVING_AT_ONCE_MAX: Final = 500
 
 _FIRST_JOIN_WITH_NULL_PROTOCOL: Final = 7
 _FIRST_SYNC_WITH_PROTOCOL: Final = 5
@@ -143,7 +145,8 @@ async def leave_group(broker: Broker, call: Call) -> dict[str, Any]:
     request = call.request
     several = call.version >= _FIRST_LEAVE_OF_SEVERAL
     if several:
-        leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
+        members_named = (LeavingMember(each.member_id, each.group_instance_id) for each in request.members)
+        leaving = await in_slices(members_named)
     else:
         leaving = [LeavingMember(request.member_id)]
     if request.group_id and not has_groups(broker):
@@ -152,16 +155,27 @@ async def leave_group(broker: Broker, call: Call) -> dict[str, Any]:
             members=tuple(LeftMember(each.member_id, each.instance_id, unknown) for each in leaving)
         )
     else:
-        reply = await broker.groups.leave(request.group_id, leaving)
+        reply = await _leave(broker, request.group_id, leaving)
     if not several:
         # The old format has one place for an error.
         codes = (reply.error, *(each.error for each in reply.members))
         return {"error_code": next((code for code in codes if code is not ErrorCode.none), ErrorCode.none)}
-    members = [
+    members = (
         {"member_id": each.member_id, "group_instance_id": each.instance_id, "error_code": each.error}
         for each in reply.members
-    ]
-    return {"error_code": reply.error, "members": members}
+    )
+    return {"error_code": reply.error, "members": await in_slices(members)}
+
+
+async def _leave(broker: Broker, group_id: str, leaving: Sequence[LeavingMember]) -> LeaveReply:
+    left: list[LeftMember] = []
+    for chunk in list(in_chunks(leaving, _LEAVING_AT_ONCE_MAX)) or [leaving]:
+        reply = await broker.groups.leave(group_id, chunk)
+        if reply.error is not ErrorCode.none:
+            return reply
+        left += reply.members
+        await give_way()
+    return LeaveReply(members=tuple(left))
 
 
 # --- groups as a whole
@@ -187,12 +201,14 @@ async def list_groups(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 async def describe_groups(broker: Broker, call: Call) -> dict[str, Any]:
-    """Members and assignments of groups. A group that does not exist is dead, from v6 on also an error."""
-    ids = call.request.groups
+    """Members and assignments of groups, each once. A group that does not exist is dead, from v6 on also an
+    error.
+    """
+    ids = tuple(dict.fromkeys(call.request.groups))
     if has_groups(broker):
         descriptions = await broker.groups.describe_groups(ids)
     else:
-        descriptions = [GroupDescription(group_id, state=_DEAD) for group_id in ids]
+        descriptions = await in_slices(GroupDescription(group_id, state=_DEAD) for group_id in ids)
     return {"groups": await in_slices(_described(call, each) for each in descriptions)}
 
 

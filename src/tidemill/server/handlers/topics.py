@@ -123,7 +123,7 @@ def _created(
 async def create_partitions(broker: Broker, call: Call) -> dict[str, Any]:
     """Raise the number of partitions of topics, or with ``validate_only`` say what would become of it."""
     request = call.request
-    twice = repeated(topic.name for topic in request.topics)
+    twice = repeated(await in_slices(topic.name for topic in request.topics))
     planned: dict[str, CreatePartitions | TidemillError] = {}
     for topic in request.topics:
         if topic.name in twice:
@@ -139,8 +139,11 @@ async def create_partitions(broker: Broker, call: Call) -> dict[str, Any]:
             )
         await give_way()
     done = await _run(broker, planned, check_only=request.validate_only)
-    failures = {name: result for name, result in done.items() if isinstance(result, TidemillError)}
-    return {"results": await in_slices({"name": name, **outcome(failures.get(name))} for name in planned)}
+    return {"results": await in_slices(_grown(name, done[name]) for name in planned)}
+
+
+def _grown(name: str, result: TopicImage | TidemillError) -> dict[str, Any]:
+    return {"name": name, **outcome(result if isinstance(result, TidemillError) else None)}
 
 
 def _added(assignments: Sequence[Any] | None) -> tuple[tuple[int, ...], ...] | None:
@@ -151,17 +154,25 @@ async def _run(
     broker: Broker, planned: dict[str, Any], *, check_only: bool
 ) -> dict[str, TopicImage | TidemillError]:
     """The result of each command; what is an error already stays it."""
-    commands: dict[str, Command[TopicImage]] = {
-        name: plan for name, plan in planned.items() if not isinstance(plan, TidemillError)
-    }
-    if check_only:
-        checked = await in_slices((name, _check(broker, command)) for name, command in commands.items())
-        return planned | dict(checked)
+    done: dict[str, TopicImage | TidemillError] = {}
+    commands: dict[str, Command[TopicImage]] = {}
+    for name, plan in planned.items():
+        if isinstance(plan, TidemillError):
+            done[name] = plan
+        elif check_only:
+            done[name] = _check(broker, plan)
+        else:
+            commands[name] = plan
+        await give_way()
+    results: list[TopicImage | TidemillError]
     try:
-        results = await broker.controller.submit_many(commands.values())
+        results = await broker.controller.submit_many(commands.values()) if commands else []
     except TidemillError as error:
-        return planned | dict.fromkeys(commands, error)
-    return planned | dict(zip(commands, results, strict=True))
+        results = [error] * len(commands)
+    for name, result in zip(commands, results, strict=True):
+        done[name] = result
+        await give_way()
+    return done
 
 
 def _check(broker: Broker, command: Command[TopicImage]) -> TopicImage | TidemillError:

@@ -318,7 +318,7 @@ async def list_transactions(broker: Broker, call: Call) -> dict[str, Any]:
 
 async def describe_transactions(broker: Broker, call: Call) -> dict[str, Any]:
     """State, producer and partitions of transactional ids."""
-    ids = call.request.transactional_ids
+    ids = tuple(dict.fromkeys(call.request.transactional_ids))
     if has_transactions(broker):
         found = await broker.transactions.describe_transactions(ids)
     else:
@@ -344,9 +344,12 @@ async def describe_transactions(broker: Broker, call: Call) -> dict[str, Any]:
 async def describe_producers(broker: Broker, call: Call) -> dict[str, Any]:
     """Who writes to partitions of this node, and which of them have a transaction open there."""
     topics = []
+    wanted: dict[str, dict[int, None]] = {}
     for topic in call.request.topics:
-        producers = (_producers_of(broker, (topic.name, index)) for index in topic.partition_indexes)
-        topics.append({"name": topic.name, "partitions": await in_slices(producers)})
+        wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    for name, indexes in wanted.items():
+        producers = (_producers_of(broker, (name, index)) for index in indexes)
+        topics.append({"name": name, "partitions": await in_slices(producers)})
     return {"topics": topics}
 
 
