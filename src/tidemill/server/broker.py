@@ -51,6 +51,8 @@ _INTERNAL_TOPIC_CONFIGS = {
 }
 _PRODUCER_ID_BLOCK = 1_000
 _WORKER_THREADS = 2
+#: How long a stop waits for batches that are being looked at.
+_GATE_CLOSE_SECONDS = 5.0
 #: How long an idempotent producer that writes nothing is remembered (Kafka's producer.id.expiration.ms).
 _PRODUCER_EXPIRATION_MS = 24 * 60 * 60 * 1000
 
@@ -443,11 +445,26 @@ class Broker:
         if self._tables is not None:
             await self._tables.housekeep()
 
+    async def _finish_gated_writes(self) -> None:
+        """Let the batches that are being looked at come to their end, but not for ever: nobody was told that
+        they are safe, and those of one client can take minutes.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _GATE_CLOSE_SECONDS
+        while self.gated_writes and (left := until - loop.time()) > 0:
+            await asyncio.wait(self.gated_writes.values(), timeout=left)
+        unfinished = set(self.gated_writes.values())
+        if unfinished:
+            logger.warning("%d writes that were not acknowledged are given up by the stop", len(unfinished))
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+
     async def close(self) -> bool:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
-        while self.gated_writes:
+        if self.gated_writes:
             # Their batches go into the logs, which are still open.
-            await asyncio.wait(self.gated_writes.values())
+            await self._finish_gated_writes()
         self.workers.shutdown(wait=False, cancel_futures=True)
         if self._tables is not None:
             await self._tables.close()

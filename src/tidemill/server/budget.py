@@ -136,6 +136,7 @@ class Account:
         "_address",
         "_budget",
         "_frame_is_small",
+        "_is_closed",
         "_marked",
         "_resume",
         "_uncounted",
@@ -162,6 +163,7 @@ class Account:
         self._frame_is_small = False
         #: Bytes of ``reading_bytes`` that were here before there was room for them.
         self._uncounted = 0
+        self._is_closed = False
         self._wanted: int | None = None
         self._resume: Callable[[], None] = _nothing
         #: Whether it was the client's turn to move bytes, since when, and how many it had moved.
@@ -217,7 +219,10 @@ class Account:
             self.held_bytes -= count
             assert self.held_bytes >= 0, "more bytes were given back than taken"
             self._budget._count(self, -count)
-            self._budget._serve()
+            if self._is_closed and not self.held_bytes:
+                self._budget._close(self, 0)
+            else:
+                self._budget._serve()
 
     def may_read_on(self) -> bool:
         """Whether another frame may begin."""
@@ -229,9 +234,12 @@ class Account:
         self._wanted, self._resume = count, resume
         self._budget._enqueue(self)
 
-    def close(self) -> None:
-        """Give everything back and wait for nothing more."""
-        self._budget._close(self)
+    def close(self, kept_bytes: int = 0) -> None:
+        """Give everything back and wait for nothing more.
+
+        ``kept_bytes`` of requests are worked on although the client is gone: they are given back later.
+        """
+        self._budget._close(self, kept_bytes)
 
 
 class ByteBudget:
@@ -362,19 +370,22 @@ class ByteBudget:
             self._leader = None
             self._serve()
 
-    def _close(self, account: Account) -> None:
+    def _close(self, account: Account, kept_bytes: int) -> None:
         if account not in self._accounts:
             return
         group = account._address
         if account._wanted is not None:
             self._leave_queue(account)
         self._uncounted_is_over(account)
-        self._count(account, -account.total_bytes)
-        account.reading_bytes = account.held_bytes = account.frame_bytes = 0
-        address = self._accounts.pop(account)
-        group.accounts -= 1
-        if not group.accounts:
-            del self._addresses[address]
+        self._count(account, kept_bytes - account.total_bytes)
+        account.reading_bytes = account.frame_bytes = 0
+        account.held_bytes = kept_bytes
+        account._is_closed = True
+        if not kept_bytes:
+            address = self._accounts.pop(account)
+            group.accounts -= 1
+            if not group.accounts:
+                del self._addresses[address]
         if account is self._leader:
             self._leader = None
         self._serve()

@@ -90,7 +90,7 @@ class Dispatcher(Protocol):
 class _Slot:
     """The place of an answer in the order of answers."""
 
-    __slots__ = ("answer_bytes", "barrier", "buffers", "call", "complete_at", "frame_bytes")
+    __slots__ = ("answer_bytes", "barrier", "buffers", "call", "complete_at", "frame_bytes", "in_thread")
 
     def __init__(self, frame_bytes: int, barrier: bool, complete_at: float) -> None:
         self.frame_bytes = frame_bytes
@@ -100,6 +100,13 @@ class _Slot:
         self.complete_at = complete_at
         self.buffers: ReplyBuffers | None = None
         self.call: Call | None = None
+        #: Whether the request is being decoded in a thread.
+        self.in_thread = False
+
+    @property
+    def keeps_frame(self) -> bool:
+        """Whether the frame's memory is in use, also if the client is gone."""
+        return self.in_thread or (self.buffers is None and self.call is not None and self.call.keeps_frame)
 
     def hurry(self) -> None:
         if self.buffers is None and self.call is not None:
@@ -169,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
         self._set_deadline(None)
-        self._account.close()
+        self._account.close(sum(slot.frame_bytes for slot in self._slots if slot.keeps_frame))
         self._queued_bytes = self._unsent = 0
         self._unparsed = memoryview(b"")
         unanswered = list(self._slots)
@@ -485,7 +492,12 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         slot = _Slot(len(frame), barrier, complete_at)
         call = Call(
-            header, None, self.host, lambda buffers: self._answered(slot, buffers), self.close, self._id
+            header,
+            None,
+            self.host,
+            lambda buffers: self._answered(slot, buffers),
+            lambda: self._aborted(slot),
+            self._id,
         )
         try:
             if is_served(header.api_key, header.api_version):
@@ -500,15 +512,21 @@ class Connection(asyncio.BufferedProtocol):
         self._running_barrier = slot.barrier
         self.client_id = header.client_id or self.client_id
         if is_large:
+            slot.in_thread = True
             work = partial(decode_large_request, header, frame, Pace().breathe)
             decoding = self._loop.run_in_executor(None, work)
-            decoding.add_done_callback(lambda done: self._decoded(call, frame, done))
+            decoding.add_done_callback(lambda done: self._decoded(slot, call, frame, done))
         else:
             self._dispatch(call, frame)
 
-    def _decoded(self, call: Call, frame: bytes | memoryview, done: asyncio.Future[Any]) -> None:
+    def _decoded(self, slot: _Slot, call: Call, frame: bytes | memoryview, done: asyncio.Future[Any]) -> None:
         """Go on with a large request."""
-        if done.cancelled() or self._transport is None:
+        slot.in_thread = False
+        if self._transport is None:
+            slot.call = None
+            self._account.give_back(slot.frame_bytes)
+            return
+        if done.cancelled():
             return
         error = done.exception()
         if isinstance(error, ProtocolError):
@@ -526,8 +544,23 @@ class Connection(asyncio.BufferedProtocol):
         if not call.keeps_frame and isinstance(frame, memoryview) and isinstance(frame.obj, bytearray):
             self._buffers.give_back(frame.obj)
 
-    def _answered(self, slot: _Slot, buffers: ReplyBuffers) -> None:
+    def _aborted(self, slot: _Slot) -> None:
+        """There will be no answer."""
+        self._over(slot, ())
+        self.close()
+
+    def _over(self, slot: _Slot, buffers: ReplyBuffers) -> None:
+        """The request was worked on; if its client is gone, its memory is free now."""
+        kept = slot.keeps_frame
         slot.buffers = buffers
+        if self._transport is None:
+            # The call knows its slot: without this its frame would wait for the garbage collector.
+            slot.call = None
+            if kept:
+                self._account.give_back(slot.frame_bytes)
+
+    def _answered(self, slot: _Slot, buffers: ReplyBuffers) -> None:
+        self._over(slot, buffers)
         if self._transport is None:
             return
         slot.answer_bytes = sum(map(len, buffers))
@@ -564,7 +597,8 @@ class Connection(asyncio.BufferedProtocol):
             transport.close()
 
     def _note_answered(self, slot: _Slot, now: float) -> None:
-        call = slot.call
+        # The call knows its slot: its frame must not wait for the garbage collector.
+        call, slot.call = slot.call, None
         if call is not None:
             self._dispatcher.answered(
                 call.header.api_key,

@@ -188,3 +188,15 @@ async def test_a_topic_deleted_while_retention_is_under_way_is_not_opened_again(
     monkeypatch.setattr(broker.replicas, "open", opened.append)
     await broker.apply_retention()
     assert opened == []
+
+
+async def test_a_stop_gives_up_writes_that_take_too_long_to_look_at(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tidemill.server.broker._GATE_CLOSE_SECONDS", 0.01)
+    endless = asyncio.get_running_loop().create_task(asyncio.Event().wait())
+    broker.gated_writes["t", 0] = endless  # type: ignore[assignment]
+    endless.add_done_callback(lambda _: broker.gated_writes.clear())
+    await broker.close()
+    assert endless.cancelled()
+    assert "1 writes that were not acknowledged are given up" in caplog.text

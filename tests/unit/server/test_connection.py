@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from itertools import pairwise
 from typing import Any
@@ -602,6 +603,52 @@ def test_every_frame_has_a_deadline_of_its_own() -> None:
         peer.send(stream[2 + number * size : 2 + (number + 1) * size])
     assert not peer.transport.aborted
     assert peer.dispatcher.started == [0, 1, 2, 3]
+
+
+def test_requests_of_a_client_that_is_gone_are_counted_while_they_are_worked_on() -> None:
+    peer = greeted(Peer())
+    frames = [padded_frame(number, MIB) for number in range(3)]
+    peer.send(b"".join(frames))
+    for call in peer.dispatcher.calls[:2]:
+        call.keep_frame()
+    peer.lose()
+    assert peer.budget.used_bytes == 2 * (MIB - 4), "the third is not in use any more"
+    peer.dispatcher.answer(2)
+    assert peer.budget.used_bytes == 2 * (MIB - 4)
+    peer.dispatcher.answer(0)
+    assert peer.budget.used_bytes == MIB - 4
+    peer.dispatcher.calls[1].abort()
+    assert peer.budget.used_bytes == 0
+    assert not peer.budget._accounts
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_request_that_is_over_does_not_wait_for_the_garbage_collector(is_gone: bool) -> None:
+    peer = greeted(Peer())
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, Call) for each in gc.get_objects())
+        for number in range(5):
+            peer.send(padded_frame(number, 100 * KIB))
+            peer.dispatcher.calls[number].keep_frame()
+        if is_gone:
+            peer.lose()
+        for number in range(5):
+            peer.dispatcher.answer(number)
+        peer.dispatcher.calls.clear()
+        assert sum(isinstance(each, Call) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
+def test_a_request_that_was_given_up_is_not_counted_when_its_client_is_gone() -> None:
+    peer = greeted(Peer())
+    peer.send(padded_frame(1, MIB))
+    peer.dispatcher.calls[0].keep_frame()
+    peer.dispatcher.calls[0].abort()
+    peer.lose()
+    assert peer.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("first_bytes", [4, 5, 6, 100])
