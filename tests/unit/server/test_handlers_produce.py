@@ -13,6 +13,7 @@ from support.batches import plain_batch
 from support.exchange import Answer, Exchange, fetch_part, produce_part
 from tidemill.control.commands import DeleteTopic
 from tidemill.errors import DiskFull, ErrorCode, SyncFailed
+from tidemill.records.batch import parse_header
 from tidemill.records.compression import ZSTD
 from tidemill.records.record import Record, build_batch
 from tidemill.wire.apis import APIS
@@ -373,6 +374,25 @@ async def test_the_answer_tells_the_append_time_only_if_the_topic_uses_it(
     stamped, plain = result(answer, 0), result(answer, 1)
     assert stamped.log_append_time.timestamp() == pytest.approx(1_700_000_123.456)
     assert plain.log_append_time is None
+
+
+async def test_the_append_time_that_is_told_is_that_of_the_records_also_if_they_were_looked_at_in_a_thread(
+    node: Exchange,
+) -> None:
+    node.node.now_ms = 1_700_000_000_000
+    large = build_batch([Record(None, b"v", 1)] * 5_000)
+    answer = node.produce(9, produce_part("stamped", large))
+    assert node.node.broker.gated_writes
+    await asyncio.sleep(0)
+    # Time goes on while it is looked at.
+    node.node.now_ms += 1_000
+    await node.settle()
+    await node.flush()
+    told_ms = result(answer).log_append_time.timestamp() * 1000
+    fetched = node.fetch(11, fetch_part("stamped"))
+    await node.settle()
+    stored = parse_header(fetched.value.responses[0].partitions[0].records)
+    assert round(told_ms) == stored.max_timestamp
 
 
 async def test_the_answer_tells_where_the_log_starts(node: Exchange) -> None:

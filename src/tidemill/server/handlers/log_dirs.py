@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidemill.control.image import TopicImage
-from tidemill.coordination.turns import give_way
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ErrorCode
 from tidemill.replication.replicas import partition_directory
 from tidemill.server.broker import Broker
@@ -44,10 +44,12 @@ async def describe_log_dirs(broker: Broker, call: Call) -> dict[str, Any]:
         return {"results": [{"error_code": ErrorCode.kafka_storage_error, "log_dir": str(root)}]}
     for (name, index, _), size in zip(closed, on_disk, strict=True):
         sizes[name][index] = size
+        await give_way()
+    topics = ({"name": name, "partitions": _bodies(sizes[name])} for name in sorted(sizes))
     result = {
         "error_code": ErrorCode.none,
         "log_dir": str(root),
-        "topics": [{"name": name, "partitions": _bodies(sizes[name])} for name in sorted(sizes)],
+        "topics": await in_slices(topics),
         "total_bytes": total_bytes,
         "usable_bytes": usable_bytes,
     }

@@ -104,14 +104,15 @@ def _append_one(
         if request.acks == _ACKS_ALL:
             _check_in_sync(topic, partition)
         now_ms = broker.clock_ms()
-        appended = _write(broker, topic, partition, records, checked, now_ms)
+        appended, newest_ms = _write(broker, topic, partition, records, checked, now_ms)
         partition.bytes_in += len(records)
     except TidemillError as error:
         refusal = _refusal(entry.index, error, pending.record_errors_left)
         pending.record_errors_left -= len(refusal.record_errors)
         results.append(refusal)
         return
-    append_time = now_ms if partition.config.timestamp_type == "LogAppendTime" else -1
+    # The time that its records have, which were stamped before they may have waited for others.
+    append_time = newest_ms if partition.config.timestamp_type == "LogAppendTime" else -1
     results.append(
         PartitionResult(
             entry.index, ErrorCode.none, appended.base_offset, append_time, partition.log_start_offset
@@ -128,8 +129,8 @@ def _write(
     records: Buffer,
     checked: CheckedBatch | None,
     now_ms: int,
-) -> Appended:
-    """Put a batch into the log, and tell the table whose rows it holds."""
+) -> tuple[Appended, int]:
+    """Put a batch into the log, and tell the table whose rows it holds; also gives its newest timestamp."""
     table = broker.image.table_of_topic(topic.id)
     place = None if checked is None else checked.place
     if table is not None and (place is None or place.topic_id != topic.id):
@@ -143,7 +144,7 @@ def _write(
     appended = partition.append_prepared(prepared, now_ms)
     if checked is not None and checked.table is not None and checked.place is not None:
         broker.rows_appended(checked.table, checked.place, checked.changes, partition, appended)
-    return appended
+    return appended, prepared.header.max_timestamp
 
 
 def _find_topic(broker: Broker, name: str | UUID | None) -> TopicImage:
