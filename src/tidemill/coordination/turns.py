@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 from typing import TypeVar
 
-__all__ = ("SLICE_SECONDS", "begin_slice", "give_way", "in_chunks", "in_slices")
+__all__ = ("SLICE_SECONDS", "begin_slice", "give_way", "in_chunks", "in_slices", "sorted_in_slices")
 
 #: How long one piece of work may go on before others have their turn.
 SLICE_SECONDS = 0.004
+_SORTED_AT_ONCE = 2_000
 
 T = TypeVar("T")
 
@@ -49,6 +51,15 @@ async def in_slices(steps: Iterable[T]) -> list[T]:
             await asyncio.sleep(0)
             begin_slice()
     return collected
+
+
+async def sorted_in_slices(items: Sequence[str]) -> list[str]:
+    """The items in their order; others may have their turn meanwhile."""
+    chunks: list[list[str]] = []
+    for chunk in in_chunks(items, _SORTED_AT_ONCE):
+        chunks.append(sorted(chunk))
+        await give_way()
+    return await in_slices(merge(*chunks))
 
 
 def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from tidemill.config.values import Address
 from tidemill.control.image import INTERNAL_TOPICS, PartitionImage, TopicImage
 from tidemill.control.placement import check_topic_name
-from tidemill.coordination.turns import give_way, in_slices
+from tidemill.coordination.turns import give_way, in_slices, sorted_in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
 from tidemill.server.call import Call
@@ -228,7 +228,8 @@ async def describe_topic_partitions(broker: Broker, call: Call) -> dict[str, Any
     """Partitions in the order of topic names, at most so many at a time; a cursor says where to go on."""
     request = call.request
     everything = not request.topics
-    asked = sorted(broker.image.topics if everything else {topic.name for topic in request.topics})
+    named = broker.image.topics if everything else dict.fromkeys(topic.name for topic in request.topics)
+    asked = await sorted_in_slices(tuple(named))
     start = request.cursor
     if start is not None:
         problem = _cursor_problem(start, () if everything else asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import Any, TypeVar
 
@@ -34,4 +33,8 @@ def refused(message: str) -> ApiError:
 
 def repeated(names: Iterable[K]) -> set[K]:
     """The names that occur more than once."""
-    return {name for name, count in Counter(names).items() if count > 1}
+    once: set[K] = set()
+    twice: set[K] = set()
+    for name in names:
+        (twice if name in once else once).add(name)
+    return twice

@@ -189,15 +189,19 @@ async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
     """Delete topics by name or, from v6 on, by id."""
     asked: list[tuple[str | None, UUID | None]]
     if call.version < 6:
-        asked = [(name, None) for name in call.request.topic_names]
+        asked = await in_slices((name, None) for name in call.request.topic_names)
     else:
-        asked = [(topic.name, topic.topic_id) for topic in call.request.topics]
+        asked = await in_slices((topic.name, topic.topic_id) for topic in call.request.topics)
+    await give_way()
     twice = repeated(pair for pair in asked if pair != (None, None))
+    await give_way()
+    distinct = tuple(dict.fromkeys(asked))
+    await give_way()
     # A name and an id in one request can mean the same topic.
-    named = await in_slices(_found(broker, name, topic_id) for name, topic_id in dict.fromkeys(asked))
+    named = await in_slices(_found(broker, name, topic_id) for name, topic_id in distinct)
     topic_twice = repeated(topic.id for topic in named if topic is not None)
     responses = []
-    for name, topic_id in dict.fromkeys(asked):
+    for name, topic_id in distinct:
         error: TidemillError | None = None
         topic = _found(broker, name, topic_id)
         try:
