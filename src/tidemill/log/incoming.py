@@ -66,7 +66,9 @@ def is_quick(data: Buffer, config: TopicConfig) -> bool:
 
 
 def prepare_quickly(data: Buffer, config: TopicConfig, now_ms: int) -> PreparedBatch | None:
-    """Prepare a batch that ``is_quick``; None if it does not unpack to as little as was thought."""
+    """Prepare a batch that ``is_quick``; None if it is not, or does not unpack to as little as it seems."""
+    if not is_quick(data, config):
+        return None
     try:
         return PreparedBatch(*prepare_batch(data, config, now_ms, _QUICK_UNPACKED_BYTES), config)
     except _NotUnpacked:

@@ -11,7 +11,7 @@ import pytest
 
 from support.batches import plain_batch
 from support.exchange import Answer, Exchange, fetch_part, produce_part
-from tidemill.control.commands import DeleteTopic
+from tidemill.control.commands import DeleteTopic, SetTopicConfigs
 from tidemill.errors import DiskFull, ErrorCode, SyncFailed
 from tidemill.records.batch import parse_header
 from tidemill.records.compression import ZSTD
@@ -393,6 +393,26 @@ async def test_the_append_time_that_is_told_is_that_of_the_records_also_if_they_
     await node.settle()
     stored = parse_header(fetched.value.responses[0].partitions[0].records)
     assert round(told_ms) == stored.max_timestamp
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(5_000, ErrorCode.leader_not_available), (60, ErrorCode.none)]
+)
+async def test_a_large_batch_is_not_looked_at_again_by_the_loop_if_the_topic_changed_meanwhile(
+    node: Exchange, count: int, expected: ErrorCode
+) -> None:
+    batch = build_batch([Record(b"k", b"v" * 40, 1)] * count, codec=ZSTD)
+    part = produce_part("t", batch)
+    # Whatever comes behind a batch that waits goes through the gate, too.
+    node.produce(9, produce_part("t", build_batch([Record(None, b"v", 1)] * 5_000)))
+    answer = node.produce(9, part)
+    await asyncio.sleep(0)
+    await node.node.broker.controller.submit(SetTopicConfigs(name="t", configs={"retention.ms": "5000"}))
+    await node.settle()
+    assert await code(node, answer) == expected
+    again = node.produce(9, part)
+    await node.settle()
+    assert await code(node, again) == ErrorCode.none
 
 
 async def test_the_answer_tells_where_the_log_starts(node: Exchange) -> None:

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from tidemill.control.image import TopicImage
 from tidemill.errors import ApiError, ErrorCode, InvalidRecords, StorageError, TableError, TidemillError
+from tidemill.log.incoming import is_quick, prepare_quickly
 from tidemill.log.log import Appended
 from tidemill.log.storage import Buffer
 from tidemill.records.batch import HEADER_BYTES, parse_header
@@ -136,11 +137,16 @@ def _write(
     if table is not None and (place is None or place.topic_id != topic.id):
         # Became this table's while the request was under way: nobody has looked at its rows.
         raise ApiError(ErrorCode.leader_not_available, f"topic {topic.name!r} is being created; try again")
-    if checked is None or checked.prepared.config is not partition.config:
-        has_keys = checked is not None and checked.changes is not None
-        prepared = partition.prepare(records, now_ms, records_checked=has_keys)
+    if checked is None:
+        prepared = partition.prepare(records, now_ms) if is_quick(records, partition.config) else None
+    elif checked.prepared.config is not partition.config:
+        prepared = prepare_quickly(records, partition.config, now_ms)
     else:
         prepared = checked.prepared
+    if prepared is None:
+        # The topic was created, or its configuration changed, while the request was under way. To look at
+        # such a batch takes long, so it is not done here.
+        raise ApiError(ErrorCode.leader_not_available, f"topic {topic.name!r} has changed; try again")
     appended = partition.append_prepared(prepared, now_ms)
     if checked is not None and checked.table is not None and checked.place is not None:
         broker.rows_appended(checked.table, checked.place, checked.changes, partition, appended)
