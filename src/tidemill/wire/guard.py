@@ -9,7 +9,7 @@ nothing but its list of edits, and it holds that:
 - a count is believed only if count * smallest element ≤ bytes left, tagged fields included;
 - all arrays of a message together have at most ``max_elements`` elements;
 - null stands only where the schema allows null;
-- a string has at most 32,767 bytes, as in Kafka; the compact form could say more;
+- a string has at most ``max_string_bytes``: in the compact form it could have more than Kafka allows;
 - a tagged field is exactly as long as it says; unknown ones are reported so that they can be cut out;
 - the message ends exactly where the bytes end.
 
@@ -28,7 +28,15 @@ from typing import Final
 from tidemill.errors import ProtocolError
 from tidemill.wire.schema import EntityClass, FieldSpec, fields_of, min_size
 
-__all__ = ("Edit", "TooManyElements", "find_arrays", "read_uvarint", "walk", "write_uvarint")
+__all__ = (
+    "MAX_STRING_BYTES",
+    "Edit",
+    "TooManyElements",
+    "find_arrays",
+    "read_uvarint",
+    "walk",
+    "write_uvarint",
+)
 
 Edit = tuple[int, int, bytes]
 """(start, end, replacement): what to change in the message so that no unknown tagged field is left in it."""
@@ -37,7 +45,8 @@ _MIN_TAGGED_FIELD_BYTES: Final = 2
 _VARINT_MORE: Final = 0x80
 _VARINT_MAX_SHIFT: Final = 28
 _NULL_MARKER: Final = 0xFF
-_STRING_BYTES_MAX: Final = 32_767
+MAX_STRING_BYTES: Final = 32_767
+"""What Kafka allows."""
 _read_int16: Final = Struct(">h").unpack_from
 _read_int32: Final = Struct(">i").unpack_from
 
@@ -49,13 +58,20 @@ class TooManyElements(ProtocolError):
 class _Walk:
     """What is left of the limits during one walk."""
 
-    __slots__ = ("edits", "elements_left", "lifted", "size")
+    __slots__ = ("edits", "elements_left", "lifted", "max_string_bytes", "size")
 
-    def __init__(self, size: int, max_elements: int, lifted: list[tuple[int, int]] | None) -> None:
+    def __init__(
+        self,
+        size: int,
+        max_elements: int,
+        lifted: list[tuple[int, int]] | None,
+        max_string_bytes: int = MAX_STRING_BYTES,
+    ) -> None:
         self.size = size
         self.elements_left = max_elements
         self.edits: list[Edit] = []
         self.lifted = lifted
+        self.max_string_bytes = max_string_bytes
 
     def take(self, count: int, position: int, min_element_bytes: int) -> None:
         """Accept an array count, or refuse it before anything is done with it."""
@@ -79,6 +95,7 @@ def walk(
     offset: int,
     max_elements: int,
     lifted: list[tuple[int, int]] | None = None,
+    max_string_bytes: int = MAX_STRING_BYTES,
 ) -> list[Edit]:
     """Check that ``buffer`` from ``offset`` to its end is one message of class ``entity``.
 
@@ -86,7 +103,7 @@ def walk(
     ``lifted``, every field of records that is not null is noted there as (start, end), and the edits make it
     empty: so the native decoder copies none of it.
     """
-    state = _Walk(len(buffer), max_elements, lifted)
+    state = _Walk(len(buffer), max_elements, lifted, max_string_bytes)
     end = _struct_skipper(entity)(buffer, offset, state)
     if end != state.size:
         verb = f"is followed by {state.size - end} bytes" if end < state.size else "is cut short"
@@ -241,9 +258,9 @@ def _compact_bytes_skipper(name: str, nullable: bool, *, is_string: bool) -> _Sk
             position += 1
         else:
             length, position = read_uvarint(buffer, position)
-            if is_string and length > _STRING_BYTES_MAX + 1:
+            if is_string and length > state.max_string_bytes + 1:
                 raise ProtocolError(
-                    f"{name} has {length - 1} bytes; a string has {_STRING_BYTES_MAX} at most"
+                    f"{name} has {length - 1} bytes; a string has {state.max_string_bytes} at most"
                 )
         if length:
             return position + length - 1

@@ -34,7 +34,15 @@ from tidemill.wire.apis import (
     response_class,
     response_header_version,
 )
-from tidemill.wire.guard import Buffer, Edit, TooManyElements, find_arrays, read_uvarint, walk
+from tidemill.wire.guard import (
+    MAX_STRING_BYTES,
+    Buffer,
+    Edit,
+    TooManyElements,
+    find_arrays,
+    read_uvarint,
+    walk,
+)
 from tidemill.wire.schema import FieldSpec, fields_of
 
 if TYPE_CHECKING:
@@ -70,6 +78,8 @@ Decode = Callable[[Any, Buffer, int], tuple[Any, int]]
 """From a class, bytes and a position to a value and its size: what the native decoder does."""
 
 _PREFIX_BYTES: Final = 8
+#: More than any length can say.
+_ANY_STRING_BYTES: Final = 2**36
 _PRODUCE_KEY: Final = 0
 _METADATA_KEY: Final = 3
 #: From this size on it is cheaper to leave the records of a Produce request where they are.
@@ -226,7 +236,10 @@ def decode_response(api_key: int, api_version: int, frame: Buffer) -> tuple[int,
     except (struct.error, IndexError):
         raise ProtocolError(f"a response header cut short in a frame of {len(frame)} bytes") from None
     entity = response_class(api_key, api_version)
-    return correlation_id, decode_entity(entity, frame, offset, MAX_RESPONSE_ELEMENTS)
+    # A node may tell values that are longer than what it would take.
+    return correlation_id, decode_entity(
+        entity, frame, offset, MAX_RESPONSE_ELEMENTS, max_string_bytes=_ANY_STRING_BYTES
+    )
 
 
 def decode_entity(
@@ -236,6 +249,7 @@ def decode_entity(
     max_elements: int,
     lifted: list[tuple[int, int]] | None = None,
     decode: Decode | None = None,
+    max_string_bytes: int = MAX_STRING_BYTES,
 ) -> Any:
     """The bytes of ``frame`` from ``offset`` to the end as one value of kio's class ``entity``.
 
@@ -243,7 +257,7 @@ def decode_entity(
     ``decode`` is used instead of the native decoder, on bytes that were walked.
     """
     try:
-        edits = walk(entity, frame, offset, max_elements, lifted)
+        edits = walk(entity, frame, offset, max_elements, lifted, max_string_bytes)
     except ProtocolError as error:
         raise type(error)(f"{_title(entity)}: {error.message}") from None
     except (IndexError, struct.error):

@@ -84,7 +84,7 @@ def test_a_string_has_the_length_that_kafka_allows_and_no_more() -> None:
 
 @pytest.mark.parametrize("length", [3, 2**31 - 1, 2**35 - 2])
 def test_a_string_longer_than_the_message_is_refused(length: int) -> None:
-    with pytest.raises(ProtocolError, match="cut short"):
+    with pytest.raises(ProtocolError, match=r"cut short|32767 at most"):
         decode(METADATA_V9, b"\x02" + write_uvarint(length + 1) + b"t\x00")
 
 
