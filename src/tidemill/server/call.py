@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from tidemill.coordination.shares import Client, share_address
-from tidemill.server.watchdog import begin_turn
+from tidemill.server.watchdog import LoopWatchdog, begin_turn
 from tidemill.wire.encode import Body, encode_response
 from tidemill.wire.requests import RequestHeader
 
 __all__ = ("Call", "ReplyBuffers")
 
 ReplyBuffers = Sequence[bytes | bytearray | memoryview]
+
+T = TypeVar("T")
 
 
 class Call:
@@ -33,6 +36,7 @@ class Call:
         "request",
         "turn",
         "waited_seconds",
+        "watchdog",
     )
 
     def __init__(
@@ -61,6 +65,8 @@ class Call:
         self.keeps_frame = False
         #: When the loop began to work on the request: before it is decoded.
         self.turn = begin_turn()
+        #: Times what the loop does for the request; set when it is dispatched.
+        self.watchdog: LoopWatchdog | None = None
 
     @property
     def version(self) -> int:
@@ -83,6 +89,13 @@ class Call:
     def field(self, name: str, default: Any = None) -> Any:
         """A field of the request that not every version has."""
         return getattr(self.request, name, default)
+
+    def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work on the request in a task of its own, whose turns of the loop count as this request's."""
+        loop = asyncio.get_running_loop()
+        if self.watchdog is None:
+            return loop.create_task(work)
+        return loop.create_task(self.watchdog.watch(work, self.header.api_key, self))
 
     def keep_frame(self) -> None:
         """The frame's memory must not be used again: its records are needed until the answer is there."""

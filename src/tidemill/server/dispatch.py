@@ -193,6 +193,7 @@ class BrokerDispatcher:
     def dispatch(self, call: Call) -> None:
         key = call.header.api_key
         self._metrics.count(key)
+        call.watchdog = self.watchdog
         try:
             self._dispatch(key, call)
         finally:
@@ -208,9 +209,7 @@ class BrokerDispatcher:
         elif key == API_VERSIONS_KEY:
             _answer_api_versions(call)
         else:
-            work = self._run(_HANDLERS[key], call)
-            watched = self.watchdog.watch(work, key, call)
-            task = asyncio.get_running_loop().create_task(watched)
+            task = call.start_task(self._run(_HANDLERS[key], call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+
 from tidemill.server.call import Call, ReplyBuffers
+from tidemill.server.watchdog import LoopWatchdog
 from tidemill.wire.encode import encode_request
 from tidemill.wire.requests import decode_request, decode_response, parse_header
 
@@ -52,3 +55,18 @@ def test_only_who_asked_for_it_is_hurried() -> None:
     call.on_hurry = lambda: hurried.append(1)
     call.hurry()
     assert hurried == [1]
+
+
+async def test_the_turns_of_a_task_count_as_those_of_its_request() -> None:
+    now = [0.0]
+    call, _, _ = made(1)
+    call.watchdog = LoopWatchdog(lambda: now[0])
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        now[0] += 0.5
+        return "done"
+
+    assert await call.start_task(work()) == "done"
+    found = {(each.name, each.labels): each.value for each in call.watchdog.collect()}
+    assert found["tidemill_loop_turn_seconds_max", (("api", "Metadata"),)] == 0.5

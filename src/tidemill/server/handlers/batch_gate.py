@@ -110,7 +110,7 @@ def check_batches(broker: Broker, call: Call, refusals: Refusals, append: Append
     queue = broker.gated_writes
     writes = list(_writes(broker, call))
     before = {queue[write.place] for write in writes if write.place in queue}
-    task = asyncio.get_running_loop().create_task(_check(broker, writes, refusals, before, append))
+    task = call.start_task(_check(broker, writes, refusals, before, append))
     for write in writes:
         queue[write.place] = task
 

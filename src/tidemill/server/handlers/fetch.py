@@ -69,7 +69,7 @@ def _run(steps: Iterator[None], partitions: int, call: Call) -> None:
             logger.error("a fetch of %d partitions failed", partitions, exc_info=error)
             call.abort()
 
-    asyncio.get_running_loop().create_task(in_slices(steps)).add_done_callback(stepped)
+    call.start_task(in_slices(steps)).add_done_callback(stepped)
 
 
 def _begin(broker: Broker, call: Call) -> Iterator[None]:

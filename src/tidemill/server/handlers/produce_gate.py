@@ -45,7 +45,7 @@ def pass_gate(broker: Broker, call: Call, append: Callable[[Refusals], None]) ->
         append({})
         return
     call.keep_frame()
-    task = asyncio.get_running_loop().create_task(_wait(broker, call, producer, before, append))
+    task = call.start_task(_wait(broker, call, producer, before, append))
     queue[producer.id] = task
 
     def leave(done: asyncio.Task[None]) -> None:
