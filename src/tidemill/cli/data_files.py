@@ -42,7 +42,7 @@ class PartitionFiles:
 
     @property
     def topic_id(self) -> str:
-        """In hexadecimal digits."""
+        """The topic id in the directory name, in hexadecimal digits."""
         return self.name.partition("-")[0]
 
 

@@ -58,7 +58,7 @@ class Table(Unpicklable):
 
     @property
     def name(self) -> str:
-        """``database.table``."""
+        """Full name of the table, ``database.table``."""
         return self._table.name
 
     @property
@@ -523,7 +523,7 @@ class TableLease(Unpicklable):
         return self._db.run(self._lease.renew())
 
     def release(self) -> None:
-        """End it."""
+        """End the lease: its snapshots may be removed."""
         self._db.run(self._lease.release())
 
     def __enter__(self) -> TableLease:

@@ -77,7 +77,7 @@ class LagReport:
             self._topics = dict(largest)
 
     def collect(self) -> Iterator[Metric]:
-        """The samples."""
+        """The metrics of this report, as /metrics shows them."""
         yield Metric("tidemill_groups", "gauge", "Groups that have committed offsets.", self.groups)
         yield Metric(
             "tidemill_group_lag_series_left_out",
@@ -113,7 +113,7 @@ class ConsumerLag:
         self._closed_ends: dict[PartitionKey, int | None] = {}
 
     async def measure(self) -> LagReport:
-        """The lag now."""
+        """Compare committed offsets with high watermarks, now."""
         broker = self._broker
         report = LagReport(broker.settings.lag_series_max)
         await self._read_closed_ends()

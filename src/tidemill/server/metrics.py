@@ -60,7 +60,7 @@ _LINES_PER_PART: Final = 4_000
 
 
 class Histogram:
-    """Latencies in buckets."""
+    """Request latencies, counted by bucket as a Prometheus histogram wants them."""
 
     __slots__ = ("counts", "total_seconds")
 

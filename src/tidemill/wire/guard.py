@@ -46,7 +46,7 @@ _VARINT_MORE: Final = 0x80
 _VARINT_MAX_SHIFT: Final = 28
 _NULL_MARKER: Final = 0xFF
 MAX_STRING_BYTES: Final = 32_767
-"""What Kafka allows."""
+"""The longest string in a request, as in Kafka."""
 _read_int16: Final = Struct(">h").unpack_from
 _read_int32: Final = Struct(">i").unpack_from
 

@@ -76,7 +76,7 @@ class AsyncLease(Unpicklable):
         return self._lease
 
     async def release(self) -> None:
-        """End it."""
+        """End the lease: its snapshots may be removed."""
         await ask_controller(
             self._table.cluster, "ReleaseLease", {"lease_id": self.lease_id}, "releasing a lease"
         )

@@ -62,7 +62,7 @@ Append = Callable[[Refusals, CheckedBatches], Iterator[None]]
 
 
 class _Write(NamedTuple):
-    """One batch of a request."""
+    """One batch of a Produce request, with the partition it is for and the table whose log that is."""
 
     place: TopicPartition
     topic: TopicImage
