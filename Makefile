@@ -41,7 +41,7 @@ no_java := missing: Java 17 or newer, which Spark needs. Install it with: apt-ge
 
 no_java_clients := missing: javac or mvn (the tests of Java's Kafka clients are skipped). Install them with: apt-get install default-jdk-headless maven
 
-.PHONY: help setup run test check format bench lock clean
+.PHONY: help setup run test check lint types layers format bench lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,10 +61,16 @@ test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrow
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(VENV)/.installed ## Lint, format check, types, layers
+check: lint types layers ## Lint, format check, types, layers: what the pre-commit hooks run, too
+
+lint: $(VENV)/.installed
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.installed
 	@$(VENV)/bin/mypy
+
+layers: $(VENV)/.installed
 	@$(VENV)/bin/lint-imports --no-logo
 
 format: $(VENV)/.installed ## Format the code and fix what the linter can fix

@@ -15,6 +15,7 @@ from rich.console import Console
 from bench import (
     checking,
     compacting,
+    comparing,
     fetching,
     idle,
     latency,
@@ -29,11 +30,11 @@ from bench import (
 from bench.context import Bench
 from bench.plan import FULL, QUICK, Plan
 from bench.processes import ROOT
-from bench.report import Section, as_markdown, replace_between_markers, rich_table
+from bench.report import Section, as_markdown, replace_generated_part, rich_table
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-#: What there is to run, in the order of the page.
+#: All benchmarks by name, in the order of the page.
 BENCHMARKS: dict[str, Callable[[Bench], Section]] = {
     "produce": throughput.produce,
     "checks": checking.checking,
@@ -66,26 +67,34 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="tidemill-bench-", dir=options.directory))
     started = time.perf_counter()
     try:
-        sections = _run(names, QUICK if options.quick else FULL, work, console)
+        plan = QUICK if options.quick else FULL
+        if options.against:
+            before = Path(options.against).absolute()
+            runs: list[Callable[[Bench], Section]] = [
+                lambda bench: comparing.compare(bench, before, 1 if options.quick else options.rounds)
+            ]
+        else:
+            runs = [BENCHMARKS[name] for name in names]
+        sections = _run(runs, plan, work, console)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     preamble.append(f"- the run took {time.perf_counter() - started:.0f} s")
     text = as_markdown(sections, preamble)
     print(text)
     if options.write:
-        replace_between_markers(PAGE, text)
+        replace_generated_part(PAGE, text)
         console.print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
-def _run(names: list[str], plan: Plan, work: Path, console: Console) -> list[Section]:
+def _run(runs: list[Callable[[Bench], Section]], plan: Plan, work: Path, console: Console) -> list[Section]:
     sections = []
     with console.status("") as status:
         bench = Bench(plan, work, status.update)
         bench.progress("a first start, which compiles the modules")
         with bench.node():
             pass
-        for name in names:
-            section = BENCHMARKS[name](bench)
+        for run in runs:
+            section = run(bench)
             sections.append(section)
             console.print(rich_table(section))
     return sections
@@ -106,10 +115,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--write", action="store_true", help="put the tables of a whole run into docs/benchmarks.md"
     )
+    parser.add_argument(
+        "--against",
+        metavar="CHECKOUT",
+        help="compare another checkout of Tidemill (before) with this one (after), in interleaved rounds",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of --against")
     parser.add_argument("--directory", help="where data is written: a directory on the disk to measure")
     options = parser.parse_args()
-    if options.write and (options.quick or options.only):
-        parser.error("--write takes a whole run: leave out --quick and --only")
+    if options.write and (options.quick or options.only or options.against):
+        parser.error("--write takes a whole run: leave out --quick, --only and --against")
+    if options.against and not (Path(options.against) / "bench").is_dir():
+        parser.error(f"{options.against} is no checkout of Tidemill")
     return options
 
 

@@ -1,4 +1,4 @@
-"""What it costs to look at every record of a producer's batch, beside the same without looking."""
+"""The cost of checking every record of a producer's batch, beside the same without the checks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def checking(bench: Bench) -> Section:
 
 
 def _add_produce(bench: Bench, section: Section, size: int) -> None:
-    """Produce to a node and to one that does not look, in turns."""
+    """Produce to a node and to one without the checks, in turns."""
     rates: dict[bool, list[float]] = {True: [], False: []}
     cpu: dict[bool, list[float]] = {True: [], False: []}
     with (

@@ -76,10 +76,10 @@ def compaction(bench: Bench) -> Section:
 
 
 def _measure(directory: str, log_bytes: int, record_bytes: int, segment_bytes: int) -> dict[str, float]:
-    import tidemill.log.batch_filter  # noqa: F401 - a node imports this once, with its first run
+    import tidemill.log.compaction.batch_filter  # noqa: F401 - a node imports this once, with its first run
     from tidemill.config.topic import TopicConfig
-    from tidemill.log.cleaner import CleaningRun
-    from tidemill.log.compacting import begin_swap, carry_swap, end_swap, order_cleaning
+    from tidemill.log.compaction.cleaner import CleaningRun
+    from tidemill.log.compaction.runs import begin_swap, carry_swap, end_swap, order_cleaning
     from tidemill.log.pace import Pace
     from tidemill.log.recovery import open_log
     from tidemill.log.storage import LocalStorage
@@ -98,12 +98,12 @@ def _measure(directory: str, log_bytes: int, record_bytes: int, segment_bytes: i
     log.finish_flush(job)
     size, records = log.size_bytes, log.end_offset
     copy_seconds = _copy(storage, [segment.log_path for segment in log.segments])
-    Path("/proc/self/clear_refs").write_text("5")  # from here on the peak is counted anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak that /proc reports
     memory_before = _status_mb("VmRSS")
     started = time.perf_counter()
     complete = False
     while not complete:
-        order = order_cleaning(log, _NOW_MS)
+        order = order_cleaning(log, _NOW_MS, high_watermark=log.durable_offset)
         assert order is not None
         run = CleaningRun(storage, order, map_bytes=64 * 1024 * 1024, pace=Pace())
         run.map_keys()

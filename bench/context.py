@@ -1,4 +1,4 @@
-"""What every benchmark is given."""
+"""The context of a benchmark: its plan, a working directory, and fresh nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("Bench",)
 
 @dataclass(slots=True)
 class Bench:
-    """The plan, a directory to work in, and a way to say what is going on."""
+    """The context of a run: its plan, a directory to work in, and a function that reports progress."""
 
     plan: Plan
     work: Path

@@ -20,7 +20,7 @@ _SEED = 20_240_601
 
 
 def fetch(bench: Bench) -> Section:
-    """Fetches at random places and at the tail, of logs of growing length, in turns."""
+    """Fetches at random offsets and at the end, from logs of growing length, in turns."""
     plan = bench.plan
     section = Section(
         "Fetch cost by log size",

@@ -1,4 +1,4 @@
-"""What a node costs when nobody uses it."""
+"""Memory and processor time of an idle node."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _interpreter_mb() -> float:
 
 
 def connections(bench: Bench) -> Section:
-    """Connections that asked once and are silent since."""
+    """Memory of connections that asked once and are silent since."""
     count = bench.plan.connections
     section = Section(
         "Idle connections",

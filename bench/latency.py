@@ -1,4 +1,4 @@
-"""How long a producer waits for its acknowledgement, at a fixed and bearable rate."""
+"""How long a producer waits for its acknowledgement, at a fixed rate that the node can bear."""
 
 from __future__ import annotations
 

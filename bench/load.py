@@ -26,7 +26,7 @@ _STALLED_SECONDS = 30.0
 
 
 def partition_names(prefix: str, count: int) -> list[tuple[str, int]]:
-    """Where records go in turn: one partition, or many in topics of four, as the mock cluster has."""
+    """The partitions that records go to in turn: one, or many in topics of four, as the mock cluster has."""
     return [(f"{prefix}-{n // PARTITIONS_PER_TOPIC}", n % PARTITIONS_PER_TOPIC) for n in range(count)]
 
 
@@ -73,7 +73,7 @@ def _flush(producer: Producer, failures: list[KafkaError]) -> None:
 
 
 def consume(servers: str, prefix: str, partitions: int, record_bytes: int) -> dict[str, float]:
-    """Read everything that is there, from the first offset on."""
+    """Read all records, from the first offset on."""
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False, "log_level": 3}
     )
@@ -82,7 +82,7 @@ def consume(servers: str, prefix: str, partitions: int, record_bytes: int) -> di
     count, cpu_before, started = 0, _own_cpu_seconds(), time.perf_counter()
     consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
     while count < there:
-        # It returns when it has that many, so no more are asked for than there are.
+        # It returns once it has so many, so no more are asked for than are left.
         messages = consumer.consume(min(_RECORDS_PER_READ, there - count), timeout=_STALLED_SECONDS)
         if not messages or messages[0].error():
             raise SystemExit(f"{count} of {there} records were read, then: {messages[:1]}")

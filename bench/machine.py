@@ -1,4 +1,4 @@
-"""On what the numbers were taken."""
+"""The machine and the versions on which the numbers were taken."""
 
 from __future__ import annotations
 

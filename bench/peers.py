@@ -1,4 +1,4 @@
-"""What a node is compared with: librdkafka's mock cluster, a bare socket, a bare disk, a bare interpreter."""
+"""Peers that a node is compared with: librdkafka's mock cluster, a bare socket, disk and interpreter."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ os._exit(0)
 
 
 class MockCluster:
-    """librdkafka's built-in cluster of one broker, in a process of its own. It keeps the last 5 MB of each
-    partition in memory, checks nothing and writes nothing."""
+    """librdkafka's built-in cluster of one broker, in a process of its own.
+
+    It keeps the last 5 MB of each partition in memory, checks nothing and writes nothing.
+    """
 
     def __init__(self, work: Path) -> None:
         self._process = subprocess.Popen(
@@ -117,7 +119,7 @@ def touch_memory(directory: Path, size: int) -> None:
     """Fill ``size`` bytes of page cache and give them back.
 
     In a virtual machine the host hands out memory at its first touch, which may take several times as long as
-    writing to it. Pages that were in use a moment ago are there, as in a machine that has run for a while.
+    writing to it. Pages that were in use just before are there, as in a machine that has run for a while.
     """
     path = directory / "touched"
     chunk = bytes(_SOCKET_BUFFER_BYTES)
@@ -166,7 +168,7 @@ def synced_writes_ms(directory: Path, record_bytes: int, rate: int, seconds: flo
 
 
 def bare_import_seconds(work: Path, modules: Sequence[str]) -> float:
-    """From the start of an interpreter to its end, when all it does is import these."""
+    """The lifetime of an interpreter that only imports these modules."""
     script = work / "bare_import.py"
     script.write_text(_BARE_IMPORT.format(modules=list(modules)))
     started = time.perf_counter()

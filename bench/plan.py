@@ -1,4 +1,4 @@
-"""How long and how large: the full run, and the quick one that only shows that everything works."""
+"""Plans: durations and sizes of a full run, and of a quick one that only shows that everything works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sizes of everything that a run does."""
+    """Durations and sizes of everything that a run does."""
 
     rounds: int
     record_bytes: tuple[int, ...]

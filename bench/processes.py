@@ -1,4 +1,4 @@
-"""Child processes: what they cost, by /proc, and a node as a child."""
+"""Child processes: a node as a child, and what a process uses, by /proc."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.launch import MODULES_VARIABLE
 
-__all__ = ("NodeProcess", "child_environment", "cpu_seconds", "memory_mb", "run_json")
+__all__ = ("ROOT", "NodeProcess", "child_environment", "cpu_seconds", "memory_mb", "run_json")
 
 ROOT = Path(__file__).resolve().parent.parent
 _CPU_CLOCK_OF_PROCESS = 2
@@ -46,20 +46,28 @@ def memory_mb(pid: int) -> tuple[float, float]:
     return kilobytes["Rss"] / 1000, kilobytes["Pss"] / 1000
 
 
-def child_environment(work: Path) -> dict[str, str]:
-    """The environment of a child: no settings from outside, and compiled modules kept as in an install."""
+def child_environment(work: Path, root: Path = ROOT) -> dict[str, str]:
+    """The environment of a child: no settings from outside, and compiled modules kept as in an install.
+
+    ``root`` is the checkout whose code it runs; the installed one is this one.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
-    return kept | {"PYTHONPYCACHEPREFIX": str(work / "pycache")}
+    kept["PYTHONPYCACHEPREFIX"] = str(work / "pycache")
+    if root != ROOT:
+        kept["PYTHONPATH"] = str(root / "src")
+    return kept
 
 
-def run_json(work: Path, module: str, *arguments: str, **options: object) -> dict[str, Any]:
+def run_json(
+    work: Path, module: str, *arguments: str, root: Path = ROOT, **options: object
+) -> dict[str, Any]:
     """Run ``python -m module ARGUMENTS OPTIONS-AS-JSON`` and return the JSON object that it prints."""
     command = [sys.executable, "-m", module, *arguments, json.dumps(options)]
     done = subprocess.run(
         command,
-        cwd=ROOT,
-        env=child_environment(work),
+        cwd=root,
+        env=child_environment(work, root),
         capture_output=True,
         text=True,
         timeout=_LONGEST_CHILD_SECONDS,
@@ -74,7 +82,13 @@ def run_json(work: Path, module: str, *arguments: str, **options: object) -> dic
 class NodeProcess:
     """A node in a process of its own. Construction returns at once; ``wait_ready`` waits for the port."""
 
-    def __init__(self, work: Path, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        work: Path,
+        data_dir: Path,
+        environment: Mapping[str, str] | None = None,
+        root: Path = ROOT,
+    ) -> None:
         self.data_dir = data_dir
         self.port = _free_port()
         self._log = work / f"{data_dir.name}.log"
@@ -83,8 +97,8 @@ class NodeProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.launch", *arguments],
-                cwd=ROOT,
-                env=child_environment(work) | dict(environment or {}),
+                cwd=root,
+                env=child_environment(work, root) | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

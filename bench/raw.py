@@ -25,7 +25,7 @@ def batch_of(record_bytes: int, count: int) -> bytes:
 
 
 class RawClient:
-    """One blocking connection that has introduced itself."""
+    """One blocking connection, which has sent ApiVersions as clients do."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

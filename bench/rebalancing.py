@@ -14,15 +14,15 @@ from bench.processes import run_json
 from bench.raw import RawClient
 from bench.report import Section
 from bench.spread import Spread
-from tidemill.client.assignment import pack_subscription
-from tidemill.client.connection import Connection
 from tidemill.config.values import parse_address
+from tidemill.net.connection import Connection
+from tidemill.wire.consumer_protocol import pack_subscription
 
 __all__ = ("rebalancing",)
 
 _TOPIC = "rebalance"
 _PARTITIONS = 400
-#: How often members ask for news. Clients do it every 3 to 5 seconds, and would be what is measured.
+#: How often members send heartbeats. With the 3 to 5 seconds of real clients that would be what is measured.
 _HEARTBEAT_SECONDS = 0.02
 _SESSION_MS = 30_000
 _REBALANCE_IN_PROGRESS = 27
@@ -195,7 +195,7 @@ async def _measure(servers: str, protocol: str, members: int) -> dict[str, float
 
 
 async def _rest(members: list[Any]) -> None:
-    """Beat until nobody hears anything new, everybody agrees, and everything is owned."""
+    """Send heartbeats until no member gets news, all agree, and every partition is owned."""
     while True:
         quiet = all(await asyncio.gather(*(member.beat() for member in members)))
         same = len({member.generation for member in members}) == 1

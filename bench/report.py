@@ -1,4 +1,4 @@
-"""What a run found: tables and aims, for the terminal and as Markdown."""
+"""The report of a run: tables and aims, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-__all__ = ("Aim", "Section", "as_markdown", "replace_between_markers", "rich_table")
+__all__ = ("Aim", "Section", "as_markdown", "replace_generated_part", "rich_table")
 
 BEGIN = "<!-- begin: python -m bench --write -->"
 END = "<!-- end: python -m bench --write -->"
@@ -16,7 +16,7 @@ END = "<!-- end: python -m bench --write -->"
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Something that was promised, and what was measured."""
+    """A promise, and what was measured for it."""
 
     what: str
     wanted: str
@@ -26,7 +26,7 @@ class Aim:
 
 @dataclass(slots=True)
 class Section:
-    """One benchmark's table. The first column names the row."""
+    """The table of one benchmark. The first column names the row."""
 
     title: str
     columns: Sequence[str]
@@ -50,7 +50,7 @@ def rich_table(section: Section) -> RichTable:
 
 
 def as_markdown(sections: Sequence[Section], preamble: Sequence[str]) -> str:
-    """The aims first, then every table."""
+    """The page as Markdown: the aims first, then every table."""
     lines = [*preamble, ""]
     aims = [aim for section in sections for aim in section.aims]
     if aims:
@@ -72,8 +72,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (columns, rule, *rows)] + [""]
 
 
-def replace_between_markers(page: Path, text: str) -> None:
-    """Put ``text`` between the two marker lines of ``page``; what people wrote around them stays."""
+def replace_generated_part(page: Path, text: str) -> None:
+    """Put ``text`` between the two comment lines of ``page`` that enclose generated text; the rest stays."""
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -82,7 +82,7 @@ def _add_rows(section: Section, measured: list[dict[str, Any]]) -> None:
 
 
 def _add_aims(section: Section, measured: list[dict[str, Any]], verb: str, peer: str, wanted: float) -> None:
-    """Of the largest size: there the start of a query counts least."""
+    """Add the aims, for the largest size only: there the start of a query counts least."""
     most = max(each["rows"] for each in measured)
     for each in measured:
         if each["rows"] == most:

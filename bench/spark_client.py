@@ -1,7 +1,6 @@
-"""What the benchmarks of Spark do in a process of its own: ``python -m bench.spark_client WHAT OPTIONS-AS-
-JSON``.
+"""The child process of the Spark benchmarks: ``python -m bench.spark_client WHAT OPTIONS-AS-JSON``.
 
-One local session for all of it. Every measurement takes both sides in turn, round by round, after both have
+One local session does all of it. Every measurement takes both sides in turn, round by round, after both have
 run once if the plan has a warm-up. A read ends in Spark's ``noop`` sink, which takes all columns of all rows.
 """
 
@@ -26,13 +25,13 @@ from bench.table_rows import COLUMNS, rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: What the client sends in one call: more of it would only need more memory.
+#: Rows that the client sends in one call: more would only need more memory.
 _CALL_ROWS = 300_000
 _WARM_UP_ROWS = 1_000
 
 
 class _World:
-    """The session, the node, and what was measured."""
+    """The session, the node, and the measurements of a run."""
 
     def __init__(self, servers: str, directory: str, tasks_max: int, rounds: int, warm_up: bool) -> None:
         self.servers = servers
@@ -49,7 +48,7 @@ class _World:
         return self.spark.read.format("tidemill").options(servers=self.servers, **options).load(name)
 
     def memory(self, reader: Any, schema: Any, sample: str, count: int, tasks: int, **options: object) -> Any:
-        """What the ceiling gives, to ``spark.read`` or ``spark.readStream``."""
+        """The ceiling's rows, through ``spark.read`` or ``spark.readStream``."""
         options |= {"sample": sample, "rows": count, "tasks": tasks}
         return reader.format(FORMAT).schema(schema).options(**options).load()
 
@@ -67,7 +66,7 @@ class _World:
 
 
 def _timed(call: Callable[[], Any]) -> float:
-    """The seconds that a call took, unless it says so itself."""
+    """The seconds that a call took; or its result, if it measures itself."""
     started = time.perf_counter()
     said = call()
     return said if isinstance(said, float) else time.perf_counter() - started
@@ -126,7 +125,7 @@ def _load(world: _World, table: str, log: str, count: int, buckets: int) -> None
         for rows_ in _calls(world.sample, count):
             keyed.upsert(rows_)
             plain.append(rows_)
-        # What is folded meanwhile would be counted as reading.
+        # Waits for the fold, which would otherwise be counted as reading.
         keyed.scan(limit=1).to_arrow()
 
 
@@ -137,7 +136,7 @@ def _calls(sample: str, count: int) -> Iterator[pa.Table]:
 
 
 def _read_both(world: _World, what: str, make: Callable[[], DataFrame], count: int, tasks: int) -> None:
-    """Batch reads; the ceiling gives the frame's own rows."""
+    """Compare batch reads with the ceiling, which gives the frame's own rows."""
     frame = make()
     sample, schema = _take_sample(world, frame), frame.schema
     world.compare(
@@ -179,7 +178,7 @@ def _stream_both(world: _World, log: str, count: int, tasks: int) -> None:
 
 
 def _drain(world: _World, stream: DataFrame, name: str, count: int) -> None:
-    """A query from its start to its end, with all there is."""
+    """Run a streaming query over all rows, from its start to its end."""
     query = (
         stream.writeStream.format("noop")
         .option("checkpointLocation", str(world.work / f"checkpoint-{name}"))
@@ -253,7 +252,7 @@ def _write_both(world: _World, what: str, count: int, tasks: int) -> None:
 
 
 def _fresh(world: _World, what: str, buckets: int) -> str:
-    """An empty table; the one before it goes."""
+    """A new empty table; the one before it is dropped."""
     name = f"bench.{what}"
     with tidemill.connect(world.servers) as db:
         db.drop_table(name, if_exists=True)
@@ -262,14 +261,14 @@ def _fresh(world: _World, what: str, buckets: int) -> str:
 
 
 def _until_readable(servers: str, table: str, what: str) -> None:
-    """Wait until upserts are in the state: what is folded later is work all the same."""
+    """Wait until upserts are in the state: the fold is a part of the work."""
     if what == "upsert":
         with tidemill.connect(servers) as db:
             db.table(table).scan(limit=1).to_arrow()
 
 
 def _check_count(world: _World, table: str, what: str, count: int) -> None:
-    """All rows must be there, whoever wrote them."""
+    """Check that all rows were written."""
     with tidemill.connect(world.servers) as db:
         stats = db.table(table).stats()
         # Markers of transactions have offsets as well.

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 __all__ = ("BATCH_ROWS", "FORMAT", "MemorySource", "row_batches", "save_sample")
 
 FORMAT = "bench_memory"
-#: What Tidemill's source puts together.
+#: Rows per batch, as Tidemill's source gives them.
 BATCH_ROWS = 32_768
 #: Odd, so that different numbers give different keys, and keys come in no order.
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
@@ -48,7 +48,7 @@ def _sample(path: str) -> pa.RecordBatch:
 
 
 def row_batches(path: str, first: int, count: int, *, distinct: bool) -> Iterator[pa.RecordBatch]:
-    """``count`` rows in batches."""
+    """``count`` rows, in batches, from number ``first`` on."""
     sample = _sample(path)
     for start in range(first, first + count, sample.num_rows):
         rows = min(sample.num_rows, first + count - start)
@@ -67,7 +67,7 @@ class _Share(InputPartition):
 
 
 class _Reading:
-    """What reading a batch and reading a stream have in common."""
+    """The common part of reading a batch and reading a stream."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._path = options["sample"]
@@ -108,7 +108,7 @@ class _Writer(DataSourceArrowWriter):
 
 
 class MemorySource(DataSource):
-    """``spark.read.format("bench_memory").schema(…)``, with ``sample``, ``rows`` and ``tasks``."""
+    """Spark's data source ``bench_memory``, with the options ``sample``, ``rows`` and ``tasks``."""
 
     @classmethod
     def name(cls) -> str:

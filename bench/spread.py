@@ -1,4 +1,4 @@
-"""Several measurements of one thing: the median speaks, the extremes say how far to trust it."""
+"""Spreads: the median of several measurements of one thing, and how far the extremes lie apart."""
 
 from __future__ import annotations
 

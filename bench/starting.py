@@ -1,4 +1,4 @@
-"""From the start of the process to the first acknowledged record: empty, and with many partitions."""
+"""The time from the start of a node to its first acknowledged record: empty, and with many partitions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the table benchmarks do in a process of its own: ``python -m bench.table_client WHAT OPTIONS-AS-
-JSON``.
-"""
+"""The child process of the table benchmarks: ``python -m bench.table_client WHAT OPTIONS-AS-JSON``."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ def load(servers: str, count: int, buckets: int) -> dict[str, Any]:
     with tidemill.connect(servers) as db:
         db.drop_table(TABLE, if_exists=True)
         table = db.create_table(TABLE, COLUMNS, primary_key=["id"], buckets=buckets)
-        # The first write brings everything up that is loaded at its first use.
+        # Not timed: the first write loads everything that is loaded at its first use.
         table.upsert(data.slice(0, 1))
         table.scan(limit=1).to_arrow()
         started = time.perf_counter()
@@ -53,7 +51,7 @@ def scan(servers: str, keep: bool = False) -> dict[str, Any]:
     """Read the whole table; ``keep`` keeps all of it in memory."""
     with tidemill.connect(servers) as db:
         table = db.table(TABLE)
-        # What is loaded at first use.
+        # Not timed: the first scan loads everything that is loaded at its first use.
         table.scan(limit=1).to_arrow()
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started, first_s, count, size, kept = time.perf_counter(), 0.0, 0, 0, []
@@ -86,10 +84,10 @@ def raw(path: str, count: int, lookups: int, batch: int) -> dict[str, Any]:
     """The same rows straight into and out of RocksDB, through the same binding, with the same options."""
     from rocksdict import AccessType, Rdict, WriteBatch, WriteOptions
 
-    from tidemill.kv.resources import KvResources
+    from tidemill.kv.rocks.resources import RocksResources
 
     keys, values = _state(count)
-    resources = KvResources(block_cache_bytes=256 << 20, write_buffer_bytes=256 << 20)
+    resources = RocksResources(block_cache_bytes=256 << 20, write_buffer_bytes=256 << 20)
     found = {}
     for name, durable in (("write_s", False), ("write_durable_s", True)):
         database = Rdict(f"{path}-{name}", resources.options(create=True), {}, AccessType.read_write())
@@ -128,9 +126,9 @@ def _iterate(database: Any) -> float:
 
 def _state(count: int) -> tuple[list[bytes], list[bytes]]:
     """Keys and rows as the state has them."""
-    from tidemill.tables.keys import KeyCodec
-    from tidemill.tables.rows import RowCodec
-    from tidemill.tables.types import normalise_schema, parse_columns
+    from tidemill.tables.keys.codec import KeyCodec
+    from tidemill.tables.rows.binary import RowCodec
+    from tidemill.tables.rows.types import normalise_schema, parse_columns
 
     schema = normalise_schema(parse_columns(COLUMNS))
     batch = rows(count).cast(schema).combine_chunks().to_batches()[0]

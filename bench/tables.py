@@ -73,7 +73,7 @@ def tables(bench: Bench) -> Section:
             raw = run_json(bench.work, "bench.table_client", "raw", path=str(path / "raw"), **sizes)
             found["raw"].append(raw)
         with bench.data_dir() as path, _node(bench, path) as (node, stalled):
-            # What a node loads with its first table holds it up once; that is not what is measured here.
+            # Not measured: what a node loads with its first table holds it up once.
             _client(bench, "load", node, count=100, buckets=1)
             for name, options in (
                 ("load", {"count": plan.table_rows, "buckets": _BUCKETS}),

@@ -39,7 +39,7 @@ _CONSUME_NOTE = (
 
 @dataclass(slots=True)
 class _Rounds:
-    """What the clients of one server and the server itself measured, round by round."""
+    """Measurements of one server and its clients, round by round."""
 
     mb_per_second: list[float] = field(default_factory=list)
     records_per_second: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What transactions cost: writing in them, and reading past those that were aborted."""
+"""The cost of transactions: writing in them, and reading past those that were aborted."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tidemill.config.settings import Settings
+
 settings.register_profile("local", deadline=None, max_examples=60)
 settings.register_profile(
     "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -25,12 +27,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Spark's processes live for seconds here: what Java's second compiler makes faster, it costs first.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+# The directories of some thousand nodes are kept for a while after the tests: each with a small reserve.
+assert Settings.__init__.__kwdefaults__ is not None
+Settings.__init__.__kwdefaults__["disk_reserve_bytes"] = 1024 * 1024
+
 
 #: Files whose tests share the one Spark session of the suite.
 _ON_SPARK = ("test_spark_reading.py", "test_spark_streams.py", "test_spark_writing.py")
 
 
-class _ByFile(LoadScopeScheduling):
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types.
     """Tests of one file run in one process, and those that share the Spark session all in the same one."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -160,5 +160,5 @@ def begun(writer: DataStreamWriter) -> StreamingQuery:
     """
     query = writer.start()
     while query.isActive and query.lastProgress is None:
-        query.awaitTermination(0.1)
+        query.awaitTermination(0.1)  # type: ignore[arg-type]  # Parts of seconds are taken, too.
     return query

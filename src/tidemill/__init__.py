@@ -13,17 +13,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidemill.client.connecting import AsyncTidemill as AsyncTidemill
-    from tidemill.client.connecting import connect_async as connect_async
-    from tidemill.client.embedded import EmbeddedNode as EmbeddedNode
-    from tidemill.client.embedded import open_node as open  # noqa: A004 - used as tidemill.open
-    from tidemill.client.sync import Tidemill as Tidemill
-    from tidemill.client.sync import connect as connect
+    from tidemill.client.async_client import AsyncTidemill as AsyncTidemill
+    from tidemill.client.async_client import connect_async as connect_async
+    from tidemill.client.sync_client import Tidemill as Tidemill
+    from tidemill.client.sync_client import connect as connect
     from tidemill.client.sync_table import Follow as Follow
     from tidemill.client.sync_table import Scan as Scan
     from tidemill.client.sync_table import Table as Table
     from tidemill.client.sync_table import TableLease as TableLease
     from tidemill.client.tables.table import AsyncTable as AsyncTable
+    from tidemill.embedded.node import EmbeddedNode as EmbeddedNode
+    from tidemill.embedded.node import open_node as open  # noqa: A004 - used as tidemill.open
     from tidemill.errors import ConnectionClosed as ConnectionClosed
     from tidemill.errors import NodeUnavailable as NodeUnavailable
     from tidemill.errors import TableCode as TableCode
@@ -58,9 +58,9 @@ _SUBPACKAGES = ("errors", "spark", "testing")
 #: Public name → (module, name there).
 _LAZY = {
     "AsyncTable": ("tidemill.client.tables.table", "AsyncTable"),
-    "AsyncTidemill": ("tidemill.client.connecting", "AsyncTidemill"),
+    "AsyncTidemill": ("tidemill.client.async_client", "AsyncTidemill"),
     "ConnectionClosed": ("tidemill.errors", "ConnectionClosed"),
-    "EmbeddedNode": ("tidemill.client.embedded", "EmbeddedNode"),
+    "EmbeddedNode": ("tidemill.embedded.node", "EmbeddedNode"),
     "Follow": ("tidemill.client.sync_table", "Follow"),
     "NodeUnavailable": ("tidemill.errors", "NodeUnavailable"),
     "Scan": ("tidemill.client.sync_table", "Scan"),
@@ -68,11 +68,11 @@ _LAZY = {
     "TableCode": ("tidemill.errors", "TableCode"),
     "TableError": ("tidemill.errors", "TableError"),
     "TableLease": ("tidemill.client.sync_table", "TableLease"),
-    "Tidemill": ("tidemill.client.sync", "Tidemill"),
+    "Tidemill": ("tidemill.client.sync_client", "Tidemill"),
     "TidemillError": ("tidemill.errors", "TidemillError"),
-    "connect": ("tidemill.client.sync", "connect"),
-    "connect_async": ("tidemill.client.connecting", "connect_async"),
-    "open": ("tidemill.client.embedded", "open_node"),
+    "connect": ("tidemill.client.sync_client", "connect"),
+    "connect_async": ("tidemill.client.async_client", "connect_async"),
+    "open": ("tidemill.embedded.node", "open_node"),
 }
 
 if not TYPE_CHECKING:

@@ -33,19 +33,15 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from tidemill.client.assignment import pack_subscription
 from tidemill.config.topic import TopicConfig
-from tidemill.coordination.binary import MalformedBytes
 from tidemill.errors import ApiError, ProtocolError, TableError
-from tidemill.groups.subscription import parse_subscription
 from tidemill.log.incoming import prepare_batch
 from tidemill.records.batch import HEADER_BYTES
 from tidemill.records.record import Record, build_batch, read_records
-from tidemill.server.node_tables import _schema_from_client
+from tidemill.server.tables.definitions import schema_from_client
 from tidemill.tables.definition import pack_schema, unpack_schema
-from tidemill.tables.formats import make_format
-from tidemill.tables.keys import KeyCodec
-from tidemill.tables.predicate import (
+from tidemill.tables.keys.codec import KeyCodec
+from tidemill.tables.predicates.predicate import (
     Always,
     And,
     Compare,
@@ -60,7 +56,9 @@ from tidemill.tables.predicate import (
     decode,
     encode,
 )
+from tidemill.tables.rows.formats import make_format
 from tidemill.wire.apis import all_versions, is_flexible, is_served, request_class, response_class
+from tidemill.wire.consumer_protocol import pack_subscription, parse_subscription
 from tidemill.wire.encode import encode_request, encode_response
 from tidemill.wire.guard import write_uvarint
 from tidemill.wire.requests import decode_request, decode_response, parse_header
@@ -351,10 +349,7 @@ def member_seeds(rng: random.Random) -> list[bytes]:
 
 
 def parse_member(data: bytes) -> object:
-    try:
-        return parse_subscription(data)
-    except MalformedBytes as error:
-        raise ProtocolError(str(error)) from error
+    return parse_subscription(data)
 
 
 # ---- targets: tables
@@ -475,7 +470,7 @@ def schema_seeds(rng: random.Random) -> list[bytes]:
 
 def parse_schema(data: bytes) -> object:
     with table_errors():
-        schema = _schema_from_client(data)
+        schema = schema_from_client(data)
     assert unpack_schema(pack_schema(schema)).equals(schema)
     return schema
 

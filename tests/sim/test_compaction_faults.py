@@ -1,4 +1,4 @@
-"""A node with compacted topics under random crashes: compaction runs step by step between everything else.
+"""A node with compacted topics under random crashes: the compactor works in between everything else.
 
 The story is that of ``test_node_faults``, with keyed records and tombstones from idempotent producers,
 transactions that commit and abort, and compactions of every partition, the groups' included. A compaction can
@@ -6,26 +6,24 @@ be cut off at any storage call. At the end a fresh reader of committed data must
 of every key that was acknowledged: nothing older, nothing aborted, nothing lost. A reader that was there all
 the time must have come to the same state, unless tombstones went before it had seen them.
 
-Replay one with ``asyncio.run(CompactedStory(seed).run())``.
+Replay one with ``run_story(CompactedStory, seed)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
 from typing import Any
 
 import pytest
 
-from sim.test_node_faults import RETRIABLE, TOPIC, Story
-from support.compacting import batches_of, no_pause
+from sim.test_node_faults import PAUSE_SECONDS, RETRIABLE, TOPIC, Story, run_story
+from support.compacting import batches_of
 from support.faulty_storage import PowerCut
 from support.history import Violation, conflicting_reads, duplicates, reads_of_unsent
 from support.sim_node import SimClient
-from tidemill.errors import ErrorCode, StorageError
-from tidemill.log import batch_filter
-from tidemill.log.cleaner import CleaningRun
-from tidemill.log.compacting import carry_swap
-from tidemill.log.inspect import verify
+from tidemill.errors import ErrorCode, StorageError, TidemillError
+from tidemill.log.compaction.batch_owners import AbortedBatches
+from tidemill.log.offline.inspect import verify
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
 
@@ -118,7 +116,7 @@ class Transactions:
     @property
     def partition(self) -> Partition:
         broker = self.story.node.broker
-        return broker.partition(broker.topic(TOPIC), self.index)
+        return broker.find.partition(broker.find.topic(TOPIC), self.index)
 
     def step(self) -> None:
         try:
@@ -170,7 +168,7 @@ class Transactions:
         self.marker_sent = True
         partition.when_committed(end + 1, self.marker_durable)
 
-    def marker_durable(self, error: StorageError | None) -> None:
+    def marker_durable(self, error: TidemillError | None) -> None:
         if error is not None or self.decision is None:
             return
         if self.decision:
@@ -257,6 +255,7 @@ class CompactedStory(Story):
             "cleanup.policy": "compact",
             "internal.segment.bytes": self.rng.choice(("600", "2000")),
             "index.interval.bytes": "200",
+            "min.cleanable.dirty.ratio": "0",
             "delete.retention.ms": str(10**15) if self.keeps_tombstones else "1000",
         }
         self.producers = [KeyedProducer(self, number, number % PARTITIONS) for number in range(3)]  # type: ignore[misc]
@@ -264,8 +263,7 @@ class CompactedStory(Story):
         self.readers = [CommittedReader(self, "live", index) for index in range(PARTITIONS)]  # type: ignore[misc]
         #: partition → offset → record, of everything that is acknowledged or committed.
         self.known: list[dict[int, Sent]] = [{} for _ in range(PARTITIONS)]
-        self.cleaning: Iterator[None] | None = None
-        self.swaps = 0
+        self.cleaning: asyncio.Task[None] | None = None
 
     def new_record(self, identity: str, partition: int) -> Sent:
         self.history.sent(f"{TOPIC}-{partition}", identity)
@@ -287,8 +285,9 @@ class CompactedStory(Story):
                 else:
                     expected[key] = identity
             for reader in (self.drained[partition], self.readers[partition]):
+                assert isinstance(reader, CommittedReader)
                 if reader.name == "drain" or self.keeps_tombstones:
-                    state = reader.state  # type: ignore[attr-defined]
+                    state = reader.state
                     if state != expected:
                         found.append(
                             Violation(11, f"{reader.name} of {partition}: {state} instead of {expected}")
@@ -298,6 +297,8 @@ class CompactedStory(Story):
     async def _start(self) -> None:
         self.cleaning = None
         await super()._start()
+        # Less than the smallest setting: one key each run.
+        self.node.broker.compactor._map_bytes = self.rng.choice((1, 1 << 16))
         for transaction in self.transactions:
             transaction.restart()
 
@@ -305,57 +306,35 @@ class CompactedStory(Story):
         chance = self.rng.random()
         try:
             if chance < 0.25:
-                self._compaction_step()
+                await self._compaction_step()
             elif chance < 0.45:
                 self.rng.choice(self.transactions).step()
         except StorageError:
-            self.cleaning = None  # Given up, as the compactor does; a later one begins anew.
+            pass  # A log that has stopped; the node is started again.
         await super()._step()
 
-    def _compaction_step(self) -> None:
-        if self.cleaning is not None:
-            for _ in range(self.rng.randint(1, 4)):
-                if self.cleaning is not None and next(self.cleaning, "end") == "end":
-                    self.cleaning = None
+    async def _compaction_step(self) -> None:
+        if self.cleaning is not None and not self.cleaning.done():
             return
         written = [
             partition
             for partition in self.node.broker.replicas
-            if partition.log.failure is None and partition.log.segments
+            if partition.local_log.failure is None and partition.local_log.segments
         ]
         if not written:
             return
         partition = self.rng.choice(written)
         if self.rng.random() < 0.6:
-            partition.log.roll()
+            partition.local_log.roll()
             self.node.flusher.request(partition)
             if self.rng.random() < 0.5:
-                self._flush_all()
-        self.cleaning = self._clean(partition)
+                await asyncio.sleep(PAUSE_SECONDS)
+        self.cleaning = self.node.process.start(self.node.broker.compactor.compact([partition]))
 
-    def _clean(self, partition: Partition) -> Iterator[None]:
-        log = partition.log
-        order = partition.order_cleaning(self.node.now_ms)
-        if order is None:
-            return
-        run = CleaningRun(self.storage, order, map_bytes=self.rng.choice((1, 1 << 16)), pace=no_pause())
-        run.map_keys()
-        yield
-        while (cleaned := run.next()) is not None:
-            yield
-            partition.begin_swap(cleaned)
-            try:
-                carry_swap(self.storage, log.directory, cleaned)
-            except StorageError as error:
-                partition.end_swap(cleaned, error)
-                raise
-            yield
-            for file in partition.end_swap(cleaned):
-                file.close()
-            self.swaps += 1
-            yield
-        run.finish()
-        log.first_dirty_offset = run.mapped_to
+    @property
+    def swaps(self) -> int:
+        """How many segments were put in the place of others."""
+        return sum(what.startswith("rename") and what.endswith(".log.cleaned") for _, what in self.loop.trace)
 
     async def _heal_and_drain(self) -> None:
         self.drained: list[CommittedReader] = []
@@ -371,22 +350,19 @@ class CompactedStory(Story):
                     transaction.decision = False
                 if transaction.decision is not None:
                     transaction.send_marker()
-            self._flush_all()
-        for partition in self.node.broker.replicas:
-            if partition.log.segments:
-                partition.log.roll()
-                self.node.flusher.request(partition)
-        self._flush_all()
-        for partition in self.node.broker.replicas:
-            for _ in self._clean(partition):
-                pass
-            if partition.log.segments:
-                assert verify(self.storage, partition.log.directory).ok
+            await asyncio.sleep(PAUSE_SECONDS)
+        partitions = [partition for partition in self.node.broker.replicas if partition.local_log.segments]
+        for partition in partitions:
+            partition.local_log.roll()
+            self.node.flusher.request(partition)
+        await asyncio.sleep(PAUSE_SECONDS)
+        compactor = self.node.broker.compactor
+        await self.node.process.run(compactor.compact(partitions))
+        assert not compactor.counts.runs_given_up
+        assert not compactor.counts.damaged
+        for partition in partitions:
+            assert verify(self.storage, partition.local_log.directory).ok
         await self._crash()  # Everything that is asked from now on is read from compacted logs.
-
-    def _flush_all(self) -> None:
-        while self.node.flusher.busy:
-            self.node.flusher.step()
 
     async def _drain_partition(self, partition: int) -> None:
         if not self.drained:
@@ -398,11 +374,10 @@ class CompactedStory(Story):
 
 
 @pytest.mark.parametrize("first_seed", range(0, SEEDS, SEEDS_PER_TEST))
-async def test_the_last_record_of_every_key_survives_any_crash(first_seed: int) -> None:
+def test_the_last_record_of_every_key_survives_any_crash(first_seed: int) -> None:
     crashes = swaps = 0
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
-        story = CompactedStory(seed)
-        violations = await story.run()
+        story, violations = run_story(CompactedStory, seed)
         assert not violations, f"seed {seed}: {violations}"
         crashes += story.crashes
         swaps += story.swaps
@@ -410,16 +385,16 @@ async def test_the_last_record_of_every_key_survives_any_crash(first_seed: int) 
     assert swaps >= 2 * SEEDS_PER_TEST, "the stories have too few compactions to show anything"
 
 
-async def test_forgetting_which_transactions_were_aborted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_which_transactions_were_aborted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ablation: an aborted record that counts as the last of its key takes the real one away."""
-    monkeypatch.setattr(batch_filter.AbortedBatches, "__contains__", lambda self, header: False)
-    assert await _first_violating_seed(40) is not None
+    monkeypatch.setattr(AbortedBatches, "__contains__", lambda self, header: False)
+    assert _first_violating_seed(40) is not None
 
 
-async def _first_violating_seed(seeds: int) -> int | None:
+def _first_violating_seed(seeds: int) -> int | None:
     for seed in range(seeds):
         try:
-            if await CompactedStory(seed).run():
+            if run_story(CompactedStory, seed)[1]:
                 return seed
         except (AssertionError, PowerCut):
             return seed

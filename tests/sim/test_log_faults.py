@@ -21,14 +21,14 @@ from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, CorruptData, DamagedBatch, StorageError, SyncFailed
-from tidemill.log import reading
-from tidemill.log.checking import CheckedBatches
+from tidemill.log import segment_reader
+from tidemill.log.batch_checks import CheckedBatches
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.epochs import NO_END, EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import PartitionLog
 from tidemill.log.recovery import open_log
-from tidemill.records.batch import HEADER_BYTES, parse_header
+from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.records.record import read_records
 
 SEEDS = 500
@@ -189,12 +189,12 @@ class Story:
         finally:
             self.storage.capacity_bytes = None
 
-    def refuse(self, values: list[str], data: bytes, header: object, error: type[Exception]) -> None:
+    def refuse(self, values: list[str], data: bytes, header: BatchHeader, error: type[Exception]) -> None:
         for value in values:
             self.history.sent(PARTITION, value)
         # If the power goes inside the call the client was told nothing, and both fates are right.
         with pytest.raises(error):
-            self.log.append(data, header, self.leader_epoch, self.now_ms)  # type: ignore[arg-type]
+            self.log.append(data, header, self.leader_epoch, self.now_ms)
         for value in values:
             self.history.failed(PARTITION, value)
 
@@ -259,7 +259,7 @@ class Story:
         if offset <= self.log.durable_offset:
             # Recorded first: if the power goes inside the call, the deletion may or may not have happened.
             self.history.deleted(PARTITION, offset)
-            self.log.delete_before(offset)
+            self.log.discard(self.log.move_start(offset))
 
     def reopen(self) -> None:
         if self.job is not None and not self.job_done:
@@ -447,7 +447,7 @@ def test_flipped_bits_are_never_read_and_what_is_sound_still_is() -> None:
 
 
 def test_ablation_reading_without_checks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "check_batches", unchecked_batches)
+    monkeypatch.setattr(segment_reader, "check_batches", unchecked_batches)
     broken: list[Violation] = []
     for seed in range(60):
         story, _ = flipped_story(seed)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidemill.errors import StorageError
-from tidemill.log.cleaner import CleanedSegment, CleaningRun
-from tidemill.log.compacting import begin_swap, carry_swap, end_swap, order_cleaning
-from tidemill.log.compaction import NO_FLOOR
+from tidemill.log.compaction.cleaner import CleanedSegment, CleaningRun
+from tidemill.log.compaction.policy import NO_FLOOR
+from tidemill.log.compaction.runs import begin_swap, carry_swap, end_swap, order_cleaning
 from tidemill.log.log import PartitionLog
 from tidemill.log.pace import Pace
 from tidemill.records.batch import BatchHeader, parse_header
 from tidemill.records.control import Marker, build_marker
 from tidemill.records.record import Record, build_batch, read_records
+from tidemill.replication.partition import Partition
 
 __all__ = (
     "ReadRecord",
@@ -37,12 +38,21 @@ def no_pause() -> Pace:
 
 
 def clean(
-    log: PartitionLog, now_ms: int, *, map_bytes: int = 1 << 20, floor_offset: int = NO_FLOOR
+    log: PartitionLog,
+    now_ms: int,
+    *,
+    map_bytes: int = 1 << 20,
+    floor_offset: int = NO_FLOOR,
+    high_watermark: int | None = None,
 ) -> list[CleaningRun]:
-    """Compact all that may be, in as many runs as the map needs, here and now."""
+    """Compact all that may be, in as many runs as the map needs, here and now.
+
+    The high watermark is the durable offset if it is not given.
+    """
+    upper = log.durable_offset if high_watermark is None else high_watermark
     runs: list[CleaningRun] = []
     while not runs or not runs[-1].is_complete:
-        order = order_cleaning(log, now_ms, floor_offset)
+        order = order_cleaning(log, now_ms, high_watermark=upper, floor_offset=floor_offset)
         if order is None:
             break
         run = CleaningRun(log.storage, order, map_bytes=map_bytes, pace=no_pause())
@@ -89,7 +99,7 @@ def consume(
     log: PartitionLog, *, committed: bool, start: int | None = None, max_bytes: int = 400
 ) -> Iterator[ReadRecord]:
     """Everything that a consumer from ``start`` on gets, by the rules that real ones follow."""
-    upper = log.last_stable_offset if committed else log.durable_offset
+    upper = log.last_stable_offset(log.durable_offset) if committed else log.durable_offset
     position = log.log_start_offset if start is None else start
     while position < upper:
         data = log.read(position, max_bytes, upper)
@@ -156,15 +166,19 @@ def end_transaction(
     return log.append_marker(data, marker, 0, now_ms).base_offset
 
 
-def flush(log: PartitionLog) -> None:
+def flush(log: PartitionLog | Partition) -> None:
     """Make everything durable."""
     job = log.begin_flush()
-    if job is not None:
-        job.run()
+    if job is None:
+        return
+    job.run()
+    if isinstance(log, Partition):
+        log.flushed(job)
+    else:
         log.finish_flush(job)
 
 
-def seal(log: PartitionLog) -> None:
+def seal(log: PartitionLog | Partition) -> None:
     """Make everything durable and start a new segment: what is there now can be compacted."""
-    log.roll()
+    (log.local_log if isinstance(log, Partition) else log).roll()
     flush(log)

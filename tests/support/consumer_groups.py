@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
+from support.group_invariants import check_groups
 from tidemill.errors import ErrorCode
-from tidemill.groups.consumer_group import ConsumerGroup
-from tidemill.groups.consumer_member import Partitions
-from tidemill.groups.consumer_messages import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
+from tidemill.groups.consumer.draft import GroupDraft
+from tidemill.groups.consumer.group import ConsumerGroup
+from tidemill.groups.consumer.member import Partitions
+from tidemill.groups.consumer.messages import ConsumerHeartbeatReply, ConsumerHeartbeatRequest, Refused
 from tidemill.groups.messages import (
     HeartbeatRequest,
     JoinProtocol,
@@ -23,12 +26,13 @@ from tidemill.groups.messages import (
 from tidemill.groups.records import GroupRecord, decode_record, encode_record
 from tidemill.groups.settings import GroupSettings
 from tidemill.groups.state import ShardState
-from tidemill.groups.subscription import parse_assignment
 from tidemill.groups.topics import SubscribedTopic
+from tidemill.wire.consumer_protocol import parse_assignment
 
 __all__ = ("SETTINGS", "ConsumerScript", "FakeTopics", "subscription")
 
 _NAMESPACE = UUID(int=1)
+_T = TypeVar("_T")
 
 SETTINGS = GroupSettings(
     initial_rebalance_delay_ms=0,
@@ -70,6 +74,15 @@ class FakeTopics:
     def names(self) -> Iterable[str]:
         return list(self._topics)
 
+    @property
+    def count(self) -> int:
+        return len(self._topics)
+
+    def frozen(self) -> FakeTopics:
+        other = copy(self)
+        other._topics = self._topics.copy()
+        return other
+
     def all(self, *names: str) -> set[tuple[str, int]]:
         """All partitions of these topics, by name."""
         topics = [self._topics[name] for name in names if name in self._topics]
@@ -98,9 +111,15 @@ def subscription(topics: Sequence[str], owned: Iterable[tuple[str, int]] | None 
 
 
 class ConsumerScript:
-    """Drives the group ``g`` of a shard. What is appended goes through the binary format."""
+    """Drives the group ``g`` of a shard. What is appended goes through the binary format.
 
-    def __init__(self, topics: FakeTopics, settings: GroupSettings = SETTINGS) -> None:
+    ``on_drafts``: what happens to a consumer group happens to a draft of it, as if the group were large.
+    """
+
+    def __init__(
+        self, topics: FakeTopics, settings: GroupSettings = SETTINGS, *, on_drafts: bool = False
+    ) -> None:
+        self.on_drafts = on_drafts
         self.topics = topics
         self.settings = settings
         self.log: list[tuple[bytes, bytes | None]] = []
@@ -115,6 +134,29 @@ class ConsumerScript:
         if self.fail_append_with is not None:
             raise self.fail_append_with
         self.log += [encode_record(record) for record in records]
+
+    def _happens_on_draft(self) -> bool:
+        group = self.state.groups.get("g")
+        return self.on_drafts and isinstance(group, ConsumerGroup) and not group.is_empty
+
+    def _on_draft(self, event: Callable[[GroupDraft], _T]) -> _T:
+        """What a shard does for a large group, without the thread."""
+        draft = self.state.draft("g", self.now_ms)
+        before = len(self.log), self.group_as_stored()
+        result, records = draft.run(event)
+        assert draft.is_current()
+        assert (len(self.log), self.group_as_stored()) == before, "the group itself changed"
+        if records and self.fail_append_with is not None:
+            raise self.fail_append_with
+        self.log += records
+        self.replies += draft.adopt()
+        return result
+
+    def group_as_stored(self) -> object:
+        group = self.state.groups.get("g")
+        if not isinstance(group, ConsumerGroup):
+            return group
+        return group.epoch, group.target_epoch, group.members.copy(), group.targets.copy(), group.version
 
     @property
     def group(self) -> ConsumerGroup:
@@ -131,9 +173,19 @@ class ConsumerScript:
     def send(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatReply:
         """One heartbeat, as it is."""
         request = ConsumerHeartbeatRequest("g", member_id, epoch, client_id="c", client_host="/h", **fields)
-        answer, replies = self.state.consumers.heartbeat(request, self.fresh_id(), self.now_ms)
-        self.replies += replies
-        self.state.validate_state()
+        fresh_id = self.fresh_id()
+        group = self.state.groups.get("g")
+        if self.on_drafts and (epoch == 0 or isinstance(group, ConsumerGroup)):
+            try:
+                answer, _ = self._on_draft(
+                    lambda draft: draft.handlers.heartbeat(request, fresh_id, draft.now_ms)
+                )
+            except Refused as refusal:
+                answer = ConsumerHeartbeatReply(refusal.code, refusal.message)
+        else:
+            answer, replies = self.state.consumers.heartbeat(request, fresh_id, self.now_ms)
+            self.replies += replies
+        check_groups(self.state)
         return answer
 
     def join(self, member_id: str, *topics: str, **fields: Any) -> ConsumerHeartbeatReply:
@@ -172,17 +224,28 @@ class ConsumerScript:
             "version": 3,
         }
         request = JoinRequest("g", member_id, "consumer", **(defaults | fields))
-        replies = self.state.join(request, "join", self.fresh_id(), self.now_ms)
-        self.state.validate_state()
-        mine = [reply.body for reply in replies if reply.token == "join"]
-        assert all(isinstance(body, JoinReply) for body in mine)
-        return mine[0] if mine else None  # type: ignore[return-value]
+        fresh_id = self.fresh_id()
+        if self._happens_on_draft():
+            replies = self._on_draft(
+                lambda draft: draft.handlers.join(draft.group, request, "join", fresh_id, draft.now_ms)
+            )
+        else:
+            replies = self.state.join(request, "join", fresh_id, self.now_ms)
+        check_groups(self.state)
+        mine = next((reply.body for reply in replies if reply.token == "join"), None)
+        assert mine is None or isinstance(mine, JoinReply)
+        return mine
 
     def classic_sync(self, member_id: str, generation: int, **fields: Any) -> SyncReply:
         """SyncGroup."""
         request = SyncRequest("g", member_id, generation, **fields)
-        replies = self.state.sync(request, "sync", self.now_ms)
-        self.state.validate_state()
+        if self._happens_on_draft():
+            replies = self._on_draft(
+                lambda draft: draft.handlers.sync(draft.group, request, "sync", draft.now_ms)
+            )
+        else:
+            replies = self.state.sync(request, "sync", self.now_ms)
+        check_groups(self.state)
         (body,) = (reply.body for reply in replies)
         assert isinstance(body, SyncReply)
         return body
@@ -190,12 +253,15 @@ class ConsumerScript:
     def classic_beat(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
         """Heartbeat."""
         error = self.state.heartbeat(HeartbeatRequest("g", member_id, generation, instance_id), self.now_ms)
-        self.state.validate_state()
+        check_groups(self.state)
         return error
 
     def classic_leave(self, *members: LeavingMember) -> list[ErrorCode]:
-        answer, _ = self.state.leave("g", members, self.now_ms)
-        self.state.validate_state()
+        if self._happens_on_draft():
+            answer = self._on_draft(lambda draft: draft.handlers.leave(draft.group, members, draft.now_ms))
+        else:
+            answer, _ = self.state.leave("g", members, self.now_ms)
+        check_groups(self.state)
         return [member.error for member in answer.members]
 
     @staticmethod
@@ -212,9 +278,16 @@ class ConsumerScript:
             if deadline_ms is None or deadline_ms > end_ms:
                 break
             self.now_ms = max(self.now_ms, deadline_ms)
-            self.replies += self.state.tick("g", self.now_ms)
-            self.state.validate_state()
+            self.tick()
         self.now_ms = end_ms
+
+    def tick(self) -> None:
+        """Do what is due now."""
+        if self._happens_on_draft():
+            self._on_draft(lambda draft: draft.handlers.tick(draft.group, draft.now_ms))
+        else:
+            self.replies += self.state.tick("g", self.now_ms)
+        check_groups(self.state)
 
     def reloaded(self) -> ShardState:
         """What a restart would find."""
@@ -228,4 +301,4 @@ class ConsumerScript:
     def restart(self) -> None:
         self.state = self.reloaded()
         self.state.start(self.now_ms)
-        self.state.validate_state()
+        check_groups(self.state)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
-from tidemill.errors import SyncFailed, TidemillError
+from tidemill.errors import ApiError, ErrorCode, SyncFailed, TidemillError
+from tidemill.records.record import Record, build_batch, read_records
 
-__all__ = ("MemoryLog", "VirtualClock", "settle")
+__all__ = ("MemoryLog", "OneLog", "VirtualClock", "settle")
 
 _TURNS = 30
 
@@ -65,11 +67,18 @@ class MemoryLog:
         self.refuse_with: TidemillError | None = None
         self._broken: TidemillError | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._dependents: dict[object, Callable[[], None]] = {}
         #: Where each append ended: what was appended as one is lost or kept as one.
         self._ends: list[int] = []
 
     def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
         return self._append([ReplayedRecord(-1, key, value) for key, value in records])
+
+    def build(self, records: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+        return build_batch([Record(key, value, 0) for key, value in records])
+
+    def append_built(self, batch: bytes) -> int:
+        return self._append([ReplayedRecord(-1, record.key, record.value) for record in read_records(batch)])
 
     def append_transactional(
         self, records: Sequence[tuple[bytes, bytes | None]], producer_id: int, producer_epoch: int
@@ -98,11 +107,34 @@ class MemoryLog:
         self._wake()
         return future
 
-    def place_of(self, offset: int) -> tuple[str, int]:
+    def position_of(self, offset: int) -> tuple[str, int]:
         return "memory.log", offset
 
-    def replay(self) -> Iterator[ReplayedRecord | ReplayedMarker]:
-        yield from self.entries[: self.high_watermark]
+    @property
+    def end_offset(self) -> int:
+        return len(self.entries)
+
+    @property
+    def append_sizes(self) -> list[int]:
+        """How many entries each append brought."""
+        return [end - start for start, end in pairwise([0, *self._ends])]
+
+    def replay(self, end_offset: int) -> Iterator[ReplayedRecord | ReplayedMarker]:
+        yield from self.entries[:end_offset]
+
+    def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
+        self._dependents[key] = leadership_lost
+
+    def release(self, key: object) -> None:
+        self._dependents.pop(key, None)
+
+    def lose_leadership(self) -> None:
+        """Another node becomes the leader: nothing is committed here any more."""
+        lost = ApiError(ErrorCode.not_leader_or_follower, "another node leads")
+        self.refuse_with = self._broken = lost
+        self._wake()
+        for leadership_lost in list(self._dependents.values()):
+            leadership_lost()
 
     def sync(self) -> None:
         """Make everything durable."""
@@ -142,3 +174,16 @@ class MemoryLog:
         self._waiters = waiting
         if not waiting:
             self._broken = None
+
+
+class OneLog:
+    """An internal topic of one partition; implements ``LogAccess``."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def partition_count(self) -> int:
+        return 1
+
+    def open_log(self, partition: int) -> MemoryLog:
+        return self._log

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidemill.log.log import PartitionLog
-from tidemill.server.transaction_partitions import BrokerTransactionPartitions
+from tidemill.log.storage import Buffer
+from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
 from tidemill.transactions.jobs import Publication
 from tidemill.transactions.shard import TransactionShard
 from tidemill.transactions.state import TransactionsState
@@ -56,18 +57,18 @@ def _around_decision(*, after: bool) -> None:
 
 
 def _around_markers(number: int, *, after: bool) -> None:
-    write = BrokerTransactionPartitions.write_markers
+    write = LocalTransactionPartitions.write_markers
     calls = iter(range(1_000))
 
-    async def patched(self: BrokerTransactionPartitions, place: Any, markers: Any) -> None:
+    async def patched(self: LocalTransactionPartitions, topic_partition: Any, markers: Any) -> None:
         call = next(calls)
         if call == number and not after:
             _die()
-        await write(self, place, markers)
+        await write(self, topic_partition, markers)
         if call == number:
             _die()
 
-    BrokerTransactionPartitions.write_markers = patched  # type: ignore[method-assign]
+    LocalTransactionPartitions.write_markers = patched  # type: ignore[method-assign]
 
 
 def _within_markers(number: int) -> None:
@@ -81,7 +82,7 @@ def _within_markers(number: int) -> None:
             segment = self._segment_for_append(batches[0][1], now_ms)
             whole = segment.file.write
 
-            def torn(position: int, buffers: Sequence[bytes]) -> None:
+            def torn(position: int, buffers: Sequence[Buffer]) -> None:
                 whole(position, [b"".join(buffers)[: size_bytes + size_bytes // 2]])
                 _die()
 

@@ -15,14 +15,12 @@ from uuid import UUID
 
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
-from support.sim_node import SimClient, SimNode
-from tidemill.control.memory import MemoryStore
+from support.held_node import HeldClient, HeldNode, KeptStore
 from tidemill.replication.partition import Partition
-from tidemill.wire.apis import APIS
+from tidemill.wire.apis import APIS_BY_NAME
 
 __all__ = ("Answer", "Exchange", "fetch_part", "produce_part")
 
-_KEYS = {api.name: api.key for api in APIS.values()}
 _TOPIC_ID_MIN_VERSION = 13
 
 
@@ -50,9 +48,9 @@ class Exchange:
     ) -> None:
         self._topics = topics
         self.storage = storage or FaultyStorage(random.Random(1))
-        self.store = MemoryStore()
-        self.node: SimNode
-        self.client: SimClient
+        self.store = KeptStore()
+        self.node: HeldNode
+        self.client: HeldClient
 
     async def __aenter__(self) -> Exchange:
         await self._start()
@@ -61,10 +59,10 @@ class Exchange:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.node.abandon()
+        await self.node.crash(power_loss=True)
 
     async def _start(self) -> None:
-        self.node = SimNode(self.storage, self.store, self.storage.rng)
+        self.node = HeldNode(self.storage, self.store)
         await self.node.start(self._topics)
         self.client = self.node.connect()
         # Answers leave in the order of a connection's requests, and a test's fetch may wait for a write.
@@ -72,19 +70,18 @@ class Exchange:
 
     async def restart(self, *, power_loss: bool) -> None:
         """The node dies, and starts again on what is left."""
-        await self.node.abandon()
-        self.storage = self.storage.crash(power_loss=power_loss)
+        self.storage = await self.node.crash(power_loss=power_loss)
         await self._start()
 
     def topic_id(self, topic: str) -> UUID:
         return self.node.broker.image.topics[topic].id
 
     def partition(self, topic: str, index: int = 0) -> Partition:
-        return self.node.broker.partition(self.node.broker.topic(topic), index)
+        return self.node.broker.find.partition(self.node.broker.find.topic(topic), index)
 
     def send(self, api: str, version: int, /, **body: Any) -> Answer:
         answer = Answer()
-        self.client.send(_KEYS[api], version, body, answer._values.append)
+        self.client.send(APIS_BY_NAME[api].key, version, body, answer._values.append)
         return answer
 
     async def settle(self) -> None:
@@ -94,6 +91,7 @@ class Exchange:
         self._writer.receive()
 
     async def flush(self) -> None:
+        await self.node.settle()
         while self.node.flusher.busy:
             self.node.flusher.step()
             await self.node.settle()
@@ -122,7 +120,7 @@ class Exchange:
             "partition_data": [{"index": partition, "records": plain_batch(*values, **batch)}],
         }
         body = {"acks": -1, "timeout": 60_000, "topic_data": [part]}
-        self._writer.send(_KEYS["Produce"], 9, body, answer._values.append)
+        self._writer.send(APIS_BY_NAME["Produce"].key, 9, body, answer._values.append)
         await self.flush()
         result = answer.value.responses[0].partition_responses[0]
         assert result.error_code == 0, result

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.config.settings import Settings
-from tidemill.server.budget import Account, BudgetLimits, ByteBudget, Stall
-from tidemill.server.call import Call
-from tidemill.server.connection import Connection
-from tidemill.server.frame_buffers import FrameBuffers
-from tidemill.server.metrics import RequestMetrics
+from tidemill.server.connections.budget import Account, BudgetLimits, ByteBudget, Stall
+from tidemill.server.connections.connection import Connection
+from tidemill.server.connections.frame_buffers import FrameBuffers
+from tidemill.server.requests.call import Call
+from tidemill.server.traffic import Traffic
 
 __all__ = ("FakeDispatcher", "FakeLoop", "FakeTransport", "Peer", "filled", "make_budget")
 
@@ -92,12 +92,15 @@ class FakeLoop:
 class FakeDispatcher:
     """Keeps the calls, to be answered by the test; ``on_call`` sees each as it starts."""
 
+    #: Produce and Fetch.
+    overlapping = frozenset({0, 1})
+
     def __init__(self, on_call: Callable[[Call], None] | None = None) -> None:
         self.calls: list[Call] = []
         self.closed_connections: list[Connection] = []
         self.closing_reasons: list[str] = []
-        self.metrics = RequestMetrics()
-        self.answered = self.metrics.answered
+        self.traffic = Traffic()
+        self.answered = self.traffic.answered
         self.lets_in = True
         self._on_call = on_call
 
@@ -164,6 +167,9 @@ class FakeTransport:
     def is_reading(self) -> bool:
         return self.reading and not self.closing
 
+    def is_closing(self) -> bool:
+        return self.closing
+
     def pause_reading(self) -> None:
         assert self.reading
         self.reading = False
@@ -190,11 +196,11 @@ class Peer:
         budget: ByteBudget | None = None,
         buffers: FrameBuffers | None = None,
         host: str = "10.0.0.1",
-        **limits: int,
+        **limits: Any,
     ) -> None:
         self.dispatcher = dispatcher or FakeDispatcher()
         self.loop = loop or FakeLoop()
-        self.limits = Settings(**limits)  # type: ignore[arg-type]
+        self.limits = Settings(**limits)
         self.budget = budget or make_budget(self.limits.max_inflight_bytes, self.limits.max_frame_bytes)
         self.transport = FakeTransport(host=host)
         self.connection = Connection(

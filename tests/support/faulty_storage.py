@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from tidemill.errors import DiskFull, StorageError, SyncFailed
 from tidemill.log.storage import Buffer
@@ -56,6 +57,8 @@ class _Node:
     durable: bytearray = field(default_factory=bytearray)
     waiting: list[_Change] = field(default_factory=list)
     is_dir: bool = False
+    #: Identifies the file, under whatever names it has.
+    number: int = field(default_factory=count().__next__)
 
     def change(self, change: _Change) -> None:
         change.apply(self.visible)
@@ -79,10 +82,32 @@ class _Naming:
 
 
 @dataclass
+class _Move(_Naming):
+    """A directory goes elsewhere, and the names in it that are durable with it."""
+
+    @property
+    def old(self) -> str:
+        return self.removed[0]
+
+    @property
+    def new(self) -> str:
+        return next(iter(self.added))
+
+    def apply(self, names: dict[str, _Node]) -> None:
+        inside = [path for path in names if path.startswith(f"{self.old}/")]
+        super().apply(names)
+        for path in inside:
+            names[self.moved(path)] = names.pop(path)
+
+    def moved(self, path: str) -> str:
+        return self.new + path.removeprefix(self.old) if path.startswith(f"{self.old}/") else path
+
+
+@dataclass
 class _Plan:
     call: str
     path_part: str
-    action: Callable[[], None] | None = None
+    action: Callable[[], object] | None = None
     error: BaseException | None = None
 
 
@@ -92,6 +117,10 @@ class FaultyStorage:
     def __init__(self, rng: random.Random | None = None, *, capacity_bytes: int | None = None) -> None:
         self.rng = rng or random.Random(0)
         self.capacity_bytes = capacity_bytes
+        #: Told of every call, as (name, path).
+        self.on_call: Callable[[str, str], None] = lambda call, path: None
+        #: Told of every write that finds no room.
+        self.on_full: Callable[[DiskFull], None] = lambda error: None
         #: Every call so far, as (name, path): what a test can look at to see what was and was not done.
         self.calls: list[tuple[str, str]] = []
         self._visible: dict[str, _Node] = {}
@@ -110,7 +139,7 @@ class FaultyStorage:
             error = kind(f"{call} failed on purpose")
         self._plans.append(_Plan(call, path_part, error=error))
 
-    def before_next(self, call: str, path_part: str, action: Callable[[], None]) -> None:
+    def before_next(self, call: str, path_part: str, action: Callable[[], object]) -> None:
         """Run ``action`` at the start of the next ``call`` on such a path: a delay, or a certain race."""
         self._plans.append(_Plan(call, path_part, action=action))
 
@@ -134,6 +163,7 @@ class FaultyStorage:
         """What the next process finds."""
         self._dead = True
         successor = FaultyStorage(self.rng, capacity_bytes=self.capacity_bytes)
+        successor.on_call = self.on_call
         if not power_loss:
             successor._visible, successor._durable = self._visible, self._durable
             successor._waiting = self._waiting
@@ -144,10 +174,12 @@ class FaultyStorage:
         for naming in self._waiting:
             if self.rng.random() < kept_share:
                 naming.apply(names)
+        survivors: dict[int, _Node] = {}
         for path, node in names.items():
             if all(parent in names for parent in _parents(path)):
-                survivor = self._survivor(node, kept_share)
-                successor._visible[path] = successor._durable[path] = survivor
+                if node.number not in survivors:
+                    survivors[node.number] = self._survivor(node, kept_share)
+                successor._visible[path] = successor._durable[path] = survivors[node.number]
         return successor
 
     def _survivor(self, node: _Node, kept_share: float) -> _Node:
@@ -181,6 +213,7 @@ class FaultyStorage:
                 raise PowerCut(f"{call} {path}")
             self._calls_until_cut -= 1
         self.calls.append((call, path))
+        self.on_call(call, path)
         for plan in self._plans:
             if plan.call == call and plan.path_part in path:
                 self._plans.remove(plan)
@@ -203,9 +236,11 @@ class FaultyStorage:
 
     @property
     def used_bytes(self) -> int:
-        return sum(len(node.visible) for node in self._visible.values())
+        return sum(len(node.visible) for node in set(self._visible.values()))
 
-    def _room_bytes(self) -> int:
+    @property
+    def room_bytes(self) -> int:
+        """What can still be written."""
         return 2**62 if self.capacity_bytes is None else self.capacity_bytes - self.used_bytes
 
     # --- the protocol
@@ -238,7 +273,31 @@ class FaultyStorage:
 
     def rename(self, old: str, new: str) -> None:
         self._enter("rename", old)
-        self._rename_things([old], {new: self._node(old)})
+        node = self._node(old)
+        if not node.is_dir:
+            self._rename_things([old], {new: node})
+            return
+        if any(path.startswith(f"{new}/") for path in self._visible):
+            raise StorageError(f"cannot rename {old}: {new} is a directory that is not empty")
+        move = _Move([old], {new: node})
+        # What waits to be synced in it waits under its new name.
+        for naming in self._waiting:
+            naming.removed = [move.moved(path) for path in naming.removed]
+            naming.added = {move.moved(path): each for path, each in naming.added.items()}
+        move.apply(self._visible)
+        self._waiting.append(move)
+
+    def link(self, path: str, new: str) -> None:
+        """Give a file a second name."""
+        self._enter("link", path)
+        self._rename_things([], {new: self._node(path)})
+
+    def is_dir(self, path: str) -> bool:
+        return not path or self._node(path).is_dir
+
+    def file_number(self, path: str) -> int:
+        """What a file has whatever its names are, and no other file."""
+        return self._node(path).number
 
     def remove(self, path: str) -> None:
         self._enter("remove", path)
@@ -287,11 +346,13 @@ class FaultyFile:
             if not self._closed and not self._storage._dead:
                 self._node.change(_Change(position, data[: self._storage.rng.randrange(len(data) + 1)]))
             raise
-        room = self._storage._room_bytes()
+        room = self._storage.room_bytes
         if position + len(data) - len(self._node.visible) > room:
             fitting = max(0, len(self._node.visible) + room - position)
             self._node.change(_Change(position, data[:fitting]))
-            raise DiskFull(f"cannot write {self.path}: no space left")
+            full = DiskFull(f"cannot write {self.path}: no space left")
+            self._storage.on_full(full)
+            raise full
         self._node.change(_Change(position, data))
 
     def truncate(self, size: int) -> None:

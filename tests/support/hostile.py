@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 from crc32c import crc32c
 
 from support.raw import RawClient, produce_body
 from tidemill.records.compression import ZSTD, compress
 from tidemill.records.record import Record, build_batch
 from tidemill.records.rewriting import to_varint
+from tidemill.tables.predicates.predicate import Compare, In, Or, Predicate, encode
 
 __all__ = ("HOSTILE", "Address", "batch_of_many")
 
@@ -364,6 +366,174 @@ def publish_many(address: Address) -> Throw:
     return "PublishAttempts", 0, {"job": "j", "batch": 1, "attempts": attempts}
 
 
+def find_coordinators_of_long_keys(address: Address) -> Throw:
+    """As many keys of nearly the greatest length as a request may hold."""
+    keys = [f"{number:06}".ljust(30_000, "k") for number in range(550)]
+    return "FindCoordinator", 4, {"key_type": 0, "coordinator_keys": keys}
+
+
+def join_with_large_metadata(address: Address) -> Throw:
+    """A member whose subscription takes as much as a request may: more than a member may."""
+    group_coordinator(address)
+    protocols = [{"name": f"p{n}", "metadata": bytes(1_000_000)} for n in range(15)]
+    body = {"group_id": "fat", "session_timeout": 10_000, "rebalance_timeout": 10_000, "member_id": ""}
+    return "JoinGroup", 3, body | {"protocol_type": "consumer", "protocols": protocols}
+
+
+def table_of(schema: pa.Schema, name: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"row_format": None, "key_format": None, "partition_column": None}
+    fields |= {"name": name, "schema": bytes(schema.serialize()), "primary_key": ["id"], "buckets": 1}
+    return fields | {"boundaries": [], "properties": [], "comment": None, "if_not_exists": False}
+
+
+def table_client(address: Address) -> RawClient:
+    client = RawClient(address, 300)
+    client.request("ApiVersions", 2, {})
+    client.request(
+        "CreateDatabase", 0, {"name": "hostile", "comment": None, "properties": [], "if_not_exists": True}
+    )
+    return client
+
+
+def create_table_with_many_columns(address: Address) -> Throw:
+    """A schema of nearly the greatest size."""
+    table_client(address).close()
+    columns = [pa.field("id", pa.int64(), nullable=False)]
+    columns += [pa.field(f"c{number}", pa.string()) for number in range(20_000)]
+    return "CreateTable", 0, table_of(pa.schema(columns), "hostile.wide")
+
+
+def create_table_with_deep_columns(address: Address) -> Throw:
+    """Columns of structs in structs, of which a small schema can have very many."""
+    table_client(address).close()
+    inner: pa.DataType = pa.string()
+    for _ in range(20):
+        inner = pa.struct([pa.field("a", inner), pa.field("b", pa.list_(pa.int64()))])
+    columns = [pa.field("id", pa.int64(), nullable=False)]
+    columns += [pa.field(f"c{number}", inner) for number in range(120)]
+    return "CreateTable", 0, table_of(pa.schema(columns), "hostile.deep")
+
+
+def scan_with(address: Address, name: str, predicate: Predicate) -> Throw:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+    with table_client(address) as client:
+        created = client.request("CreateTable", 0, table_of(schema, f"hostile.{name}"))
+        assert created.error_code == 0, created
+    fields: dict[str, Any] = {
+        "scanner_id": None,
+        "table_id": created.table_id,
+        "partition_id": 0,
+        "bucket": 0,
+    }
+    fields |= {"leader_epoch": -1, "pin_id": None, "lease_id": None, "limit": -1, "columns": []}
+    fields |= {"predicate": encode(predicate), "start_key": None, "end_key": None, "call_sequence": 0}
+    return "ScanKv", 0, fields | {"batch_size_bytes": 1_000_000, "close": False, "keep_alive": False}
+
+
+def scan_with_many_values(address: Address) -> Throw:
+    return scan_with(address, "values", In(("v",), tuple(f"value-{n}" for n in range(9_999))))
+
+
+def scan_with_many_comparisons(address: Address) -> Throw:
+    terms = tuple(Compare(("v",), "=", f"value-{n}") for n in range(4_999))
+    return scan_with(address, "comparisons", Or(terms))
+
+
+def metadata_of_all(address: Address) -> Throw:
+    """Every topic of a node that has very many."""
+    very_many_topics(address)
+    return "Metadata", 9, {"topics": None, "allow_auto_topic_creation": False}
+
+
+def describe_all_partitions(address: Address) -> Throw:
+    very_many_topics(address)
+    return "DescribeTopicPartitions", 0, {"topics": [], "response_partition_limit": 2_000}
+
+
+def describe_all_log_dirs(address: Address) -> Throw:
+    very_many_topics(address)
+    return "DescribeLogDirs", 1, {"topics": None}
+
+
+def list_all_configs(address: Address) -> Throw:
+    very_many_topics(address)
+    return "ListConfigResources", 1, {"resource_types": []}
+
+
+def delete_one_of_all(address: Address) -> Throw:
+    very_many_topics(address)
+    return "DeleteTopics", 5, {"topic_names": ["very-many-7"], "timeout": 60_000}
+
+
+def create_one_more(address: Address) -> Throw:
+    very_many_topics(address)
+    topic = {"name": "one-more", "num_partitions": 1, "replication_factor": 1}
+    return "CreateTopics", 5, {"topics": [topic], "timeout": 60_000}
+
+
+def subscribe_by_a_pattern(address: Address) -> Throw:
+    """A regular expression that matches every topic of a node that has very many."""
+    group_coordinator(address)
+    very_many_topics(address)
+    return "ConsumerGroupHeartbeat", 1, joining("matched", "m")
+
+
+def subscribe_by_a_pattern_beside_another(address: Address) -> Throw:
+    """The second member of such a group: half of everything moves."""
+    group_coordinator(address)
+    very_many_topics(address)
+    with RawClient(address, 300) as client:
+        answer = client.request("ConsumerGroupHeartbeat", 1, joining("shared", "m1"))
+        assert answer.error_code == 0, answer
+    return "ConsumerGroupHeartbeat", 1, joining("shared", "m2")
+
+
+def leave_with_everything(address: Address) -> Throw:
+    subscribe_by_a_pattern_beside_another(address)
+    leaving = {"group_id": "shared", "member_id": "m1", "member_epoch": -1, "rebalance_timeout": -1}
+    return "ConsumerGroupHeartbeat", 1, leaving | {"topic_partitions": None}
+
+
+def describe_a_large_group(address: Address) -> Throw:
+    subscribe_by_a_pattern_beside_another(address)
+    return "ConsumerGroupDescribe", 0, {"group_ids": ["shared"]}
+
+
+def join_a_group_of_many(address: Address) -> Throw:
+    """One more of many members, each of which names as many topics as it may."""
+    group_coordinator(address)
+    very_many_topics(address)
+    with RawClient(address, 300) as client:
+        client.request("ApiVersions", 2, {})
+        for number in range(30):
+            answer = client.request("ConsumerGroupHeartbeat", 1, joining_by_name(f"m{number}"))
+            assert answer.error_code == 0, answer
+    return "ConsumerGroupHeartbeat", 1, joining_by_name("one-more")
+
+
+def joining(group_id: str, member_id: str) -> dict[str, Any]:
+    body = {"group_id": group_id, "member_id": member_id, "member_epoch": 0, "rebalance_timeout": 60_000}
+    return body | {"subscribed_topic_regex": "very-many-.*", "topic_partitions": []}
+
+
+def joining_by_name(member_id: str) -> dict[str, Any]:
+    body = {"group_id": "of-many", "member_id": member_id, "member_epoch": 0, "rebalance_timeout": 60_000}
+    names = [f"very-many-{number}" for number in range(5_000)]
+    return body | {"subscribed_topic_names": names, "topic_partitions": []}
+
+
+def very_many_topics(address: Address) -> None:
+    """Have 20,000 topics, unless there are."""
+    with RawClient(address, 300) as client:
+        client.request("ApiVersions", 2, {})
+        for start in range(0, 20_000, 2_000):
+            topics = [
+                {"name": f"very-many-{number}", "num_partitions": 1, "replication_factor": 1}
+                for number in range(start, start + 2_000)
+            ]
+            client.request("CreateTopics", 5, {"topics": topics, "timeout": 60_000})
+
+
 HOSTILE: dict[str, Callable[[Address], Throw]] = {
     each.__name__: each
     for each in (
@@ -408,5 +578,22 @@ HOSTILE: dict[str, Callable[[Address], Throw]] = {
         subscribe_to_many,
         own_many,
         publish_many,
+        find_coordinators_of_long_keys,
+        join_with_large_metadata,
+        create_table_with_many_columns,
+        create_table_with_deep_columns,
+        scan_with_many_values,
+        scan_with_many_comparisons,
+        metadata_of_all,
+        describe_all_partitions,
+        describe_all_log_dirs,
+        list_all_configs,
+        delete_one_of_all,
+        create_one_more,
+        subscribe_by_a_pattern,
+        subscribe_by_a_pattern_beside_another,
+        leave_with_everything,
+        describe_a_large_group,
+        join_a_group_of_many,
     )
 }

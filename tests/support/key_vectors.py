@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from tidemill.tables.keys import KeyCodec
+from tidemill.tables.keys.codec import KeyCodec
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "keys.json").read_text(encoding="utf-8"))
 WIDTHS = {"tinyint": 1, "smallint": 2, "int": 4, "bigint": 8, "date": 4, "timestamp": 8, "timestamp_ntz": 8}

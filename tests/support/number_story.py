@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -19,9 +20,9 @@ import tidemill
 from support.history import History, check
 from support.processes import NodeProcess
 from support.table_nodes import records_of
-from tidemill.client.attempts import list_jobs
+from tidemill.client.admin.transactions import list_transactions
 from tidemill.client.cluster import Cluster
-from tidemill.client.transaction_admin import list_transactions
+from tidemill.client.producing.attempts import list_jobs
 
 __all__ = ("BATCH", "NumberStory")
 
@@ -127,7 +128,8 @@ class NumberStory:
             }
         )
         consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
-        found, ended = [], set()
+        found: list[Any] = []
+        ended: set[int] = set()
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while len(ended) < PARTITIONS:
             assert time.monotonic() < deadline, f"{topic}: no end of partitions in sight, {ended} ended"

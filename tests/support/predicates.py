@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from tidemill.tables.predicate import (
+from tidemill.tables.predicates.predicate import (
     OPERATORS,
     Always,
     And,

@@ -103,8 +103,9 @@ class _Process:
             self._reader.join()
             for pipe in (self._stdin, self.popen.stdout):
                 # What was not read by a killed process cannot be flushed any more.
+                assert pipe is not None
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # type: ignore[union-attr]
+                    pipe.close()
 
     def kill(self) -> None:
         self.popen.kill()
@@ -127,6 +128,8 @@ class NodeProcess:
             "data_dir": str(data_dir),
             "listen": "127.0.0.1:0",
             "http": "127.0.0.1:0",
+            # The directories of many nodes are kept for a while.
+            "disk_reserve_bytes": 1024 * 1024,
             **settings,
         }
         #: Where the next start is to kill itself; see ``support.dying``.

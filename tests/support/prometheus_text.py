@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-__all__ = ("Family", "parse_metrics")
+from tidemill.coordination.metrics import Metrics
+from tidemill.server.metrics import render
+
+__all__ = ("Family", "parse_metrics", "scrape")
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -80,6 +83,11 @@ def parse_metrics(text: str) -> dict[str, Family]:
     for family in families.values():
         family.check()
     return families
+
+
+async def scrape(metrics: Metrics) -> dict[str, Family]:
+    """What a page of these metrics says."""
+    return parse_metrics("".join([part async for part in render(metrics)]))
 
 
 def _add_sample(family: Family, line: str) -> None:

@@ -8,13 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from tidemill.records.record import Record, build_batch
-from tidemill.wire.apis import APIS
+from tidemill.wire.apis import APIS_BY_NAME
 from tidemill.wire.encode import encode_request
 from tidemill.wire.requests import decode_response
 
 __all__ = ("RawClient", "batch_of", "fetch_body", "produce_body")
 
-_KEYS = {api.name: api.key for api in APIS.values()}
 _DEADLINE_SECONDS = 60.0
 
 
@@ -47,12 +46,12 @@ class RawClient:
     def encode(self, api: str, version: int, body: dict[str, Any]) -> bytes:
         """The frame of a request with the next correlation id."""
         self.correlation_id += 1
-        return bytes(encode_request(_KEYS[api], version, self.correlation_id, "raw", body))
+        return bytes(encode_request(APIS_BY_NAME[api].key, version, self.correlation_id, "raw", body))
 
     def request(self, api: str, version: int, body: dict[str, Any]) -> Any:
         """Send a request and return the body of its answer."""
         self.send(self.encode(api, version, body))
-        correlation_id, answer = decode_response(_KEYS[api], version, self.read_frame())
+        correlation_id, answer = decode_response(APIS_BY_NAME[api].key, version, self.read_frame())
         assert correlation_id == self.correlation_id
         return answer
 

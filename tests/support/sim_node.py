@@ -1,136 +1,197 @@
-"""A whole node without sockets, threads or a real disk: requests go in as frames, answers come out as frames.
+"""A whole node on a virtual loop: the product's own ``Node``, with time, ids, disk and network in memory.
 
-Only three things are not the real ones: the transport (two lists of bytes), the flusher (the test decides
-when a flush begins, runs and ends), and the storage. Metadata is a ``MemoryStore``, which survives crashes as
-an etcd beside the node would.
+``SimNode`` is one process of it on a ``FaultyStorage``; ``crash`` ends the process, and the next one is
+started on what the storage says is left. Metadata is a ``MemoryStore``, which survives crashes as an etcd
+beside the node would. ``SimClient`` is a connection; it keeps the answers until they are taken.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from support.coordination import VirtualClock
+from support.dict_engine import DictEngine
 from support.faulty_storage import FaultyStorage
+from support.frames import split_frames
+from support.sim_network import SimNetwork
+from support.virtual_loop import Process, current_loop
 from tidemill.config.settings import Settings
-from tidemill.control.commands import BumpLeaderEpochs, CreateTopic, RegisterNode, SetClusterId
-from tidemill.control.controller import Controller
-from tidemill.control.memory import MemoryStore
-from tidemill.coordination.clock import LoopClock
-from tidemill.errors import DiskFull, StorageError
-from tidemill.groups.coordinator import GroupCoordinator
-from tidemill.groups.settings import GroupSettings
-from tidemill.log.flush import FlushJob
-from tidemill.replication.partition import Partition
-from tidemill.replication.replicas import Replicas
-from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Broker
-from tidemill.server.budget import BudgetLimits, ByteBudget
-from tidemill.server.connection import Connection
-from tidemill.server.dispatch import BrokerDispatcher
-from tidemill.server.frame_buffers import FrameBuffers
-from tidemill.server.metrics import RequestMetrics
-from tidemill.server.transaction_partitions import BrokerTransactionPartitions, TransactionLogs
-from tidemill.transactions.coordinator import TransactionCoordinator
-from tidemill.transactions.settings import TransactionSettings
+from tidemill.config.values import Address
+from tidemill.control.commands import CreateTopic
+from tidemill.control.stores.memory import MemoryStore
+from tidemill.control.stores.store import ChangeBatch, StoreClosed, StoredKeys, Txn
+from tidemill.errors import DiskFull
+from tidemill.replication.flusher import Flusher
+from tidemill.server.broker import Broker
+from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.disk.data_directory import DataDirectory
+from tidemill.server.disk.space import DiskSpace
+from tidemill.server.node import Node
+from tidemill.server.runtime import Runtime
 from tidemill.wire.encode import encode_request
-from tidemill.wire.frames import split_frames
 from tidemill.wire.requests import decode_response
 
-__all__ = ("SimClient", "SimFlusher", "SimNode")
+__all__ = (
+    "START_MS",
+    "ProcessStore",
+    "SeededIds",
+    "SimClient",
+    "SimDirectory",
+    "SimDiskSpace",
+    "SimNode",
+    "create_topics",
+)
 
-#: Turns of the event loop after which every task that can go on has gone on.
-_TURNS_TO_SETTLE = 25
+#: The time of day at which a virtual loop begins.
+START_MS = 1_700_000_000_000
+_CLEAN = "clean-stop"
+_ROOM_BYTES = 1024
+_STORE_SECONDS_MAX = 0.003
+_API_VERSIONS = 18
 
 
-class SimFlusher:
-    """Keeps flushes waiting until the test says ``step``."""
+class SeededIds:
+    """Implements ``tidemill.coordination.ids.Ids``."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._asked: list[Partition] = []
-        self._begun: list[tuple[Partition, FlushJob]] = []
-        self.flush_count = 0
-        self.flush_seconds = 0.0
 
-    def request(self, partition: Partition) -> None:
-        if not partition.flush_scheduled:
-            partition.flush_scheduled = True
-            self._asked.append(partition)
+    def uuid(self) -> UUID:
+        return UUID(bytes=self.token(16), version=4)
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._asked or self._begun)
-
-    def step(self) -> None:
-        """Begin a flush, or run and end one that was begun: appends may come in between."""
-        if self._asked and (not self._begun or self._rng.random() < 0.5):
-            partition = self._asked.pop(self._rng.randrange(len(self._asked)))
-            job = partition.begin_flush()
-            if job is None:
-                partition.flush_scheduled = False
-            else:
-                self._begun.append((partition, job))
-        elif self._begun:
-            partition, job = self._begun.pop(self._rng.randrange(len(self._begun)))
-            self._finish(partition, job)
-
-    def _finish(self, partition: Partition, job: FlushJob) -> None:
-        partition.flush_scheduled = False
-        try:
-            job.run()
-        except StorageError as error:
-            partition.flush_failed(error)
-            return
-        partition.flushed(job)
-        if partition.is_dirty:
-            self.request(partition)
+    def token(self, size_bytes: int) -> bytes:
+        return self._rng.randbytes(size_bytes)
 
 
-class _Transport:
-    """What a connection needs of a transport."""
+class SimDirectory(DataDirectory):
+    """The note of an orderly stop is on the simulated disk; there is nobody to lock out."""
 
-    def __init__(self) -> None:
-        self.sent = bytearray()
-        self.closed = False
+    def __init__(self, storage: FaultyStorage) -> None:
+        super().__init__(Path("sim"))
+        self._storage = storage
 
-    def get_extra_info(self, name: str) -> Any:
-        return ("sim", 0)
+    def acquire(self) -> None:
+        noted = self._storage.exists(_CLEAN)
+        self.stopped_cleanly = noted or not self._storage.list_dir("logs")
+        if noted:
+            self._storage.remove(_CLEAN)
+            self._storage.sync_dir("")
 
-    def set_write_buffer_limits(self, high: int, low: int) -> None:
+    def check_metadata_present(self) -> None:
         pass
 
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def writelines(self, buffers: list[bytes]) -> None:
-        for buffer in buffers:
-            self.sent += buffer
-
-    def is_reading(self) -> bool:
-        return True
-
-    def pause_reading(self) -> None:
+    def note_owner(self, listening: str) -> None:
         pass
 
-    def close(self) -> None:
-        self.closed = True
+    def note_clean_stop(self) -> None:
+        self._storage.open(_CLEAN, create=True).close()
+        self._storage.sync_dir("")
 
-    abort = close
+    def release(self) -> None:
+        pass
 
 
-class SimClient:
+class SimDiskSpace(DiskSpace):
+    """The room of a ``FaultyStorage``."""
+
+    def __init__(self, storage: FaultyStorage) -> None:
+        super().__init__(Path("sim"))
+        self._storage = storage
+
+    def free_bytes(self) -> int:
+        return self._storage.room_bytes
+
+    def _probe(self) -> None:
+        if self._storage.room_bytes < _ROOM_BYTES:
+            raise DiskFull(f"no room for {_ROOM_BYTES} bytes")
+
+
+async def create_topics(node: Node, topics: dict[str, tuple[int, dict[str, str]]]) -> None:
+    """Create those of ``topics`` (name → partitions, configs) that are missing, and that of the groups."""
+    for name, (partitions, configs) in topics.items():
+        if name not in node.broker.image.topics:
+            await node.broker.controller.submit(
+                CreateTopic(
+                    name=name,
+                    topic_id=node.runtime.ids.uuid(),
+                    partitions=partitions,
+                    replication=1,
+                    configs=configs,
+                )
+            )
+    await node.broker.coordinators.ensure_topic(GROUPS)
+
+
+class ProcessStore:
+    """A shared metadata store as one process reaches it: it answers later, and not to the dead."""
+
+    def __init__(self, store: MemoryStore, process: Process) -> None:
+        self._store = store
+        self._process = process
+        self._loop = current_loop()
+
+    async def _way(self) -> None:
+        """A question or an answer is on its way."""
+        await asyncio.sleep(_STORE_SECONDS_MAX * self._loop.rng.random() ** 2)
+        if self._process.is_dead:
+            raise StoreClosed("the process is gone")
+
+    async def read(self, prefix: str = "", *, revision: int | None = None) -> StoredKeys:
+        await self._way()
+        return await self._store.read(prefix, revision=revision)
+
+    async def commit(self, txn: Txn) -> int:
+        await self._way()
+        committed = await self._store.commit(txn)
+        await self._way()
+        return committed
+
+    async def watch(self, from_revision: int) -> AsyncGenerator[ChangeBatch]:
+        async with aclosing(self._store.watch(from_revision)) as batches:
+            async for batch in batches:
+                await self._way()
+                yield batch
+
+    async def grant_lease(self, ttl_ms: int) -> int:
+        await self._way()
+        return await self._store.grant_lease(ttl_ms)
+
+    async def keep_alive(self, lease_id: int) -> None:
+        await self._way()
+        await self._store.keep_alive(lease_id)
+
+    async def revoke(self, lease_id: int) -> None:
+        await self._way()
+        await self._store.revoke(lease_id)
+
+    async def close(self) -> None:
+        """The store goes on for others."""
+
+
+class SimClient(asyncio.Protocol):
     """One connection to a node."""
 
-    def __init__(self, connection: Connection, transport: _Transport) -> None:
-        self._connection = connection
-        self._transport = transport
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._received = bytearray()
         self._expected: dict[int, tuple[int, int, Callable[[Any], None]]] = {}
         self._correlation_id = 0
+        self.is_closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
 
     def send(
         self, api_key: int, version: int, body: dict[str, Any], on_answer: Callable[[Any], None]
@@ -138,135 +199,103 @@ class SimClient:
         """Send a request; ``on_answer`` is called by ``receive``."""
         self._correlation_id += 1
         self._expected[self._correlation_id] = (api_key, version, on_answer)
-        data = encode_request(api_key, version, self._correlation_id, "sim", body)
-        while data:
-            buffer = self._connection.get_buffer(len(data))
-            count = min(len(buffer), len(data))
-            buffer[:count] = data[:count]
-            data = data[count:]
-            self._connection.buffer_updated(count)
+        self._transport.write(encode_request(api_key, version, self._correlation_id, "sim", body))
+
+    def close(self) -> None:
+        self._transport.close()
 
     def receive(self) -> None:
         """Take the answers that are there."""
-        assert not self._transport.closed, "the node closed the connection"
-        for frame in split_frames(self._transport.sent):
+        for frame in split_frames(self._received):
             correlation_id = int.from_bytes(frame[:4], "big")
             api_key, version, on_answer = self._expected.pop(correlation_id)
             on_answer(decode_response(api_key, version, frame)[1])
 
 
 class SimNode:
-    """Started on a storage; a crash is simply never using it again."""
+    """One process of a node, on a virtual loop; ``settings`` are more of the node's own."""
 
-    def __init__(self, storage: FaultyStorage, store: MemoryStore, rng: random.Random) -> None:
+    def __init__(
+        self,
+        storage: FaultyStorage,
+        store: MemoryStore,
+        network: SimNetwork,
+        *,
+        host: str = "node",
+        node_id: int = 1,
+        **settings: Any,
+    ) -> None:
         self.storage = storage
-        self.store = store
-        self.clock = VirtualClock()
-        self.clock.ms = 1_700_000_000_000
-        self.flusher = SimFlusher(rng)
-        self.budget = ByteBudget(BudgetLimits(64 * 1024 * 1024, 32 * 1024 * 1024))
+        self.network = network
+        self.host = host
+        self.loop = loop = current_loop()
+        self.process = loop.process(host)
         self.settings = Settings(
-            data_dir=Path("sim"), offsets_topic_partitions=1, transactions_topic_partitions=1
+            data_dir=Path("sim"),
+            node_id=node_id,
+            node_name=f"node-{node_id}",
+            listen=Address(host, 9092),
+            http=None,
+            offsets_topic_partitions=1,
+            transactions_topic_partitions=1,
+            max_decompressed_bytes=1 << 20,
+            # A rate is kept by sleeping in a thread; there is none.
+            scrub_bytes_per_second=0,
+            compaction_bytes_per_second=0,
+            **settings,
         )
-        self.controller = Controller(store)
-        self.broker: Broker
-        self._dispatcher: BrokerDispatcher
+        self.runtime = Runtime(
+            wall_ms=self._wall_ms,
+            ids=SeededIds(loop.rng),
+            pools=loop.pool,
+            directory=lambda path: SimDirectory(storage),
+            disk_space=lambda path, reserve_bytes: SimDiskSpace(storage),
+            storage=self._storage,
+            kv_engine=lambda limits, give_up_reserve: DictEngine(storage, loop.rng, give_up_reserve),
+            metadata_store=lambda path: ProcessStore(store, self.process),
+            transport=network.transport(host),
+        )
+        self.node = Node(self.settings, self.runtime)
+
+    def _wall_ms(self) -> int:
+        return START_MS + int(self.loop.time() * 1000)
+
+    def _storage(self, path: Path, on_full: Callable[[DiskFull], None]) -> FaultyStorage:
+        self.storage.on_full = on_full
+        return self.storage
 
     @property
     def now_ms(self) -> int:
-        return self.clock.ms
+        return self._wall_ms()
 
-    @now_ms.setter
-    def now_ms(self, time_ms: int) -> None:
-        self.clock.ms = time_ms
+    @property
+    def broker(self) -> Broker:
+        return self.node.broker
 
-    def advance(self, duration_ms: int) -> None:
-        """Let time pass at once; what was due in between happens after it."""
-        self.clock.ms += duration_ms
-        timers = self.clock.timers
-        for handle in [handle for handle, (when_ms, _) in timers.items() if when_ms <= self.clock.ms]:
-            if handle in timers:
-                timers.pop(handle)[1]()
+    @property
+    def flusher(self) -> Flusher:
+        return self.broker.flusher
 
-    async def start(self, topics: dict[str, tuple[int, dict[str, str]]]) -> None:
-        """Start, recover every log, and create ``topics`` (name → partitions, configs) that are missing."""
-        controller = self.controller
-        await controller.start()
-        if controller.image.cluster_id is None:
-            await controller.submit(SetClusterId(cluster_id="sim"))
-        await controller.submit(
-            RegisterNode(node_id=1, name="node-1", host="sim", port=1, incarnation=uuid4())
-        )
-        replicas = Replicas(
-            self.storage, self.flusher.request, max_decompressed_bytes=1 << 20, clock_ms=lambda: self.now_ms
-        )
-        self.broker = broker = Broker(
-            self.settings,
-            controller,
-            replicas,
-            self.flusher,  # type: ignore[arg-type]
-            self.budget,
-            clock_ms=lambda: self.now_ms,
-        )
-        for topic in list(broker.image.topics.values()):
-            await controller.submit(
-                BumpLeaderEpochs(name=topic.name, partitions=tuple(range(len(topic.partitions))))
-            )
-        for name, (partitions, configs) in topics.items():
-            if name not in broker.image.topics:
-                await controller.submit(
-                    CreateTopic(
-                        name=name,
-                        topic_id=_stable_id(name),
-                        partitions=partitions,
-                        replication=1,
-                        configs=configs,
-                    )
-                )
-        await broker.ensure_offsets_topic()
-        for placement in broker.led_placements():
-            with contextlib.suppress(DiskFull):
-                replicas.open(placement)
-        broker.groups = GroupCoordinator(
-            broker, GroupSettings(partitions=len(broker.image.topics[OFFSETS_TOPIC].partitions)), LoopClock()
-        )
-        await broker.groups.start()
-        broker.transactions = TransactionCoordinator(
-            TransactionLogs(broker),
-            BrokerTransactionPartitions(broker),
-            TransactionSettings(partitions=broker.settings.transactions_topic_partitions),
-            self.clock,
-            broker.next_producer_id,
-        )
-        if TRANSACTIONS_TOPIC in broker.image.topics:
-            await broker.transactions.start()
-        self._dispatcher = BrokerDispatcher(broker, RequestMetrics())
+    async def start(self, topics: dict[str, tuple[int, dict[str, str]]] | None = None) -> None:
+        """Start and recover as the product does; create ``topics`` (name → partitions, configs)."""
+        await self.process.run(self._start(topics or {}))
 
-    def connect(self) -> SimClient:
-        transport = _Transport()
-        loop = asyncio.get_running_loop()
-        connection = Connection(loop, self._dispatcher, self.budget, self.settings, FrameBuffers())
-        connection.connection_made(transport)  # type: ignore[arg-type]
-        return SimClient(connection, transport)
+    async def _start(self, topics: dict[str, tuple[int, dict[str, str]]]) -> None:
+        await self.node.start()
+        await create_topics(self.node, topics)
 
-    async def settle(self) -> None:
-        """Let every task go as far as it can without another flush."""
-        for _ in range(_TURNS_TO_SETTLE):
-            await asyncio.sleep(0)
-        while self.broker.gated_writes:
-            # Batches that are looked at in a thread.
-            await asyncio.wait(self.broker.gated_writes.values())
-            for _ in range(_TURNS_TO_SETTLE):
-                await asyncio.sleep(0)
+    async def stop(self) -> None:
+        """Stop in an orderly way."""
+        await self.process.run(self.node.stop())
 
-    async def abandon(self) -> None:
-        """Let go of the tasks of a node that has crashed; nothing is written."""
-        for connection in list(self._dispatcher.connections):
-            connection.connection_lost(None)
-        await self.broker.transactions.close()
-        await self.broker.groups.close()
-        await self.controller.stop()
+    async def crash(self) -> None:
+        """The process ends at once; nothing is written any more."""
+        self.network.reset(self.host)
+        await self.process.kill()
 
-
-def _stable_id(name: str) -> UUID:
-    return UUID(bytes=name.encode().ljust(16, b"\0")[:16])
+    async def connect(self, host: str = "client") -> SimClient:
+        client = SimClient()
+        await self.network.transport(host).connect(self.node.address, lambda: client)
+        # As clients begin: who says nothing is not kept for long.
+        client.send(_API_VERSIONS, 0, {}, lambda answer: None)
+        return client

@@ -36,6 +36,7 @@ _PASSES = {
     ErrorCode.not_enough_replicas,
     ErrorCode.not_leader_or_follower,
     ErrorCode.out_of_order_sequence_number,
+    ErrorCode.request_timed_out,
 }
 #: Its transaction has timed out, and was aborted without it.
 _LOST_ITS_PLACE = {

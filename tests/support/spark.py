@@ -77,12 +77,14 @@ def local_session(directory: Path, master: str = "local[2]", **conf: str) -> Ite
 
 def read(spark: SparkSession, servers: str, name: str | None = None, **options: object) -> DataFrame:
     """``spark.read`` of a table or a topic."""
-    return _with_options(spark.read, servers, options).load(name)
+    loaded: DataFrame = _with_options(spark.read, servers, options).load(name)
+    return loaded
 
 
 def stream(spark: SparkSession, servers: str, name: str | None = None, **options: object) -> DataFrame:
     """``spark.readStream`` of a table or a topic."""
-    return _with_options(spark.readStream, servers, options).load(name)
+    loaded: DataFrame = _with_options(spark.readStream, servers, options).load(name)
+    return loaded
 
 
 def _with_options(reader: Any, servers: str, options: Mapping[str, object]) -> Any:
@@ -94,7 +96,8 @@ def _with_options(reader: Any, servers: str, options: Mapping[str, object]) -> A
 
 def run_available(query: Any, checkpoint: Path) -> StreamingQuery:
     """Run a ``writeStream`` until everything that is there now has been processed."""
-    started = query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    writer = query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    started: StreamingQuery = writer.start()
     started.awaitTermination()
     return started
 
@@ -106,5 +109,6 @@ def progress_of(query: StreamingQuery) -> list[dict[str, Any]]:
 
 def source_progress(query: StreamingQuery) -> dict[str, Any]:
     """What the last batch says about its source."""
-    (found,) = progress_of(query)[-1]["sources"]
+    sources: list[dict[str, Any]] = progress_of(query)[-1]["sources"]
+    (found,) = sources
     return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from support.processes import NodeProcess
+from tidemill.log.segment_walk import walk
 from tidemill.log.storage import LocalStorage
-from tidemill.log.walk import walk
 from tidemill.records.batch import BatchHeader
 
 __all__ = ("stored_batches", "stored_codecs")

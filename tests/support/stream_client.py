@@ -6,13 +6,11 @@ import asyncio
 from typing import Any
 
 from tidemill.config.values import Address
-from tidemill.wire.apis import APIS
+from tidemill.wire.apis import APIS_BY_NAME
 from tidemill.wire.encode import encode_request
 from tidemill.wire.requests import decode_response
 
 __all__ = ("StreamClient",)
-
-_KEYS = {api.name: api.key for api in APIS.values()}
 
 
 class StreamClient:
@@ -29,11 +27,13 @@ class StreamClient:
 
     def send(self, api: str, version: int, /, **body: Any) -> None:
         self._correlation_id += 1
-        self._writer.write(encode_request(_KEYS[api], version, self._correlation_id, "stream", body))
+        self._writer.write(
+            encode_request(APIS_BY_NAME[api].key, version, self._correlation_id, "stream", body)
+        )
 
     async def receive(self, api: str, version: int) -> Any:
         size = int.from_bytes(await self._reader.readexactly(4), "big")
-        return decode_response(_KEYS[api], version, await self._reader.readexactly(size))[1]
+        return decode_response(APIS_BY_NAME[api].key, version, await self._reader.readexactly(size))[1]
 
     async def ask(self, api: str, version: int, /, **body: Any) -> Any:
         self.send(api, version, **body)

@@ -24,7 +24,8 @@ from support.processes import ClientProcess, NodeProcess
 from support.table_damage import DAMAGES
 from support.table_model import Change, Filter, Row, TableModel, check_table
 from support.table_nodes import by_key
-from tidemill.client.sync import Table, Tidemill
+from tidemill.client.sync_client import Tidemill
+from tidemill.client.sync_table import Table
 from tidemill.client.tables.values import Lease
 from tidemill.errors import TableError
 

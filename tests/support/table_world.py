@@ -11,12 +11,14 @@ from tidemill.client.tables.creating import creation_body
 from tidemill.client.tables.requests import definition_from
 from tidemill.client.tables.rows_in import as_tables
 from tidemill.client.tables.writer import PreparedRows, prepare_deletes, prepare_upserts
-from tidemill.records.columns import build_batch_columns
+from tidemill.kv.contract import KvStore
+from tidemill.kv.rocks.store import RocksStore
+from tidemill.records.columns.build import build_batch_columns
 from tidemill.records.record import Record, build_batch
 from tidemill.server.broker import Broker
 from tidemill.tables.definition import TableDefinition
 
-__all__ = ("ManualClock", "TableWorld", "batch_of", "rows_of")
+__all__ = ("ManualClock", "TableWorld", "batch_of", "count_views", "rows_of")
 
 START_MS = 1_700_000_000_000
 NO_LIMIT_BYTES = 1 << 20
@@ -43,6 +45,12 @@ def batch_of(*records: tuple[bytes | None, bytes | None], timestamp_ms: int = 1_
 def rows_of(response: Any) -> list[dict[str, Any]]:
     """The rows of an answer."""
     return [] if response.records is None else pa.ipc.open_stream(response.records).read_all().to_pylist()
+
+
+def count_views(store: KvStore) -> int:
+    """How many views of a store are held."""
+    assert isinstance(store, RocksStore)
+    return len(store._views)
 
 
 class TableWorld:
@@ -184,9 +192,9 @@ class TableWorld:
     @property
     def sessions(self) -> int:
         """How many scans take a place on the node."""
-        tables = self.broker.loaded_tables
+        tables = self.broker.tables.loaded
         return 0 if tables is None else len(tables.scans.sessions)
 
     async def sweep(self) -> None:
         """What the node does from time to time."""
-        await self.broker.housekeep_tables()
+        await self.broker.tables.housekeep()

@@ -204,3 +204,43 @@ def test_the_same_seed_gives_the_same_crash() -> None:
         return after_crash(storage)
 
     assert [outcome(seed) for seed in range(20)] == [outcome(seed) for seed in range(20)]
+
+
+def test_a_directory_is_renamed_with_what_is_in_it() -> None:
+    storage, file = made()
+    file.write(0, [b"x"])
+    storage.rename("d", "e")
+    assert storage.list_dir("") == ["e"]
+    assert storage.read_file("e/f") == b"x"
+    with pytest.raises(StorageError):
+        storage.read_file("d/f")
+
+
+def test_a_renamed_directory_is_under_one_of_its_names_after_a_crash_with_what_was_synced() -> None:
+    seen = set()
+    for seed in SEEDS:
+        storage, file = made(seed)
+        file.write(0, [b"synced"])
+        file.sync()
+        storage.open("d/not-synced", create=True)
+        storage.rename("d", "e")
+        storage.open("e/later", create=True)
+        left = storage.crash()
+        (name,) = left.list_dir("")
+        assert left.read_file(f"{name}/f") == b"synced"
+        seen.add((name, *left.list_dir(name)))
+    assert {("d", "f"), ("e", "f"), ("e", "f", "later"), ("e", "f", "not-synced")} <= seen
+
+
+def test_a_file_with_two_names_is_one_file() -> None:
+    storage, file = made()
+    storage.link("d/f", "d/g")
+    file.write(0, [b"abc"])
+    assert storage.read_file("d/g") == b"abc"
+    assert storage.used_bytes == 3
+    file.sync()
+    storage.sync_dir("d")
+    left = storage.crash()
+    assert left.file_number("d/f") == left.file_number("d/g")
+    left.remove("d/f")
+    assert left.read_file("d/g") == b"abc"

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.coordination import MemoryLog, VirtualClock, settle
+from tidemill.coordination.log import ReplayedRecord
 from tidemill.errors import ApiError, ErrorCode, StorageError
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.jobs import Publication
-from tidemill.transactions.messages import Marker, Producer, TopicPartition
+from tidemill.transactions.messages import Producer, TopicPartition, TransactionEnd
 from tidemill.transactions.records import decode_record
 from tidemill.transactions.settings import TransactionSettings
 from tidemill.transactions.transaction import Transaction, TransactionState
@@ -36,7 +37,7 @@ class Write:
 class WorldPartition:
     """A log of writes and markers."""
 
-    entries: list[Write | Marker] = field(default_factory=list)
+    entries: list[Write | TransactionEnd] = field(default_factory=list)
     durable: int = 0
     allowed: dict[int, int] = field(default_factory=dict)
     syncs_at_once: bool = True
@@ -65,10 +66,10 @@ class WorldPartition:
         # A client waits for its writes before it ends a transaction.
         self.sync()
 
-    async def write_marker(self, marker: Marker) -> None:
+    async def write_marker(self, marker: TransactionEnd) -> None:
         await self.write_markers([marker])
 
-    async def write_markers(self, markers: Sequence[Marker]) -> None:
+    async def write_markers(self, markers: Sequence[TransactionEnd]) -> None:
         if self.failures_left:
             self.failures_left -= 1
             raise StorageError("the disk has a bad day")
@@ -84,13 +85,13 @@ class WorldPartition:
             self.waiters.append((len(self.entries), future))
             await future
 
-    def _check(self, marker: Marker) -> None:
+    def _check(self, marker: TransactionEnd) -> None:
         if marker.producer.epoch < self.epoch_of(marker.producer.id):
             raise ApiError(ErrorCode.invalid_producer_epoch, "fenced")
         epochs = [
             entry.coordinator_epoch
             for entry in self.entries
-            if isinstance(entry, Marker) and entry.producer.id == marker.producer.id
+            if isinstance(entry, TransactionEnd) and entry.producer.id == marker.producer.id
         ]
         if marker.coordinator_epoch < max(epochs, default=-1):
             raise ApiError(ErrorCode.transaction_coordinator_fenced, "fenced")
@@ -115,7 +116,7 @@ class WorldPartition:
                 later = (
                     each.commit
                     for each in self.entries[number:]
-                    if isinstance(each, Marker) and each.producer.id == entry.producer.id
+                    if isinstance(each, TransactionEnd) and each.producer.id == entry.producer.id
                 )
                 found.setdefault(entry.tag, []).append(next(later, None))
         return found
@@ -128,10 +129,10 @@ class World:
         self.clock = VirtualClock()
         self.log = MemoryLog()
         self.partitions = {place: WorldPartition() for place in places}
-        self.settings = TransactionSettings(partitions=1, **settings)
+        self.settings = TransactionSettings(**settings)
         self.producer_ids = 100
         #: Decisions that were not durable when the first marker was written.
-        self.premature: list[Marker] = []
+        self.premature: list[TransactionEnd] = []
         self.coordinator = self._start()
 
     def _start(self) -> TransactionCoordinator:
@@ -143,6 +144,9 @@ class World:
 
     # --- what the coordinator uses
 
+    def partition_count(self) -> int:
+        return 1
+
     def open_log(self, partition: int) -> MemoryLog:
         return self.log
 
@@ -153,7 +157,7 @@ class World:
         assert place in stored.partitions
         self.partitions[place].allowed[producer.id] = producer.epoch
 
-    async def write_marker(self, place: TopicPartition, marker: Marker) -> None:
+    async def write_marker(self, place: TopicPartition, marker: TransactionEnd) -> None:
         stored = self.stored_with(marker.producer)
         if stored is None or not stored.is_prepared or stored.commits != marker.commit:
             self.premature.append(marker)
@@ -161,7 +165,7 @@ class World:
             raise ApiError(ErrorCode.unknown_topic_or_partition, "it is gone")
         await self.partitions[place].write_marker(marker)
 
-    async def write_markers(self, place: TopicPartition, markers: Sequence[Marker]) -> None:
+    async def write_markers(self, place: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         for marker in markers:
             stored = self.stored_with(marker.producer)
             if stored is None or not stored.is_prepared or stored.commits != marker.commit:
@@ -178,8 +182,9 @@ class World:
     def stored(self) -> dict[str, Transaction]:
         """The durable state, folded here from the log."""
         values: dict[str, Transaction] = {}
-        for entry in self.log.replay():
-            record = decode_record(entry.key, entry.value)  # type: ignore[union-attr]
+        for entry in self.log.replay(self.log.high_watermark):
+            assert isinstance(entry, ReplayedRecord)
+            record = decode_record(entry.key, entry.value)
             assert record is not None
             name, value = record
             if isinstance(value, Transaction):
@@ -191,8 +196,9 @@ class World:
     def published(self) -> dict[str, Publication]:
         """What jobs have published, as far as it is durable, by the job's key."""
         values: dict[str, Publication] = {}
-        for entry in self.log.replay():
-            record = decode_record(entry.key, entry.value)  # type: ignore[union-attr]
+        for entry in self.log.replay(self.log.high_watermark):
+            assert isinstance(entry, ReplayedRecord)
+            record = decode_record(entry.key, entry.value)
             assert record is not None
             if isinstance(record[1], Publication):
                 values[record[0]] = record[1]

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from support.attempts import write_rows
 from support.processes import NodeProcess
 from support.table_nodes import new_name
-from tidemill.client.attempts import Attempt, publish
-from tidemill.client.connecting import AsyncTidemill, connect_async
+from tidemill.client.async_client import AsyncTidemill, connect_async
+from tidemill.client.producing.attempts import Attempt, publish
 from tidemill.client.tables.table import AsyncTable
 
 COLUMNS = "id bigint, text string"
@@ -56,7 +57,7 @@ async def test_rows_are_written_once_over_a_node_that_is_killed_under_them(node:
         attempt = await Attempt.open(db.cluster, "job", 0)
         assert attempt is not None
         for number in range(ROUNDS):
-            writing = asyncio.create_task(attempt.write_rows(table, rows(number * ROWS)))
+            writing = asyncio.create_task(write_rows(attempt, table, rows(number * ROWS)))
             if number % 4 == 1:
                 # The write is under way, or just over: both must do.
                 await asyncio.sleep(0)
@@ -73,7 +74,7 @@ async def test_a_publication_is_made_once_over_a_node_that_is_killed_under_it(no
             attempts = [await Attempt.open(db.cluster, "job", batch) for _ in range(3)]
             for number, attempt in enumerate(attempts):
                 assert attempt is not None
-                await attempt.write_rows(table, rows((3 * batch + number) * ROWS))
+                await write_rows(attempt, table, rows((3 * batch + number) * ROWS))
             identities = [attempt.identity for attempt in attempts if attempt is not None]
             publishing: asyncio.Task[Any] = asyncio.create_task(publish(db.cluster, "job", batch, identities))
             # The request is sent before the node is killed, some turns of the loop later each time.
@@ -91,10 +92,10 @@ async def test_what_a_dead_process_left_open_is_undone_by_the_next_publication(n
         for _ in range(2):
             left = await Attempt.open(db.cluster, "job", 0)
             assert left is not None
-            await left.write_rows(table, rows(0))
+            await write_rows(left, table, rows(0))
         await restart(node)
         attempt = await Attempt.open(db.cluster, "job", 0)
         assert attempt is not None
-        await attempt.write_rows(table, rows(ROWS))
+        await write_rows(attempt, table, rows(ROWS))
         assert await publish(db.cluster, "job", 0, [attempt.identity])
         assert await logged(table) == list(range(ROWS, 2 * ROWS))

@@ -83,6 +83,30 @@ def test_a_quick_run_of_the_benchmarks_fills_every_row(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "a run leaves nothing behind"
 
 
+def test_two_checkouts_are_compared_measure_by_measure(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(ROOT)
+    work = tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "--quick", "--against", str(other), "--directory", str(work)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    rows = _tables(done.stdout)["Before and after"]
+    names = " ".join(row[0] for row in rows)
+    assert all(
+        what in names for what in ("produce", "consume", "upsert", "look-up", "scan", "start", "memory")
+    )
+    for _, before, after, ratio in rows:
+        assert all(float(cell.replace(",", "")) > 0 for cell in (before, after, ratio))
+    assert list(work.iterdir()) == [], "a run leaves nothing behind"
+
+
 def test_a_partial_run_does_not_replace_the_published_tables() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench", "--quick", "--write"],

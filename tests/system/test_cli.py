@@ -174,7 +174,7 @@ def test_completion_is_written_for_every_shell(shell: str) -> None:
 def test_wrong_usage_exits_with_2_and_names_the_mistake() -> None:
     assert b"Did you mean 'list'" in run("topic", "lst", exit_code=2).stderr
     assert b"NAME=VALUE" in run("topic", "create", "t", "--config", "x", exit_code=2).stderr
-    assert b"no place in a log" in run("topic", "consume", "t", "--from", "soon", exit_code=2).stderr
+    assert b"no position in a log" in run("topic", "consume", "t", "--from", "soon", exit_code=2).stderr
     assert b"has no meaning" in run("topic", "consume", "t", "--template", "%q", exit_code=2).stderr
 
 

@@ -63,9 +63,9 @@ def environment(**changes: str) -> dict[str, str]:
 #: Loads everything once and forks for every call: a process of its own each, without the second of loading.
 _FORKING = """
 import importlib, json, os, sys
-import pandas, pyarrow.compute, tidemill.cli.app, tidemill.client.connecting
-for name in ("describing", "reading", "schema", "writing"):
-    importlib.import_module("tidemill.cli.table_" + name)
+import pandas, pyarrow.compute, tidemill.cli.app, tidemill.client.async_client
+for name in ("describing", "read_rows", "schema", "write_rows"):
+    importlib.import_module("tidemill.cli.tables." + name)
 for line in sys.stdin:
     arguments, *streams = json.loads(line)
     child = os.fork()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from support.processes import ClientProcess, NodeProcess, wait_until
 from support.stored import stored_batches
 from tidemill.errors import StorageError
-from tidemill.log.walk import BrokenBatch
+from tidemill.log.segment_walk import BrokenBatch
 
 StartClient = Callable[..., ClientProcess]
 
@@ -101,7 +102,7 @@ def test_offsets_committed_in_transactions_survive_the_compaction_of_their_topic
     for internal in ("__consumer_offsets", "__transaction_state"):
         client.call("alter", topic=internal, config={"max.compaction.lag.ms": "300"})
         wait_until(
-            lambda internal=internal: has_empty_batches(node, internal),
+            partial(has_empty_batches, node, internal),
             f"{internal} is compacted",
         )
     for stop in (node.stop, node.kill):

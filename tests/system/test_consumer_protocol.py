@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -210,10 +211,10 @@ def test_a_group_changes_over_and_back_member_by_member(
     client: ClientProcess,
     topic: str,
     old: str,
-    config: dict[str, str],
+    config: dict[str, Any],
 ) -> None:
     classic = start_client(old, node)
-    join = {"group": topic, "topic": topic}
+    join: dict[str, Any] = {"group": topic, "topic": topic}
     client.call("create_topic", topic=topic, partitions=4)
 
     def produce(start: int) -> list[str]:

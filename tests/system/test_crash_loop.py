@@ -26,7 +26,7 @@ _MAX_MESSAGE_BYTES = 20_000
 _TOPIC, _TRANSACTIONS, _TABLE = "load", "transactions", "table"
 _TABLE_PARTITIONS = 2
 _KEYS = 50
-_TABLE_CONFIG = {
+_TABLE_CONFIG: dict[str, Any] = {
     "cleanup.policy": "compact",
     "internal.segment.bytes": 30_000,
     "min.cleanable.dirty.ratio": 0.01,
@@ -87,7 +87,7 @@ def joined(histories: dict[str, Path], *names: str) -> History:
 
 def drain(client: ClientProcess, name: str, path: Path, *, topic: str, isolated: bool) -> list[str]:
     """Read a topic to its end into a history; returns the errors on the way."""
-    target = {"topic": topic, "partitions": _PARTITIONS}
+    target: dict[str, Any] = {"topic": topic, "partitions": _PARTITIONS}
     ends = client.call("end_offsets", **target)
     client.call("start_reader", name=name, path=str(path), isolated=isolated, **target)
     errors: list[str] = client.call("stop_reader", name=name, ends=ends)

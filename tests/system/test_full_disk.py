@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
+import tidemill
+from support.batches import plain_batch
 from support.processes import NodeProcess, wait_until
+from support.raw import RawClient
+from tidemill.errors import ErrorCode, TidemillError
 
 DISK_BYTES = 24 * 1024 * 1024
 
@@ -44,6 +48,10 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+def admin_of(node: NodeProcess) -> AdminClient:
+    return AdminClient({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
+
+
 def produce(node: NodeProcess, value: str) -> KafkaError | None:
     """Why a record was refused; None if it was not."""
     told: list[KafkaError | None] = []
@@ -72,7 +80,7 @@ def problems(node: NodeProcess) -> list[str]:
 
 
 def leader_epoch(node: NodeProcess) -> int:
-    admin = AdminClient({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
+    admin = admin_of(node)
     place = TopicPartition("t", 0)
     found: int = admin.list_offsets({place: OffsetSpec.latest()})[place].result(60).leader_epoch
     return found
@@ -120,3 +128,95 @@ def test_a_node_stops_in_an_orderly_way_on_a_full_disk_and_starts_again(disk: Pa
         filler.unlink()
         wait_until(lambda: not problems(node), "the node takes note of the room", 60)
         assert produce(node, "b") is None
+
+
+def numbered(start: int, count: int) -> list[dict[str, object]]:
+    return [{"id": number, "v": f"value-{number}"} for number in range(start, start + count)]
+
+
+def check_tables_are_read_and_not_written(node: NodeProcess, count: int) -> None:
+    with tidemill.connect(node.bootstrap_servers, timeout_ms=3_000) as db:
+        table = db.table("shop.orders")
+        found = table.lookup([{"id": 7}, {"id": count}])
+        assert [row["v"] for row in found.to_pylist()] == ["value-7"]
+        assert sorted(row["id"] for row in table.scan().to_arrow().to_pylist()) == list(range(count))
+        with pytest.raises(TidemillError, match="disk is full"):
+            table.upsert(numbered(10_000, 1))
+
+
+def test_tables_are_read_on_a_full_disk_also_after_a_crash_and_deleting_makes_room(disk: Path) -> None:
+    with NodeProcess(disk, disk_reserve_bytes=64 * 1024 * 1024) as node:
+        admin = admin_of(node)
+        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(60)
+        with tidemill.connect(node.bootstrap_servers) as db:
+            table = db.create_table("shop.orders", "id bigint, v string", primary_key="id", buckets=4)
+            table.upsert(numbered(0, 500))
+        assert produce(node, "a") is None
+        producer = Producer({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
+        for _ in range(6):
+            producer.produce("large", b"x" * 900_000)
+        producer.flush(60)
+        fill(disk)
+        node.kill()
+        node.start()
+        assert problems(node)[0].startswith("disk full: ")
+        check_tables_are_read_and_not_written(node, 500)
+        assert read_all(node, 1) == ["a"]
+        with RawClient(node.address) as client:
+            client.request("ApiVersions", 2, {})
+            assert client.produce("t", plain_batch("x")).error_code == ErrorCode.kafka_storage_error
+        with pytest.raises(KafkaException, match="KAFKA_STORAGE_ERROR"):
+            admin.create_topics([NewTopic("more", 1, 1)])["more"].result(60)
+        # Again, now that the reserve is given up: from the room that is left of it.
+        node.kill()
+        node.start()
+        check_tables_are_read_and_not_written(node, 500)
+        assert "the reserve is given up" in problems(node)[0]
+        admin.delete_topics(["large"])["large"].result(60)
+        wait_until(lambda: not problems(node), "the node goes on by itself with the room of the topic", 60)
+        assert (disk / "disk-reserve").stat().st_size == DISK_BYTES // 16
+        assert produce(node, "b") is None
+        with tidemill.connect(node.bootstrap_servers) as db:
+            table = db.table("shop.orders")
+            table.upsert(numbered(500, 1))
+            assert table.scan().count() == 501
+
+
+def test_a_topic_is_deleted_with_no_byte_free(disk: Path) -> None:
+    with NodeProcess(disk) as node:
+        admin = admin_of(node)
+        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(60)
+        producer = Producer({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
+        for _ in range(4):
+            producer.produce("large", b"x" * 900_000)
+        producer.flush(60)
+        consumer = Consumer({"bootstrap.servers": node.bootstrap_servers, "group.id": "g", "log_level": 0})
+        consumer.commit(offsets=[TopicPartition("large", 0, 2)], asynchronous=False)
+        consumer.close()
+        fill(disk)
+        place = TopicPartition("large", 0, 2)
+        assert admin.delete_records([place])[place].result(60).low_watermark == 2
+        admin.delete_topics(["large"])["large"].result(60)
+        wait_until(lambda: not problems(node), "the node takes note of the room", 60)
+        assert produce(node, "b") is None
+
+
+def test_a_start_on_a_full_disk_without_a_reserve_serves_topics_and_says_what_is_missing(disk: Path) -> None:
+    with NodeProcess(disk) as node:
+        with tidemill.connect(node.bootstrap_servers) as db:
+            db.create_table("shop.orders", "id bigint, v string", primary_key="id").upsert(numbered(0, 10))
+        assert produce(node, "a") is None
+        node.kill()
+        (disk / "disk-reserve").unlink()
+        filler = fill(disk)
+        node.start()
+        assert read_all(node, 1) == ["a"]
+        assert "the reserve is given up" in problems(node)[0]
+        with tidemill.connect(node.bootstrap_servers, timeout_ms=3_000) as db:
+            table = db.table("shop.orders")
+            with pytest.raises(TidemillError, match="No space left"):
+                table.lookup([{"id": 1}])
+        filler.unlink()
+        wait_until(lambda: not problems(node), "the node goes on by itself", 60)
+        with tidemill.connect(node.bootstrap_servers) as db:
+            assert db.table("shop.orders").scan().count() == 10

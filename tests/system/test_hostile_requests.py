@@ -17,8 +17,9 @@ from support.hostile import HOSTILE
 from support.processes import NodeProcess
 from support.raw import RawClient
 
-#: The rule is 20 ms. Caches are cold and processors slow at times: what this finds is seconds.
-TURN_CPU_SECONDS_MAX = 0.100
+#: The rule is 20 ms, and on a quiet machine none of these takes more than 15. On a core that others share the
+#: same work is up to twice as much processor time.
+TURN_CPU_SECONDS_MAX = 0.045
 DEADLINE_SECONDS = 300.0
 
 

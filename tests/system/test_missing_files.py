@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import tidemill
-from tidemill.client.embedded import EmbeddedNode
+from tidemill.embedded.node import EmbeddedNode
 from tidemill.errors import TidemillError
 
 ROWS = 60
@@ -182,3 +183,23 @@ def test_committed_offsets_whose_files_are_gone_are_not_taken_for_none(data: Pat
         with pytest.raises(KafkaException):
             consumer.committed([place], timeout=3)
         consumer.close()
+
+
+def test_topic_consume_shows_what_there_is_and_names_the_stopped_partition(data: Path) -> None:
+
+    with tidemill.open(data) as db:
+        admin = AdminClient({"bootstrap.servers": db.bootstrap_servers})
+        admin.create_topics([NewTopic("halves", 2)])["halves"].result(60)
+        producer = Producer({"bootstrap.servers": db.bootstrap_servers})
+        for index in range(2):
+            producer.produce("halves", f"of {index}", partition=index)
+        assert producer.flush(60) == 0
+    shutil.rmtree(directories(data, "halves")[1])
+    with tidemill.open(data) as db:
+        command = [sys.executable, "-m", "tidemill.cli", "topic", "consume", "halves", "--exit"]
+        done = subprocess.run(
+            [*command, "--server", db.bootstrap_servers], capture_output=True, timeout=120, text=True
+        )
+    assert (done.returncode, done.stdout) == (1, "of 0\n"), done
+    assert "halves-1 has no leader and cannot be read (LEADER_NOT_AVAILABLE)" in done.stderr
+    assert "tidemill doctor" in done.stderr

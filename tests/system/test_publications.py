@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from support.attempts import write_records, write_rows
 from support.dying import POINTS
 from support.processes import NodeProcess
-from tidemill.client.admin import create_topic
-from tidemill.client.attempts import Attempt, list_jobs, publish
-from tidemill.client.connecting import AsyncTidemill, connect_async
+from tidemill.client.admin.topics import create_topic
+from tidemill.client.async_client import AsyncTidemill, connect_async
+from tidemill.client.producing.attempts import Attempt, list_jobs, publish
 from tidemill.client.tables.table import AsyncTable
 
 BUCKETS = 2
@@ -47,10 +48,12 @@ async def write_batch(
         attempt = await Attempt.open(db.cluster, job, batch)
         assert attempt is not None
         mine = range(KEYS) if task == tasks else range(task * KEYS // tasks, (task + 1) * KEYS // tasks)
-        await attempt.write_rows(table, rows(mine, -1 if task == tasks else batch))
+        await write_rows(attempt, table, rows(mine, -1 if task == tasks else batch))
         if topic is not None:
             word = "failed" if task == tasks else f"{batch}/{task}"
-            await attempt.write_records(topic, 0, None, pa.array([word.encode()], pa.binary()))
+            await write_records(
+                attempt, db.cluster, topic, pa.array([word.encode()], pa.binary()), partition=0
+            )
         attempts.append(attempt)
     return attempts[:-1]
 
@@ -182,7 +185,7 @@ async def test_a_transaction_larger_than_what_writers_may_be_ahead_neither_waits
         before = node.resident_bytes()
         async with asyncio.timeout(60):
             for first in range(0, count, step):
-                await attempt.write_rows(table, rows(range(first, first + step), 1))
+                await write_rows(attempt, table, rows(range(first, first + step), 1))
         assert (await table.scan(columns=["id"]).to_arrow()).num_rows == 10
         assert await publish(db.cluster, "large", 0, [attempt.identity])
         assert (await table.scan(columns=["id"]).to_arrow()).num_rows == count

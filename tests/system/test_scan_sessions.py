@@ -1,6 +1,6 @@
 """Scan sessions of a real node over TCP: raw ScanKv requests, and scanners whose connections break.
 
-``tests/unit/server/test_handlers_scans.py`` has every rule for itself, with a manual clock.
+``tests/unit/server/handlers/tables/test_scans.py`` has every rule for itself, with a manual clock.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 
 import tidemill
+from tidemill.client.async_client import AsyncTidemill
 from tidemill.client.cluster import Cluster
-from tidemill.client.connecting import AsyncTidemill
-from tidemill.client.connection import Connection
-from tidemill.client.embedded import EmbeddedNode
-from tidemill.client.tables.scanner import ScannerState
+from tidemill.client.tables.bucket_scanner import ScannerState
 from tidemill.client.tables.table import AsyncTable
 from tidemill.config.values import Address
 from tidemill.control.commands import BumpLeaderEpochs
+from tidemill.embedded.node import EmbeddedNode
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
+from tidemill.net.connection import Connection
 
 EXPIRED, UNKNOWN, INVALID, TOO_MANY = 1066, 1067, 1068, 1069
 SMALL = 128
@@ -466,7 +466,7 @@ async def test_a_new_leader_epoch_ends_the_scan_and_it_keeps_failing(
         command = BumpLeaderEpochs(name=table.definition.partitions[0].topic, partitions=(0,))
         await asyncio.to_thread(on_node, node, node._node.broker.controller.submit(command))
         assert (await raw.call(opened.scanner_id, 1)).error_code == EXPIRED
-        errors = []
+        errors: list[TableError] = []
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not errors:
                 try:
@@ -506,7 +506,7 @@ async def test_an_idle_session_expires_and_keep_alive_keeps_it(
                 "ScanKv", {"scanner_id": kept.scanner_id, "keep_alive": True}
             )
             assert alive.error_code == 0
-            await asyncio.to_thread(on_node, node, broker.housekeep_tables())
+            await asyncio.to_thread(on_node, node, broker.tables.housekeep())
         response = await raw.call(idle.scanner_id, 1)
         assert response.error_code == EXPIRED
         assert "idle for 600000 ms" in response.error_message

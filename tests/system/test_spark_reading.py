@@ -14,7 +14,7 @@ import tidemill
 from support.processes import NodeProcess
 from support.spark import EVERY_TYPE, EVERY_VALUE, read
 from support.table_nodes import SOON, new_name
-from tidemill.client.sync import Tidemill
+from tidemill.client.sync_client import Tidemill
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,8 +96,8 @@ def test_only_the_columns_that_are_named_are_read(client: Tidemill, load: Any) -
 
 def sent_rows(node: NodeProcess, filters: list[Any], **options: str) -> int:
     """How many rows come from the server, before Spark leaves any out."""
-    from tidemill.spark.batch_reading import TidemillReader
-    from tidemill.spark.reading import open_source
+    from tidemill.spark.reading.reader import TidemillReader
+    from tidemill.spark.reading.source import open_source
 
     source = open_source({"servers": node.bootstrap_servers, **options})
     reader = TidemillReader(source, source.spark_schema)

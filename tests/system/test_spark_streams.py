@@ -19,7 +19,7 @@ import tidemill
 from support.processes import NodeProcess
 from support.spark import progress_of, run_available, source_progress, stream
 from support.table_nodes import SOON, new_name
-from tidemill.client.sync import Tidemill
+from tidemill.client.sync_client import Tidemill
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

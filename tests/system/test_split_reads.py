@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ import tidemill
 from support.processes import NodeProcess
 from support.table_nodes import SOON, new_name
 from tidemill.client.cluster import Cluster
-from tidemill.client.splitting import Measured, Piece, measure, split_bucket
-from tidemill.client.sync import Table, Tidemill
-from tidemill.client.tables.scanner import BucketScan
+from tidemill.client.consuming.splitting import Measured, Piece, measure, split_bucket
+from tidemill.client.sync_client import Tidemill
+from tidemill.client.sync_table import Table
+from tidemill.client.tables.bucket_scanner import BucketScan
 from tidemill.errors import ErrorCode
 
 ROWS = 2_000
@@ -46,7 +48,7 @@ def bucket_of(table: Table, bucket: int, lease_id: str | None = None) -> BucketS
     return BucketScan(definition.table_id, place.id, place.topic, bucket, lease_id=lease_id)
 
 
-def pieces_of(node: NodeProcess, scan: BucketScan, **limits: int) -> list[Piece]:
+def pieces_of(node: NodeProcess, scan: BucketScan, **limits: Any) -> list[Piece]:
     async def ask() -> list[Piece]:
         async with Cluster(node.bootstrap_servers) as cluster:
             return await split_bucket(cluster, scan, **limits)
@@ -55,9 +57,10 @@ def pieces_of(node: NodeProcess, scan: BucketScan, **limits: int) -> list[Piece]
 
 
 def rows_of(table: Table, piece: Piece, bucket: int, lease_id: str | None = None) -> list[int]:
-    options = {"start_key": piece.start_key, "end_key": piece.end_key, "lease_id": lease_id}
     found: list[int] = []
-    with table.bucket_scanner(bucket, **options) as scanner:
+    with table.bucket_scanner(
+        bucket, start_key=piece.start_key, end_key=piece.end_key, lease_id=lease_id
+    ) as scanner:
         while (batch := scanner.next_batch()) is not None:
             found += batch.column("id").to_pylist()
     return found

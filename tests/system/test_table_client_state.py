@@ -15,8 +15,9 @@ import pytest
 import tidemill
 from support.processes import NodeProcess, wait_until
 from support.table_nodes import SOON, by_key, new_name, records_of
-from tidemill.client.sync import Table, Tidemill
-from tidemill.client.tables.scanner import ScannerState
+from tidemill.client.sync_client import Tidemill
+from tidemill.client.sync_table import Table
+from tidemill.client.tables.bucket_scanner import ScannerState
 from tidemill.errors import TableCode, TableError
 
 COLUMNS = "id bigint, v string"
@@ -83,10 +84,11 @@ def test_snapshots_are_taken_when_the_log_has_grown(db: Tidemill) -> None:
     )
     for number in range(3):
         table.upsert(numbered(number * 100, 100))
-        wait_until(
-            lambda end=(number + 1) * 100: snapshots_by_bucket(table).get(0, [0])[-1] == end,
-            "a snapshot at the end of the log",
-        )
+
+        def reached(end: int = (number + 1) * 100) -> bool:
+            return snapshots_by_bucket(table).get(0, [0])[-1] == end
+
+        wait_until(reached, "a snapshot at the end of the log")
 
 
 def test_snapshots_are_taken_from_time_to_time(db: Tidemill) -> None:
@@ -286,7 +288,11 @@ def test_a_scan_goes_on_from_its_last_key_if_that_is_asked_for(table_node: NodeP
     with table.bucket_scanner(0) as whole:
         expected = [key for batch in whole for key in batch.column("id").to_pylist()]
     scanner = table.bucket_scanner(0, fetch_max_bytes=300)
-    seen = [key for _ in range(3) for key in scanner.next_batch().column("id").to_pylist()]
+    seen: list[int] = []
+    for _ in range(3):
+        batch = scanner.next_batch()
+        assert batch is not None
+        seen += batch.column("id").to_pylist()
     next_key = scanner.next_key
     table_node.kill()
     table_node.start()
@@ -319,8 +325,11 @@ def test_what_is_appended_is_there_once_although_the_node_is_killed(tmp_path: Pa
         for thread in threads:
             thread.start()
         for _ in range(3):
-            before = sum(written)
-            wait_until(lambda before=before: failures or sum(written) >= before + 200, "rows")
+
+            def enough(before: int = sum(written)) -> bool:
+                return bool(failures) or sum(written) >= before + 200
+
+            wait_until(enough, "rows")
             node.kill()
             node.start()
         stop.set()

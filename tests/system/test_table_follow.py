@@ -22,7 +22,8 @@ import tidemill
 from support.processes import ClientProcess, NodeProcess, wait_until
 from support.table_following import Follower, Seen
 from support.table_nodes import SOON, new_name, records_of
-from tidemill.client.sync import Table, Tidemill
+from tidemill.client.sync_client import Tidemill
+from tidemill.client.sync_table import Table
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 
 _BUCKETS = 3
@@ -236,9 +237,12 @@ def test_changes_from_now_on_have_nothing_of_before(table_node: NodeProcess, db:
     with Follower(table_node.bootstrap_servers, table.name, snapshot=False) as follower:
         # Written again and again until the follower has begun: only it knows when that is.
         numbers = iter(range(1_000_000))
-        wait_until(
-            lambda: table.upsert({"id": 1, "v": f"after{next(numbers)}"}) and follower.changes, "a change"
-        )
+
+        def written_and_seen() -> bool:
+            table.upsert({"id": 1, "v": f"after{next(numbers)}"})
+            return bool(follower.changes)
+
+        wait_until(written_and_seen, "a change")
     assert {seen.row["id"] for seen in follower.changes} == {1}
     assert all(seen.row["v"].startswith("after") for seen in follower.changes)
     offsets = [seen.offset for seen in follower.changes]

@@ -20,7 +20,7 @@ import tidemill
 from support.processes import NodeProcess, wait_until
 from support.table_damage import delete_everything, delete_live, flip_newest_snapshot, live_files
 from support.table_story import SETTINGS, Story
-from tidemill.client.sync import Tidemill
+from tidemill.client.sync_client import Tidemill
 from tidemill.errors import TableCode, TableError
 
 _STEPS = int(os.environ.get("TABLE_STORY_STEPS") or 30)

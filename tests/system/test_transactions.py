@@ -189,7 +189,8 @@ class TestCommands:
 
     @pytest.fixture
     def step(self, node: NodeProcess, start_client: Any) -> Step:
-        return start_client("confluent_txn", node).call
+        call: Step = start_client("confluent_txn", node).call
+        return call
 
     def test_a_transaction_is_listed_described_and_aborted(
         self, step: Step, node: NodeProcess, topic: str

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from support.prometheus_text import Family, parse_metrics
-from tidemill.client import admin
-from tidemill.client.connecting import connect_async
-from tidemill.client.consumer import PartitionReader
-from tidemill.client.group_consumer import GroupConsumer
-from tidemill.client.producer import Producer
+from tidemill.client.admin import topics as admin
+from tidemill.client.async_client import connect_async
+from tidemill.client.consuming.group_consumer import GroupConsumer
+from tidemill.client.consuming.record_reader import RecordReader
+from tidemill.client.producing.producer import Producer
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.records.record import Record
@@ -54,16 +54,21 @@ async def _exposed(directory: Path) -> dict[str, Family]:
     try:
         async with await connect_async(str(node.address)) as db:
             table = await db.create_table("shop.stock", "id bigint, count int", primary_key=["id"])
-            await table.upsert([{"id": 1, "count": 2}])
+            await table.upsert([{"id": number, "count": 2} for number in range(3)])
+            await table.delete([{"id": 2}])
+            assert await table.lookup({"id": 1}) == {"id": 1, "count": 2}
+            await table.create_snapshot()
+            # Held until the page is made.
+            await table.pin()
             cluster = db.cluster
             await admin.create_topic(cluster, "orders")
             async with Producer(cluster) as producer:
                 for number in range(10):
                     await producer.send("orders", Record(None, b"%d" % number))
-            reader = PartitionReader(cluster, {("orders", 0): 0})
+            reader = RecordReader(cluster, {("orders", 0): 0})
             assert len(await reader.poll()) == 10
             await reader.close()
-            waiting = PartitionReader(cluster, {("orders", 0): 10}, max_wait_ms=WAIT_MS)
+            waiting = RecordReader(cluster, {("orders", 0): 10}, max_wait_ms=WAIT_MS)
             assert await waiting.poll() == []
             await waiting.close()
             await _commit(cluster, "orders", 4)
@@ -99,6 +104,22 @@ def test_a_node_tells_lag_latencies_bytes_disk_and_memory(exposed: dict[str, Fam
     assert exposed["process_resident_memory_bytes"].value() > 10_000_000
     assert exposed["process_cpu_seconds_total"].value() > 0
     assert 3 < exposed["process_open_fds"].value() < exposed["process_max_fds"].value()
+
+
+def test_a_node_tells_how_far_its_tables_are(exposed: dict[str, Family]) -> None:
+    def of_table(name: str) -> float:
+        return exposed[f"tidemill_table_{name}"].value(table="shop.stock")
+
+    assert of_table("fold_lag") == 0, "the look-up has waited for it"
+    assert of_table("folded_rows_total") == 4, "three rows and a deletion"
+    assert of_table("lookups_total") == 1
+    assert 1 <= of_table("rows") <= 10
+    assert of_table("state_bytes") > 0
+    assert of_table("snapshots_total") >= 1
+    assert of_table("last_snapshot_timestamp_ms") > 1_700_000_000_000
+    assert of_table("rebuilds_total") == 0
+    assert exposed["tidemill_table_scans_open"].value() == 0
+    assert exposed["tidemill_table_pins"].value() == 1
 
 
 def test_the_wait_of_a_long_poll_is_no_handling(exposed: dict[str, Family]) -> None:

@@ -1,4 +1,4 @@
-"""The reference pages, docs/protocol.md and the errors of docs/tables.md, say what the code says."""
+"""Documents say what is there: protocol, errors, links, and the names of files."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pytest
 
 from tidemill.errors import TableCode
-from tidemill.tables.keys import KeyCodec
-from tidemill.tables.predicate import encode
-from tidemill.tables.predicate_sql import parse_sql
+from tidemill.tables.keys.codec import KeyCodec
+from tidemill.tables.predicates.predicate import encode
+from tidemill.tables.predicates.sql import parse_sql
 from tidemill.wire.apis import APIS, request_class, response_class
 from tidemill.wire.schema import EntityClass, FieldSpec, fields_of
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 PROTOCOL, TABLES = "protocol.md", "tables.md"
+DOCUMENTS = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 FIRST_EXTENSION = 1_000
 
 
@@ -58,7 +61,7 @@ def test_the_protocol_page_has_every_field_of_every_extension_api() -> None:
         title: body for title, body in sections(PROTOCOL, "###").items() if re.match(r"\d{4} ", title)
     }
     expected = {f"{api.key} {api.name}": api.key for api in APIS.values() if api.key > FIRST_EXTENSION}
-    assert documented.keys() == expected.keys()
+    assert documented.keys() == expected.keys(), "part of the protocol: a number never gets another meaning"
     for title, key in expected.items():
         for side, entity in (("Request", request_class(key, 0)), ("Response", response_class(key, 0))):
             found = re.search(rf"^\*\*{side}\*\*\n\n((?:\|.*\n)+)", documented[title], re.MULTILINE)
@@ -118,10 +121,9 @@ def test_the_protocol_page_shows_a_filter_as_it_is_sent() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    documents = [*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]
     lost = [
         f"{document.name}: {link}"
-        for document in documents
+        for document in DOCUMENTS
         for link in re.findall(r"\]\((?!https?:)([^)]+)\)", document.read_text())
         if not _leads_somewhere(document, link)
     ]
@@ -135,3 +137,37 @@ def _leads_somewhere(document: Path, link: str) -> bool:
         return target.exists()
     headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
     return anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_decision_has_a_number_a_date_and_a_status_and_cites_nothing_outside() -> None:
+    documents = {path.name.lower() for path in (*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md"))}
+    for number, path in enumerate(sorted((DOCS / "decisions").glob("*.md")), 1):
+        title, status, _ = path.read_text().split("\n\n", 2)
+        assert path.name.startswith(f"{number:04d}-")
+        assert title.startswith(f"# {number}. "), path.name
+        assert re.match(r"Date: \d{4}-\d\d-\d\d\. Status: (accepted|superseded|withdrawn)", status), path.name
+        cited = {
+            Path(name).name.lower() for name in re.findall(r"[\w./-]+\.md\b", path.read_text(), re.IGNORECASE)
+        }
+        assert cited <= documents, path.name
+        assert "shared/" not in path.read_text().lower(), path.name
+
+
+#: Files that are a reader's, not this repository's: settings, and the parts of a pipeline's project.
+OF_READERS = {"tidemill.toml", "spark-pipeline.yml", "transformations/", "prepare.py", "state/"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_document_names_is_there(document: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    sources = ROOT / "src" / "tidemill"
+    lost = []
+    for part in re.split(r"\n(?=\||#|\d\. |- )|\n\n", prose):
+        # A name without a folder is that of a neighbour of one that was named before in the same item.
+        folders = [ROOT, sources, sources / "server", document.parent]
+        for name in re.findall(r"`([\w/.-]+\.(?:py|json|toml|md|yaml|yml)|[\w/-]+/)`", part):
+            found = [folder / name for folder in folders if (folder / name).exists()]
+            folders += [path if path.is_dir() else path.parent for path in found]
+            if not found and name not in OF_READERS:
+                lost.append(name)
+    assert not lost

@@ -10,22 +10,13 @@ from typing import Annotated
 import typer
 
 from tidemill import __version__
-from tidemill.cli import (
-    bench,
-    consume,
-    databases,
-    doctor,
-    groups,
-    logs,
-    pipeline,
-    produce,
-    settings,
-    tables,
-    topics,
-    transactions,
-    up,
-)
+from tidemill.cli import databases, doctor, groups, logs, settings, transactions, up
+from tidemill.cli.load import commands as bench
+from tidemill.cli.pipelines import commands as pipeline
 from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Session, command
+from tidemill.cli.tables import commands as tables
+from tidemill.cli.topics import commands as topics
+from tidemill.cli.topics import consume, produce
 
 __all__ = ("app",)
 
@@ -41,7 +32,9 @@ class Shell(StrEnum):
 # Help is plain text: drawing boxes would take longer than everything else that --help does.
 app = typer.Typer(
     name="tidemill",
-    help="Tidemill: a durable, Kafka-compatible streaming table store.",
+    help="Tidemill: a durable, Kafka-compatible streaming table store.\n\n"
+    "'tidemill up' runs a node. In another terminal, 'tidemill topic --help' and 'tidemill table --help' "
+    "show how to write and read.",
     epilog="Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 not found, 4 server unreachable, "
     "130 interrupted.",
     no_args_is_help=True,
@@ -70,9 +63,7 @@ def _root(
 
 
 @command(app, "completion")
-def _completion(
-    session: Session, shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")]
-) -> None:
+def _completion(session: Session, shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> None:
     """Print the script that completes commands and options in your shell.
 
     For bash: tidemill completion bash > ~/.local/share/bash-completion/completions/tidemill
@@ -95,10 +86,10 @@ produce.register(_topic)
 consume.register(_topic)
 databases.register(_group("db", "Create, show, change and drop databases, which hold tables."))
 tables.register(_group("table", "Create, show, change, write and read tables, their snapshots and leases."))
-groups.register(_group("group", "Show consumer groups, move their offsets, delete them."))
-transactions.register(_group("txn", "Show transactions, and abort those that hang."))
-pipeline.register(_group("pipeline", "Make and run pipelines of Spark over topics and tables."))
-logs.register(_group("log", "Look into the files of a data directory, check and repair them."))
-bench.register(_group("bench", "Measure how fast a node is, and check that nothing is lost."))
+groups.register(_group("group", "Show consumer groups and their lag, reset their offsets, delete them."))
+transactions.register(_group("txn", "Show transactions, and abort those that never end."))
+pipeline.register(_group("pipeline", "Create and run Spark's declarative pipelines over topics and tables."))
+logs.register(_group("log", "Show, check and repair the log files in a data directory, without a node."))
+bench.register(_group("bench", "Measure how fast a node is, and check that no record is lost."))
 doctor.register(app)
 settings.register(app)

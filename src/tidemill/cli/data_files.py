@@ -6,19 +6,26 @@ A damaged node may have no readable metadata, so names and numbers are taken fro
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.cli.lock import owner_of
 from tidemill.errors import ApiError, DataDirectoryInUse, ErrorCode, StorageError
 from tidemill.log.inventory import Inventory
 from tidemill.log.storage import LocalStorage
 from tidemill.replication.replicas import LOGS
 
-__all__ = ("PartitionFiles", "data_directory", "find_missing", "find_partitions", "refuse_if_running")
+__all__ = (
+    "PartitionFiles",
+    "data_directory",
+    "find_missing",
+    "find_partitions",
+    "owner_of",
+    "refuse_if_running",
+)
 
 _DIRECTORY = re.compile(r"([0-9a-f]{32})-([0-9]{1,9})")
 _WANTED = re.compile(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?")
@@ -26,28 +33,28 @@ _WANTED = re.compile(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionFiles:
-    """A partition's directory, relative to the data directory."""
+    """The directory of a partition, relative to the data directory."""
 
     topic: str
     index: int
     directory: str
     log_bytes: int
-    #: The inventory says that offsets below were given out; 0 if it does not have the partition.
+    #: Offsets below this were given out, according to the inventory; 0 if it does not list the partition.
     listed_below: int = 0
 
     @property
     def name(self) -> str:
-        """The last part of the path, which the partition's files and a table's state have in common."""
+        """The name of the directory, which a table's state has too."""
         return self.directory.rpartition("/")[2]
 
     @property
     def topic_id(self) -> str:
-        """The topic id in the directory name, in hexadecimal digits."""
+        """The topic id in the directory's name, hexadecimal."""
         return self.name.partition("-")[0]
 
 
 def data_directory(given: Path | None) -> Path:
-    """The directory to work on: the given one, else the one in the settings. Raises ``StorageError``."""
+    """The data directory: the given one, else the one in the settings. Raises ``StorageError``."""
     from tidemill.config.loading import find_config_file, load_settings
 
     path = given
@@ -113,7 +120,29 @@ def _on_disk(data: Path, inventory: Inventory) -> list[PartitionFiles]:
 
 
 def refuse_if_running(data: Path) -> None:
-    """Raise ``DataDirectoryInUse`` if a node works on the directory."""
+    """Raise ``DataDirectoryInUse`` if a node runs on the directory."""
     owner = owner_of(data)
     if owner is not None:
         raise DataDirectoryInUse(f"the data directory {data} is in use by {owner}; stop that process first")
+
+
+def owner_of(path: Path) -> str | None:
+    """Who holds the lock of a data directory, in words; None if nobody does.
+
+    The lock is tried shared and given back at once, and nothing is created, so a node that starts at the same
+    moment hardly notices.
+    """
+    try:
+        descriptor = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        from tidemill.server.disk.data_directory import describe_owner
+
+        return describe_owner(os.pread(descriptor, 4096, 0))
+    else:
+        return None
+    finally:
+        os.close(descriptor)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.session import Session, command
-from tidemill.cli.table_session import YesOption, confirm, run, time_text
-from tidemill.cli.topics import parse_assignments
+from tidemill.cli.tables.session import YesOption, confirm, run, time_text
+from tidemill.cli.topics.commands import parse_assignments
 
 if TYPE_CHECKING:
-    from tidemill.client.connecting import AsyncTidemill, DatabaseInfo, TableInfo
+    from tidemill.client.async_client import AsyncTidemill, DatabaseInfo, TableInfo
 
 __all__ = ("register",)
 
 DatabaseArgument = Annotated[str, typer.Argument(metavar="DATABASE", help="The name of the database.")]
-CommentOption = Annotated[str | None, typer.Option("--comment", help="What it is, for people.")]
+CommentOption = Annotated[str | None, typer.Option("--comment", help="A text for people.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -37,10 +37,10 @@ def create(
         typer.Option("--property", metavar="NAME=VALUE", help="A property; repeatable."),
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="A database that exists is no error.")
+        bool, typer.Option("--if-not-exists", help="Succeed if the database exists.")
     ] = False,
 ) -> None:
-    """Create a database. 'table create' does so by itself if the database of its table is missing.
+    """Create a database. 'table create' creates a missing database by itself.
 
     \b
     Example:
@@ -128,7 +128,7 @@ def alter(
         typer.Option("--set", metavar="NAME=VALUE", help="Set a property; repeatable."),
     ] = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Take a property back; repeatable.")
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove a property; repeatable.")
     ] = None,
     comment: CommentOption = None,
 ) -> None:
@@ -160,12 +160,14 @@ def drop(
     session: Session,
     database: DatabaseArgument,
     cascade: Annotated[
-        bool, typer.Option("--cascade", help="Drop its tables too, with everything in them.")
+        bool, typer.Option("--cascade", help="Also drop its tables, with all their rows.")
     ] = False,
     yes: YesOption = False,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing database is no error.")] = False,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="Succeed if the database does not exist.")
+    ] = False,
 ) -> None:
-    """Drop a database; one that has tables only with --cascade. This cannot be undone.
+    """Drop a database. If it has tables, --cascade is needed. This cannot be undone.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``tidemill doctor``: is everything as it should be, and if not, what to do."""
+"""``tidemill doctor``: checks the machine, the data directory and the node, and says what to do."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import typer
 from tidemill.cli.session import ExitCode, Session, command
 
 if TYPE_CHECKING:
-    from tidemill.client.admin import LogDirectory
+    from tidemill.client.admin.topics import LogDirectory
     from tidemill.client.cluster import Cluster
     from tidemill.config.settings import Settings
 
 __all__ = ("Finding", "Verdict", "register")
 
-_ROOM_BYTES_MIN = 1024**3
-#: Less than what a node tries out before it takes writes again.
+_FREE_BYTES_MIN = 1024**3
+#: Less than a node tries to write before it takes writes again.
 _FULL_BYTES = 1024**2
 _OPEN_FILES_MIN = 4096
 _CLOCK_SKEW_SECONDS_MAX = 2.0
@@ -33,12 +33,12 @@ _HTTP_TIMEOUT_SECONDS = 3.0
 _LIBRARIES = ("kio", "uvloop", "msgspec", "cramjam", "starlette", "uvicorn", "typer", "rich")
 
 
-#: How the node begins what it says of a full disk.
+#: What a node's problem with a full disk begins with.
 _FULL_PROBLEM = "disk full: "
 
 
 class Verdict(StrEnum):
-    """How bad a finding is."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -67,15 +67,17 @@ def doctor(
         typer.Option(
             "--data",
             metavar="DIR",
-            help="The data directory. Default: the running node's if it is here, else that of the settings.",
+            help="The data directory. Default: that of the node running on this machine, else the setting.",
         ),
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option("--http", metavar="HOST:PORT", help="Where the node serves HTTP. Default: the setting."),
+        typer.Option(
+            "--http", metavar="HOST:PORT", help="The HTTP address of the node. Default: the setting."
+        ),
     ] = None,
 ) -> None:
-    """Check this machine, the data directory and the node. Exits with 1 if a check fails."""
+    """Check the machine, the data directory and the node. Exits with 1 if a check fails."""
     from tidemill.cli.output import write_json, write_line
 
     findings: list[Finding] = []
@@ -104,7 +106,7 @@ def _examine(session: Session, flags: dict[str, str | None]) -> Iterator[Finding
         yield Finding("settings", Verdict.FAIL, error.message, "correct the setting")
         return
     yield Finding("settings", Verdict.OK, f"from {file or 'environment and defaults'}")
-    # Without --http, which says where the node serves and not where it is to.
+    # Without --http, which says where the node serves now, not what the settings ask for.
     yield from _exposure(load_settings({**flags, "http": None}, os.environ, file))
     given = None if flags["data_dir"] is None else settings.data_dir
     try:
@@ -120,7 +122,7 @@ def _examine(session: Session, flags: dict[str, str | None]) -> Iterator[Finding
     yield from _http(settings)
 
 
-# --- the machine
+# -- the machine -----------------------------------------------------------------------------------------
 
 
 def _versions() -> Finding:
@@ -154,7 +156,7 @@ def _open_files() -> Finding:
 def _exposure(settings: Settings) -> Iterator[Finding]:
     """Whether 'tidemill up' would let other machines connect, where nobody is authenticated."""
     from tidemill.errors import ConfigError
-    from tidemill.server.exposure import exposed_listeners
+    from tidemill.server.connections.exposure import exposed_listeners
 
     check = "settings"
     try:
@@ -169,7 +171,7 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
         yield Finding(check, Verdict.FAIL, detail, advice)
 
 
-# --- the data directory
+# -- the data directory ----------------------------------------------------------------------------------
 
 
 def _data_directory(path: Path) -> Iterator[Finding]:
@@ -185,12 +187,12 @@ def _data_directory(path: Path) -> Iterator[Finding]:
         return
     yield Finding(check, Verdict.OK, f"{path} can be written; {_owner(path)}")
     yield from _missing_partitions(path)
-    room = shutil.disk_usage(path)
-    detail = f"{human_bytes(room.free)} of {human_bytes(room.total)} are free"
-    if room.free < _FULL_BYTES:
+    usage = shutil.disk_usage(path)
+    detail = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} are free{_reserve(path)}"
+    if usage.free < _FULL_BYTES:
         detail = f"disk full: {detail} at {path}; a node there refuses writes until there is room"
         yield Finding("disk space", Verdict.FAIL, detail, "free some space; the node goes on by itself")
-    elif room.free < _ROOM_BYTES_MIN:
+    elif usage.free < _FREE_BYTES_MIN:
         yield Finding("disk space", Verdict.WARN, detail, "free some space, or lower retention.bytes")
     else:
         yield Finding("disk space", Verdict.OK, detail)
@@ -198,6 +200,15 @@ def _data_directory(path: Path) -> Iterator[Finding]:
     if ahead > _CLOCK_SKEW_SECONDS_MAX:
         advice = "set the clock right: retention and record times depend on it"
         yield Finding("clock", Verdict.WARN, f"files in {path} are {ahead:.0f} s ahead of this clock", advice)
+
+
+def _reserve(path: Path) -> str:
+    """The words about the space that is kept for reads and deletions."""
+    from tidemill.cli.output import human_bytes
+    from tidemill.server.disk.reserve import RESERVE_NAME
+
+    reserve = path / RESERVE_NAME
+    return f", {human_bytes(reserve.stat().st_size)} more are kept as a reserve" if reserve.exists() else ""
 
 
 def _missing_partitions(path: Path) -> Iterator[Finding]:
@@ -215,18 +226,18 @@ def _missing_partitions(path: Path) -> Iterator[Finding]:
 
 
 def _owner(path: Path) -> str:
-    from tidemill.cli.lock import owner_of
+    from tidemill.cli.data_files import owner_of
 
     owner = owner_of(path)
     return "no node is running on it" if owner is None else f"in use by {owner}"
 
 
-# --- the node
+# -- the node --------------------------------------------------------------------------------------------
 
 
 async def _node(cluster: Cluster, given: Path | None) -> tuple[Path | None, list[Finding]]:
     """The data directory to look at, ``given`` or a node's on this machine, and what the nodes say."""
-    from tidemill.client.admin import describe_log_directories
+    from tidemill.client.admin.topics import describe_log_directories
 
     connection = await cluster.bootstrap_connection()
     findings = [
@@ -254,7 +265,7 @@ async def _node(cluster: Cluster, given: Path | None) -> tuple[Path | None, list
 
 def _is_used_here(path: Path) -> bool:
     """Whether a process of this machine runs on the directory: a node elsewhere may have the same path."""
-    from tidemill.cli.lock import owner_of
+    from tidemill.cli.data_files import owner_of
 
     try:
         return owner_of(path) is not None
@@ -279,10 +290,10 @@ def _api_versions(served: dict[int, tuple[int, int]]) -> Finding:
 
 
 async def _listeners(cluster: Cluster) -> list[Finding]:
-    """Who can connect to each node as it runs, whatever the settings here say."""
-    from tidemill.client.admin import describe_cluster, describe_node_configs
+    """The clients that can connect to each node as it runs, whatever the settings here say."""
+    from tidemill.client.admin.topics import describe_cluster, describe_node_configs
     from tidemill.config.loading import load_settings
-    from tidemill.server.exposure import exposed_listeners
+    from tidemill.server.connections.exposure import exposed_listeners
 
     findings = []
     for node_id in (await describe_cluster(cluster)).nodes:
@@ -306,7 +317,7 @@ def _stopped(names: list[str]) -> Finding:
 
 
 def _directories(directories: list[LogDirectory], data_dir: Path | None, known: set[str]) -> list[Finding]:
-    """What the nodes say of their directories, and what is in ours, if one of them uses it."""
+    """The findings about the nodes' directories, and what is in ours if one of the nodes uses it."""
     findings: list[Finding] = []
     for directory in directories:
         if directory.error is not None:
@@ -329,7 +340,7 @@ def _unknown_directories(data_dir: Path, known: set[str]) -> Finding:
     return Finding("unknown directories", Verdict.WARN, ", ".join(unknown[:10]), advice)
 
 
-# --- HTTP
+# -- HTTP ------------------------------------------------------------------------------------------------
 
 
 def _http(settings: Settings) -> Iterator[Finding]:
@@ -366,7 +377,7 @@ def _http(settings: Settings) -> Iterator[Finding]:
 
 
 def _scrub(url: str) -> Iterator[Finding]:
-    """When every batch was last read, and what damage is known."""
+    """The findings about scrubbing: when every batch was last read, and what damage is known."""
     from datetime import UTC, datetime
 
     try:
@@ -374,7 +385,7 @@ def _scrub(url: str) -> Iterator[Finding]:
     except OSError:
         return
     if "tidemill_damaged_batches" not in values:
-        return  # It is starting or stopping, or of another release.
+        return  # The node is starting or stopping, or of another release.
     damaged, ended_ms = (
         int(values["tidemill_damaged_batches"]),
         values["tidemill_scrub_last_pass_timestamp_ms"],
@@ -405,7 +416,7 @@ def _samples(url: str) -> dict[str, float]:
 
 
 def _reason(error: OSError) -> str:
-    from tidemill.server.network_errors import reason_of
+    from tidemill.net.errors import reason_of
 
     # urllib wraps the system's error into one of its own.
     cause = getattr(error, "reason", error)
@@ -413,7 +424,7 @@ def _reason(error: OSError) -> str:
 
 
 def _get(url: str) -> tuple[int, float | None, dict[str, Any]]:
-    """(status, the server's time, the JSON body)."""
+    """Get a URL; gives the status, the server's time and the JSON body."""
     import urllib.error
     import urllib.request
     from email.utils import parsedate_to_datetime
@@ -428,5 +439,5 @@ def _get(url: str) -> tuple[int, float | None, dict[str, Any]]:
         parsed = json.loads(body)
     except ValueError:
         parsed = {}
-    moment = parsedate_to_datetime(date).timestamp() if date else None
-    return status, moment, parsed if isinstance(parsed, dict) else {}
+    served_at = parsedate_to_datetime(date).timestamp() if date else None
+    return status, served_at, parsed if isinstance(parsed, dict) else {}

@@ -9,7 +9,7 @@ import typer
 from tidemill.cli.session import Session, command
 
 if TYPE_CHECKING:
-    from tidemill.cli.when import Place
+    from tidemill.cli.positions import Position
     from tidemill.client.cluster import Cluster, TopicPartition
 
 __all__ = ("register",)
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def list_groups(session: Session) -> None:
     """List the consumer groups."""
     from tidemill.cli.output import Table, show
-    from tidemill.client import group_admin
+    from tidemill.client.admin import groups as group_admin
 
     groups = session.run(group_admin.list_groups)
     value = [
@@ -40,7 +40,7 @@ def list_groups(session: Session) -> None:
 
 
 def describe(session: Session, group: GroupArgument) -> None:
-    """Show a group: its members, and how far each partition is read."""
+    """Show a group: its members, and the committed offset and lag of each partition."""
     from tidemill.cli.output import Table, show
 
     found = session.run(lambda cluster: _describe(cluster, group))
@@ -78,7 +78,7 @@ def describe(session: Session, group: GroupArgument) -> None:
 
 
 def _in_short(partitions: list[dict[str, Any]]) -> str:
-    """Partitions by topic, for a column: ``orders 0 1, users 4``."""
+    """Partitions by topic in short, for a column: ``orders 0 1, users 4``."""
     by_topic: dict[str, list[str]] = {}
     for each in partitions:
         by_topic.setdefault(each["topic"], []).append(str(each["partition"]))
@@ -86,7 +86,7 @@ def _in_short(partitions: list[dict[str, Any]]) -> str:
 
 
 async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
-    from tidemill.client.group_admin import describe_group, fetch_offsets
+    from tidemill.client.admin.groups import describe_group, fetch_offsets
 
     group = await describe_group(cluster, name)
     committed = await fetch_offsets(cluster, name)
@@ -128,8 +128,8 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 async def _ends(cluster: Cluster, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
-    """Where the partitions end; those of a deleted topic, which may still have offsets, are left out."""
-    from tidemill.client.admin import LATEST, list_offsets
+    """The end offsets of the partitions. Those of a deleted topic, which may have offsets, are left out."""
+    from tidemill.client.admin.topics import LATEST, list_offsets
 
     existing = {
         (topic.name, partition.index)
@@ -148,29 +148,29 @@ def reset_offsets(
         typer.Option(
             "--to",
             metavar="WHERE",
-            help="earliest, latest, an offset, a time like 2025-01-31T12:00, an age like -10m, or a shift of "
-            "the committed offset like -5 or +5.",
+            help="earliest, latest, an offset, a time like 2025-01-31T12:00, an age like -10m (10 minutes "
+            "ago), or a shift of the committed offset like -5 or +5.",
         ),
     ],
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            "--topic", metavar="TOPIC[:P,P]", help="The topic, or some of its partitions; repeatable."
+            "--topic", metavar="TOPIC[:P,P]", help="The topic, or partitions like orders:0,2; repeatable."
         ),
     ] = None,
     execute: Annotated[
         bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
     ] = False,
 ) -> None:
-    """Move the committed offsets of a group that has no members.
+    """Set the committed offsets of a group that has no members, so that it reads again or skips.
 
     Without --topic, all partitions for which the group has offsets are moved.
     """
-    from tidemill.cli.offsets import place_argument
     from tidemill.cli.output import Table, show, write_line
+    from tidemill.cli.positions import position_argument
 
-    place = place_argument(to, "--to")
-    before, after = session.run(lambda cluster: _reset(cluster, group, topic or [], place, execute))
+    position = position_argument(to, "--to")
+    before, after = session.run(lambda cluster: _reset(cluster, group, topic or [], position, execute))
     value = {
         "group": group,
         "executed": execute,
@@ -188,11 +188,11 @@ def reset_offsets(
 
 
 async def _reset(
-    cluster: Cluster, group: str, topics: list[str], place: Place, execute: bool
+    cluster: Cluster, group: str, topics: list[str], position: Position, execute: bool
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """(committed offsets before, offsets after)."""
-    from tidemill.cli.offsets import offsets_at, topic_partitions
-    from tidemill.client.group_admin import commit_offsets, describe_group, fetch_offsets
+    """Reset offsets; gives those before and those after."""
+    from tidemill.cli.positions import offsets_at, topic_partitions
+    from tidemill.client.admin.groups import commit_offsets, describe_group, fetch_offsets
     from tidemill.errors import ApiError, ErrorCode
 
     found = await _or_none(describe_group(cluster, group))
@@ -210,14 +210,14 @@ async def _reset(
         )
     before = {} if found is None else await fetch_offsets(cluster, group)
     partitions = [each for text in topics for each in await topic_partitions(cluster, text)] or list(before)
-    after = await offsets_at(cluster, partitions, place, shift_from=before)
+    after = await offsets_at(cluster, partitions, position, shift_from=before)
     if execute and after:
         await commit_offsets(cluster, group, after)
     return before, after
 
 
 async def _or_none(question: Any) -> Any:
-    """The answer, or None where there is no such group."""
+    """The answer, or None if there is no such group."""
     from tidemill.errors import ApiError, ErrorCode
 
     try:
@@ -233,13 +233,15 @@ def delete(
     groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="The groups to delete.")],
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="TOPIC[:P,P]", help="Only forget the offsets of this topic."),
+        typer.Option(
+            "--topic", metavar="TOPIC[:P,P]", help="Delete only the offsets of this topic, not the group."
+        ),
     ] = None,
 ) -> None:
-    """Delete groups that have no members, or only their offsets of some topics."""
-    from tidemill.cli.offsets import topic_partitions
+    """Delete groups that have no members, or only their committed offsets of some topics."""
     from tidemill.cli.output import write_json, write_line
-    from tidemill.client.group_admin import delete_group, delete_offsets
+    from tidemill.cli.positions import topic_partitions
+    from tidemill.client.admin.groups import delete_group, delete_offsets
 
     async def work(cluster: Cluster) -> None:
         partitions = [each for text in topic or () for each in await topic_partitions(cluster, text)]

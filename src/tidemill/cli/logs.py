@@ -12,21 +12,21 @@ from tidemill.cli.session import ExitCode, Session, command, warn
 
 if TYPE_CHECKING:
     from tidemill.cli.data_files import PartitionFiles
-    from tidemill.log.inspect import DumpedBatch, VerifyReport
-    from tidemill.log.repair import RepairPlan
+    from tidemill.log.offline.inspect import DumpedBatch, VerifyReport
+    from tidemill.log.offline.repair import RepairPlan
 
 __all__ = ("register",)
 
 PartitionsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TOPIC[:P,P]]...", help="Topics, or some of their partitions. Default: all."),
+    typer.Argument(metavar="[TOPIC[:P,P]]...", help="Topics, or partitions like orders:0,2. Default: all."),
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="The data directory. Default: the one in the settings."),
+    typer.Option("--data", metavar="DIR", help="The data directory. Default: the setting."),
 ]
 
-#: Where the state of tables is; ``tidemill.tables`` would take long to load.
+#: The folder of the tables' state; ``tidemill.tables``, which defines it, takes long to load.
 _STATE_FOLDER = "kv"
 _REPAIR_CACHE_BYTES = 8 * 1024 * 1024
 
@@ -50,15 +50,15 @@ def dump(
     partitions: PartitionsArgument = None,
     data: DataOption = None,
     records: Annotated[
-        bool, typer.Option("--records", "-r", help="Also the records in the batches.")
+        bool, typer.Option("--records", "-r", help="Also show the records of each batch.")
     ] = False,
-    from_offset: Annotated[int, typer.Option("--from", min=0, help="The first offset.")] = 0,
+    from_offset: Annotated[int, typer.Option("--from", min=0, help="The first offset to show.")] = 0,
     to_offset: Annotated[int | None, typer.Option("--to", min=0, help="The offset to stop before.")] = None,
 ) -> None:
-    """Show the batches in the files of partitions. Changes nothing; works beside a running node."""
+    """Show the record batches in the files of partitions. Changes nothing; a node may be running."""
     from tidemill.cli.data_files import data_directory, find_partitions
     from tidemill.cli.output import write_json, write_line
-    from tidemill.log import inspect
+    from tidemill.log.offline import inspect
     from tidemill.log.storage import LocalStorage
 
     path = data_directory(data)
@@ -78,7 +78,7 @@ def dump(
 
 
 def _batch_as_json(partition: PartitionFiles, batch: DumpedBatch) -> dict[str, Any]:
-    from tidemill.cli.template import text_or_base64
+    from tidemill.cli.topics.output_format import text_or_base64
     from tidemill.records.compression import CODEC_NAMES
 
     value: dict[str, Any] = {
@@ -153,11 +153,10 @@ def _shown(data: bytes | None) -> str:
 
 
 def verify(session: Session, partitions: PartitionsArgument = None, data: DataOption = None) -> None:
-    """Read every byte of partitions and check it. Changes nothing. Exits with 1 if something needs repair."""
-    from tidemill.cli.data_files import data_directory, find_partitions
-    from tidemill.cli.lock import owner_of
+    """Check every record batch of partitions. Changes nothing. Exits with 1 if something needs repair."""
+    from tidemill.cli.data_files import data_directory, find_partitions, owner_of
     from tidemill.cli.output import progress
-    from tidemill.log import inspect
+    from tidemill.log.offline import inspect
     from tidemill.log.storage import LocalStorage
 
     path = data_directory(data)
@@ -178,8 +177,8 @@ def verify(session: Session, partitions: PartitionsArgument = None, data: DataOp
 
 
 def _serious(report: VerifyReport) -> bool:
-    """Whether something is wrong that the next start does not mend by itself."""
-    from tidemill.log.inspect import ProblemKind
+    """Whether something is wrong that the next start does not repair by itself."""
+    from tidemill.log.offline.inspect import ProblemKind
 
     return any(problem.kind is not ProblemKind.TORN for problem in report.problems)
 
@@ -238,15 +237,15 @@ def repair(
         Treatment,
         typer.Option(
             "--treatment",
-            help="skip: leave damaged records out, keep those behind. truncate: end the log before them.",
+            help="skip: leave out damaged records, keep those after them. truncate: end the log before them.",
         ),
     ] = Treatment.SKIP,
     accept_loss: Annotated[
         bool,
         typer.Option(
             "--accept-loss",
-            help="Start partitions again whose files are gone. What was in them is given up; the state of a "
-            "table that is still there is kept.",
+            help="Also start partitions whose files are missing. Their records are lost; the state of a "
+            "table is kept if it still exists.",
         ),
     ] = False,
     execute: Annotated[
@@ -259,9 +258,9 @@ def repair(
     """
     from tidemill.cli.data_files import data_directory, find_partitions, refuse_if_running
     from tidemill.cli.output import progress
-    from tidemill.log.repair import DamageTreatment, apply_repair, plan_repair
+    from tidemill.log.offline.repair import DamageTreatment, apply_repair, plan_repair
     from tidemill.log.storage import LocalStorage
-    from tidemill.server.data_directory import DataDirectory
+    from tidemill.server.disk.data_directory import DataDirectory
 
     path = data_directory(data)
     refuse_if_running(path)
@@ -270,7 +269,7 @@ def repair(
     plans: list[tuple[PartitionFiles, RepairPlan]] = []
     directory = DataDirectory(path)
     if execute:
-        # Taking it also takes back that the last stop was clean: the next start reads every log again.
+        # Acquiring it also removes the mark of a clean stop, so that the next start reads every log.
         directory.acquire()
     try:
         with progress("checking", sum(each.log_bytes for each in chosen), in_bytes=True) as bar:
@@ -294,16 +293,17 @@ def repair(
 
 
 def _state_offset(data: Path, partition: PartitionFiles) -> int | None:
-    """How far the state of a table goes that was folded from the partition; None if it is not a table's."""
+    """The log offset of the table's state that was folded from the partition; None if there is none."""
     directory = data / _STATE_FOLDER / partition.name
     if not directory.is_dir():
         return None
+    from tidemill.kv.contract import KvLimits
     from tidemill.kv.recovery import newest_offset
-    from tidemill.kv.resources import KvResources
-    from tidemill.tables.bucket import bucket_identity
+    from tidemill.server.runtime import rocks_engine
+    from tidemill.tables.state.bucket import bucket_identity
 
-    resources = KvResources(block_cache_bytes=_REPAIR_CACHE_BYTES, write_buffer_bytes=_REPAIR_CACHE_BYTES)
-    return newest_offset(directory, resources, bucket_identity(partition.topic_id, partition.index))
+    engine = rocks_engine(KvLimits(_REPAIR_CACHE_BYTES, _REPAIR_CACHE_BYTES), lambda error: False)
+    return newest_offset(directory, engine, bucket_identity(partition.topic_id, partition.index))
 
 
 def _show_plans(

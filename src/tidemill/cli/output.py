@@ -1,4 +1,4 @@
-"""Results on stdout: tables for people, plain columns for pipes, JSON for programs; progress on stderr."""
+"""Output of commands. Results go to stdout (tables, plain columns or JSON), progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns and rows. Numbers go to the right; None is shown as a dash."""
+    """A table of columns and rows. Numbers are aligned to the right; None is shown as a dash."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -41,18 +41,18 @@ def show(session: Session, value: Any, *tables: Table) -> None:
 
 
 def write_line(text: str) -> None:
-    """One line on stdout, in UTF-8 whatever the locale is."""
+    """Write one line to stdout, in UTF-8 whatever the locale is."""
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape") + b"\n")
     sys.stdout.buffer.flush()
 
 
 def write_json(value: Any) -> None:
-    """One JSON document on one line, so that streams can be read line by line."""
+    """Write a JSON document as one line, so that streams can be read line by line."""
     write_line(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def human_bytes(size: int) -> str:
-    """A size as people read it.
+    """A size with a unit, for people.
 
     >>> human_bytes(1536)
     '1.5 KiB'
@@ -76,15 +76,15 @@ def _is_number(value: object) -> bool:
 
 
 def _write_plain(table: Table) -> None:
-    """Columns of text without decoration, for ``awk`` and for tests."""
+    """Write columns of text without decoration, for ``awk`` and for tests."""
     if table.title:
         write_line(table.title)
     cells = [
         [column.upper() for column in table.columns],
         *([_text(cell) for cell in row] for row in table.rows),
     ]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
-    right = [all(_is_number(row[place]) for row in table.rows) for place in range(len(table.columns))]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
+    right = [all(_is_number(row[index]) for row in table.rows) for index in range(len(table.columns))]
     for row in cells:
         padded = [
             cell.rjust(width) if to_right and table.rows else cell.ljust(width)
@@ -100,8 +100,8 @@ def _write_rich(table: Table) -> None:
     from rich.text import Text
 
     drawn = RichTable(box=box.SIMPLE_HEAD, title=table.title or None, title_justify="left", pad_edge=False)
-    for place, column in enumerate(table.columns):
-        numbers = bool(table.rows) and all(_is_number(row[place]) for row in table.rows)
+    for index, column in enumerate(table.columns):
+        numbers = bool(table.rows) and all(_is_number(row[index]) for row in table.rows)
         drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(_text(cell)) for cell in row))
@@ -109,10 +109,10 @@ def _write_rich(table: Table) -> None:
 
 
 class Progress(Protocol):
-    """Told how much work is done."""
+    """Receives reports of how much work is done."""
 
     def advance(self, amount: int) -> None:
-        """So much more is done."""
+        """Report that so much more is done."""
 
 
 class _NoProgress:
@@ -122,7 +122,7 @@ class _NoProgress:
 
 @contextmanager
 def progress(label: str, total: int, *, in_bytes: bool = False) -> Iterator[Progress]:
-    """A progress bar on stderr, if somebody is there to see it."""
+    """A progress bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield _NoProgress()
         return

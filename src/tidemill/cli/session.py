@@ -55,7 +55,7 @@ _NOT_FOUND: Final = frozenset(
         "unknown_topic_id",
         "group_id_not_found",
         "transactional_id_not_found",
-        # Of tables: Kafka has no code that is near to these.
+        # Codes of tables, for which Kafka has none that is near.
         "database_not_found",
         "lease_not_found",
         "snapshot_not_found",
@@ -77,7 +77,7 @@ class ExitCode(IntEnum):
 
 
 class Format(StrEnum):
-    """How results are written."""
+    """The format in which results are written."""
 
     TABLE = "table"
     JSON = "json"
@@ -89,16 +89,20 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         metavar="HOST:PORT",
-        help=f"The node to talk to. Default: ${SERVER_VARIABLE}, else {DEFAULT_SERVER}.",
+        help=f"The address of a node. Default: ${SERVER_VARIABLE}, else {DEFAULT_SERVER}.",
         rich_help_panel=_PANEL,
     ),
 ]
 FormatOption = Annotated[
     Format | None,
-    typer.Option("--format", help="For people, or for programs. Default: table.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--format",
+        help="How to print results: table is for people, json for programs. Default: table.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 DebugOption = Annotated[
-    bool, typer.Option("--debug", help="Show where in the program an error arose.", rich_help_panel=_PANEL)
+    bool, typer.Option("--debug", help="Show the Python traceback of an error.", rich_help_panel=_PANEL)
 ]
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "server": (ServerOption, None),
@@ -114,7 +118,7 @@ class Session:
     server: str = DEFAULT_SERVER
     format: Format = Format.TABLE
     debug: bool = False
-    #: The same if the caller named it, in whatever way; None: it is only the default.
+    #: The server if the caller named one, in whatever way; None if it is the default.
     named_server: str | None = None
 
     @property
@@ -183,7 +187,7 @@ def _shared_options(format_help: str | None) -> dict[str, tuple[Any, Any]]:
 
 
 def _session(context: typer.Context, given: dict[str, Any]) -> Session:
-    """Options given with the command win over those given before it."""
+    """The session of a command: options given with it win over those given before it."""
     before = context.find_root().params
     named = given["server"] or before.get("server") or os.environ.get(SERVER_VARIABLE) or None
     return Session(
@@ -202,7 +206,7 @@ def _errors_as_exit_codes(session: Session) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of our output has seen enough. Python would complain at exit when it flushes.
+        # The reader of our output has closed it. Without this, Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(ExitCode.OK) from None
     except (typer.Exit, typer.Abort, typer.BadParameter):
@@ -228,7 +232,7 @@ def _report(error: Exception) -> ExitCode:
 
 
 def describe(error: TidemillError) -> str:
-    """The error's code and words, on one line."""
+    """The error's code and message, on one line."""
     return f"{error.name}: {' '.join(error.message.split())}"
 
 
@@ -243,7 +247,7 @@ def warn(message: str) -> None:
 
 
 def tell_waiting(descriptor: int, text: str) -> None:
-    """Say on stderr what is waited for, if that comes from a terminal: somebody sits there."""
+    """Say on stderr what the command waits for, if the input is a terminal."""
     if os.isatty(descriptor):
         sys.stderr.write(f"{text}; Ctrl-D at the start of a line ends\n")
         sys.stderr.flush()

@@ -37,7 +37,7 @@ def settings(session: Session, config: ConfigOption = None) -> None:
     try:
         loaded = load_settings({}, os.environ, file)
     except ConfigError:
-        # Messages about a wrong setting send people here.
+        # Shown nevertheless, because messages about a wrong setting send people here.
         _show(session, Settings(), {}, None)
         raise
     _show(session, loaded, os.environ, file)

@@ -9,8 +9,8 @@ import typer
 from tidemill.cli.session import Session, command
 
 if TYPE_CHECKING:
+    from tidemill.client.admin.transactions import PartitionProducer, TransactionDescription
     from tidemill.client.cluster import Cluster
-    from tidemill.client.transaction_admin import PartitionProducer, TransactionDescription
 
 __all__ = ("register",)
 
@@ -32,16 +32,21 @@ def list_transactions(
         typer.Option("--state", metavar="STATE", help="Only this state, such as Ongoing; repeatable."),
     ] = None,
     longer_than_ms: Annotated[
-        int, typer.Option("--longer-than-ms", metavar="MS", help="Only those that began longer ago.")
+        int,
+        typer.Option(
+            "--longer-than-ms", metavar="MS", help="Only transactions that began longer ago than this."
+        ),
     ] = -1,
     pattern: Annotated[
         str | None,
-        typer.Option("--pattern", metavar="REGEX", help="Only ids that this RE2 expression matches wholly."),
+        typer.Option(
+            "--pattern", metavar="REGEX", help="Only ids that match this regular expression (RE2) completely."
+        ),
     ] = None,
 ) -> None:
     """List the transactional ids and their states."""
     from tidemill.cli.output import Table, show
-    from tidemill.client import transaction_admin
+    from tidemill.client.admin import transactions as transaction_admin
 
     found = session.run(
         lambda cluster: transaction_admin.list_transactions(
@@ -54,11 +59,11 @@ def list_transactions(
 
 
 def jobs(session: Session) -> None:
-    """List the jobs that write in batches: what each has published last, and what it has open."""
+    """List jobs, such as Spark queries: the last batch that each has published, and its open attempts."""
     from dataclasses import asdict
 
     from tidemill.cli.output import Table, show
-    from tidemill.client.attempts import list_jobs
+    from tidemill.client.producing.attempts import list_jobs
 
     found = session.run(list_jobs)
     rows = [
@@ -83,11 +88,11 @@ def describe(
         typer.Option(
             "--topic",
             metavar="TOPIC[:P,P]",
-            help="Show the producers of these partitions and what they have open there; repeatable.",
+            help="Show the producers of these partitions and their open transactions; repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Show the transaction of a transactional id, or who has transactions open in a topic."""
+    """Show the transaction of a transactional id, or the open transactions in a topic."""
     if (transactional_id is None) == (not topic):
         raise typer.BadParameter("name either a transactional id or a --topic")
     if transactional_id is not None:
@@ -98,7 +103,7 @@ def describe(
 
 def _describe_id(session: Session, transactional_id: str) -> None:
     from tidemill.cli.output import Table, show
-    from tidemill.client import transaction_admin
+    from tidemill.client.admin import transactions as transaction_admin
 
     found = session.run(lambda cluster: transaction_admin.describe_transaction(cluster, transactional_id))
     title = (
@@ -108,15 +113,15 @@ def _describe_id(session: Session, transactional_id: str) -> None:
     show(session, _value(found), Table(("topic", "partition"), found.partitions, title=title))
 
 
-def _value(found: TransactionDescription) -> dict[str, Any]:
+def _value(described: TransactionDescription) -> dict[str, Any]:
     return {
-        "transactional_id": found.transactional_id,
-        "state": found.state,
-        "producer_id": found.producer_id,
-        "producer_epoch": found.producer_epoch,
-        "timeout_ms": found.timeout_ms,
-        "started_ms": found.started_ms,
-        "partitions": [{"topic": topic, "partition": index} for topic, index in found.partitions],
+        "transactional_id": described.transactional_id,
+        "state": described.state,
+        "producer_id": described.producer_id,
+        "producer_epoch": described.producer_epoch,
+        "timeout_ms": described.timeout_ms,
+        "started_ms": described.started_ms,
+        "partitions": [{"topic": topic, "partition": index} for topic, index in described.partitions],
     }
 
 
@@ -140,8 +145,8 @@ def _describe_topics(session: Session, topics: list[str]) -> None:
 
 
 async def _producers(cluster: Cluster, topics: list[str]) -> list[PartitionProducer]:
-    from tidemill.cli.offsets import topic_partitions
-    from tidemill.client.transaction_admin import describe_producers
+    from tidemill.cli.positions import topic_partitions
+    from tidemill.client.admin.transactions import describe_producers
 
     partitions = [each for text in topics for each in await topic_partitions(cluster, text)]
     return await describe_producers(cluster, partitions)
@@ -163,7 +168,7 @@ def abort(
         typer.Option(
             "--partition",
             metavar="TOPIC:P",
-            help="End what hangs in this partition, although no coordinator knows of it.",
+            help="Abort a transaction in this partition that no transaction coordinator knows.",
         ),
     ] = None,
     start_offset: Annotated[
@@ -171,15 +176,16 @@ def abort(
         typer.Option(
             "--start-offset",
             metavar="N",
-            help="Where the hanging transaction began, as 'txn describe --topic' shows.",
+            help="Its first offset, as 'txn describe --topic' shows.",
         ),
     ] = None,
 ) -> None:
     """Abort a transaction.
 
-    With a transactional id: its ongoing transaction is aborted everywhere, and its producer fenced. With
-    --partition and --start-offset: an abort marker is written to that partition alone, for a transaction that
-    hangs there. Never do that to one that is alive: it would be torn.
+    With a transactional id: its open transaction is aborted in all partitions, and its producer is fenced.
+    With --partition and --start-offset: an abort marker is written to this partition alone, for a transaction
+    that would never end there. Do not use this for a transaction whose producer is still at work: it would be
+    aborted in this partition and could be committed in others.
     """
     hanging = partition is not None and start_offset is not None
     by_id = transactional_id is not None and partition is None and start_offset is None
@@ -195,7 +201,7 @@ def abort(
 
 def _abort_id(session: Session, transactional_id: str) -> None:
     from tidemill.cli.output import write_json, write_line
-    from tidemill.client import transaction_admin
+    from tidemill.client.admin import transactions as transaction_admin
 
     found = session.run(lambda cluster: transaction_admin.abort_transaction(cluster, transactional_id))
     if session.as_json:
@@ -221,12 +227,12 @@ def _abort_hanging(session: Session, partition: str, start_offset: int) -> None:
 
 
 async def _end_in(cluster: Cluster, text: str, start_offset: int) -> PartitionProducer:
-    from tidemill.cli.offsets import topic_partitions
-    from tidemill.client.transaction_admin import abort_hanging
+    from tidemill.cli.positions import topic_partitions
+    from tidemill.client.admin.transactions import abort_hanging
 
-    places = await topic_partitions(cluster, text)
-    if len(places) != 1:
+    partitions = await topic_partitions(cluster, text)
+    if len(partitions) != 1:
         raise typer.BadParameter(
-            f"--partition must name one partition, as TOPIC:P; {text!r} names {len(places)}"
+            f"--partition must name one partition, as TOPIC:P; {text!r} names {len(partitions)}"
         )
-    return await abort_hanging(cluster, places[0], start_offset)
+    return await abort_hanging(cluster, partitions[0], start_offset)

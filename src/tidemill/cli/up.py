@@ -17,9 +17,10 @@ from tidemill.cli.session import DEFAULT_SERVER, Session, command
 __all__ = ("ConfigOption", "SetOption", "flags_of", "register")
 
 _EPILOG = (
-    "Settings come from flags, then TIDEMILL_* variables, then the file, then defaults; 'tidemill settings' "
-    "lists them. SIGTERM and SIGINT stop the node in an orderly way, a second one at once; nothing that was "
-    "acknowledged is lost either way. Exit codes: 0 stopped, 1 could not start, 128 + signal stopped at once."
+    "A setting is taken from the command line, else from a TIDEMILL_* variable, else from the settings file; "
+    "'tidemill settings' lists all settings. Ctrl-C (SIGINT) or SIGTERM stops the node, a second one "
+    "at once. No acknowledged record is lost either way. Exit codes: 0 stopped, 1 could not start, "
+    "128 + signal number: stopped at once."
 )
 
 ConfigOption = Annotated[
@@ -31,13 +32,15 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any setting; topic.NAME sets a topic default. Repeatable."
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any setting; topic.NAME=VALUE is a default for topics. Repeatable.",
     ),
 ]
 
 
 class LogLevel(StrEnum):
-    """How much the node tells of its work."""
+    """The verbosity of the node's log."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -53,34 +56,48 @@ def register(app: typer.Typer) -> None:
 def up(
     session: Session,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="The data directory. Default: tidemill-data.")
+        str | None,
+        typer.Option("--data", metavar="DIR", help="Where the node keeps its data. Default: tidemill-data."),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help=f"For Kafka clients. Default: {DEFAULT_SERVER}."),
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help=f"The address for Kafka clients. Default: {DEFAULT_SERVER}."
+        ),
     ] = None,
     http: Annotated[
         str | None,
         typer.Option(
-            "--http", metavar="HOST:PORT", help="Health and metrics. Default: 127.0.0.1:9080; '' for none."
+            "--http",
+            metavar="HOST:PORT",
+            help="The address for /healthz, /readyz and /metrics. Default: 127.0.0.1:9080; '' for none.",
         ),
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
         typer.Option(
             "--allow-unauthenticated",
-            help="Allow other machines to connect. Nobody is authenticated: for trusted networks only.",
+            help="Allow addresses that other machines can reach. There is no authentication: use this on "
+            "trusted networks only.",
         ),
     ] = False,
     config: ConfigOption = None,
     settings: SetOption = None,
-    log_level: Annotated[LogLevel, typer.Option("--log-level")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel, typer.Option("--log-level", help="The least important messages that are logged.")
+    ] = LogLevel.INFO,
 ) -> None:
-    """Run a node."""
+    """Run a node in this terminal, until it is stopped."""
+    import gc
     import logging
 
-    from tidemill.cli.serving import serve
+    # Importing makes many objects and hardly any garbage: a collector that looks for it slows the start.
+    gc.disable()
+    from tidemill.cli.foreground import serve
     from tidemill.config.loading import find_config_file, load_settings
+
+    gc.freeze()
+    gc.enable()
 
     flags = flags_of(
         settings,
@@ -100,7 +117,7 @@ def up(
 
 def flags_of(settings: list[str] | None, **named: str | None) -> dict[str, Any]:
     """``--set`` and the flags with names of their own, as ``load_settings`` takes them; the latter win."""
-    from tidemill.cli.topics import parse_assignments
+    from tidemill.cli.topics.commands import parse_assignments
 
     flags: dict[str, Any] = {}
     topic: dict[str, str] = {}

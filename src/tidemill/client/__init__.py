@@ -1,1 +1,1 @@
-"""Clients of a node, and a node inside the process."""
+"""Clients of a cluster: Kafka's protocol and tables, with and without await."""

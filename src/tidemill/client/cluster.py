@@ -14,25 +14,20 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from tidemill.client.connection import DEFAULT_TIMEOUT_MS, Connection, Versions
 from tidemill.client.process_bound import OpeningProcess
 from tidemill.config.values import Address, parse_address
-from tidemill.errors import (
-    ApiError,
-    ConfigError,
-    ConnectionClosed,
-    ErrorCode,
-    NodeUnavailable,
-    ProtocolError,
-    TidemillError,
-)
+from tidemill.errors import ApiError, ConfigError, ConnectionClosed, ErrorCode
+from tidemill.net.answers import check
+from tidemill.net.connection import DEFAULT_TIMEOUT_MS, Connection, Versions
+from tidemill.net.pool import ConnectionPool
+from tidemill.net.retry import RetryPolicy, retry
+from tidemill.net.transport import Transport
 
 __all__ = (
     "GROUP_KEY",
@@ -41,62 +36,22 @@ __all__ = (
     "PartitionInfo",
     "TopicInfo",
     "TopicPartition",
-    "check",
-    "passes_by_itself",
 )
 
 _T = TypeVar("_T")
 TopicPartition = tuple[str, int]
 
-_FIRST_PAUSE_MS: Final = 50
-_LONGEST_PAUSE_MS: Final = 1_000
 _METADATA_VERSIONS: Final[Versions] = (4, 13)
+#: A connection of its own, so that metadata does not wait behind other requests to the same node.
+_BOOTSTRAP_PURPOSE: Final = "bootstrap"
 _CLOSED: Final = "this connection is closed; open another one with connect_async"
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
-_PASSING: Final = frozenset(
-    {
-        ErrorCode.broker_not_available,
-        ErrorCode.concurrent_transactions,
-        ErrorCode.coordinator_load_in_progress,
-        ErrorCode.coordinator_not_available,
-        ErrorCode.fenced_leader_epoch,
-        ErrorCode.leader_not_available,
-        ErrorCode.network_exception,
-        ErrorCode.not_controller,
-        ErrorCode.not_coordinator,
-        ErrorCode.not_enough_replicas,
-        ErrorCode.not_enough_replicas_after_append,
-        ErrorCode.not_leader_or_follower,
-        ErrorCode.offset_not_available,
-        ErrorCode.replica_not_available,
-        ErrorCode.request_timed_out,
-        ErrorCode.throttling_quota_exceeded,
-        ErrorCode.unknown_leader_epoch,
-        ErrorCode.unstable_offset_commit,
-    }
-)
-
-
-def passes_by_itself(error: TidemillError) -> bool:
-    """Whether the same request may succeed a moment later.
-
-    Narrower than Kafka's ``retriable``: a missing topic or a broken disk is reported, not waited for.
-    """
-    return error.code in _PASSING
-
-
-def check(code: int, message: str | None, what: str) -> None:
-    """Raise ``ApiError`` unless ``code`` is none. ``what`` says what was tried, if the server does not."""
-    if code != ErrorCode.none:
-        error = ErrorCode(code)
-        raise ApiError(error, message or f"{what}: the server answered {error.name.upper()}")
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """Where one partition is. A leader of -1 means that there is none now."""
+    """A partition with its leader and replicas. A leader of -1 means that there is none now."""
 
     index: int
     leader: int
@@ -117,7 +72,7 @@ class TopicInfo:
 
 
 class Cluster:
-    """The way to the nodes of a cluster. Use it in ``async with``, or call ``connect`` and ``close``."""
+    """Connections to a cluster, and its cached metadata. Use ``async with``, or ``connect`` and ``close``."""
 
     def __init__(
         self,
@@ -125,11 +80,11 @@ class Cluster:
         *,
         client_id: str = "tidemill",
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        transport: Transport | None = None,
     ) -> None:
         self.bootstrap = _addresses(bootstrap) if isinstance(bootstrap, str) else tuple(bootstrap)
-        #: The same as text.
+        #: The bootstrap addresses as text.
         self.servers = ",".join(map(str, self.bootstrap))
-        self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.cluster_id: str | None = None
         self.controller_id = -1
@@ -137,8 +92,7 @@ class Cluster:
         self._topics: dict[str, TopicInfo] = {}
         self._stale = True
         self._coordinators: dict[tuple[int, str], int] = {}
-        self._connections: dict[tuple[int | None, str], Connection] = {}
-        self._opening = asyncio.Lock()
+        self._pool = ConnectionPool(client_id=client_id, transport=transport)
         self._process = OpeningProcess()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -166,9 +120,7 @@ class Cluster:
         if not self._process.is_this:
             return
         self._closed = True
-        connections, self._connections = self._connections, {}
-        for connection in connections.values():
-            await connection.close()
+        await self._pool.close()
 
     # --- metadata
 
@@ -217,10 +169,10 @@ class Cluster:
             if topic.error_code == ErrorCode.unknown_topic_or_partition:
                 self._topics.pop(topic.name, None)
                 continue
-            # A topic without a leader is a topic all the same: whoever needs the leader will say so.
+            # A topic without a leader is known, too: callers that need the leader raise an error.
             if topic.error_code == ErrorCode.invalid_topic_exception:
-                # The answer has no words for it.
-                from tidemill.control.placement import check_topic_name
+                # The answer has no message for this error; the check raises one.
+                from tidemill.config.topic_names import check_topic_name
 
                 check_topic_name(topic.name)
             if topic.error_code != ErrorCode.leader_not_available:
@@ -231,11 +183,11 @@ class Cluster:
     # --- requests by destination
 
     async def to_any(self, name: str, body: Mapping[str, Any], **options: Any) -> Any:
-        """Ask whichever node is at hand."""
+        """Send a request to any node."""
         return await (await self.bootstrap_connection()).request(name, body, **options)
 
     async def to_controller(self, name: str, body: Mapping[str, Any], **options: Any) -> Any:
-        """Ask the controller, as Kafka names it in its metadata."""
+        """Send a request to the controller that the metadata names."""
         if self._stale:
             await self._refresh(self._topics, create=False)
         if self.controller_id not in self.nodes:
@@ -245,11 +197,11 @@ class Cluster:
     async def to_coordinator(
         self, key: str, name: str, body: Mapping[str, Any], *, key_type: int = GROUP_KEY, **options: Any
     ) -> Any:
-        """Ask the coordinator of a group, or of a transactional id with ``TRANSACTION_KEY``."""
+        """Send a request to the coordinator of a group, or of a transactional id with ``TRANSACTION_KEY``."""
         node_id = self._coordinators.get((key_type, key))
         if node_id is None:
             node_id = self._coordinators[key_type, key] = await self._find_coordinator(key, key_type)
-        # Only groups poll for long: transactions share a connection, for a job has as many as tasks.
+        # Only requests of groups wait for long. Transactions share one connection: a job has one per task.
         purpose = "transactions" if key_type == TRANSACTION_KEY else f"coordinator {key}"
         connection = await self.connection(node_id, purpose=purpose)
         return await connection.request(name, body, **options)
@@ -279,24 +231,13 @@ class Cluster:
         address = self.nodes.get(node_id)
         if address is None:
             raise ApiError(ErrorCode.leader_not_available, f"node {node_id} is not in the cluster now")
-        return await self._connected((node_id, purpose), [address])
+        self._check_usable_here()
+        return await self._pool.get(address, purpose)
 
     async def bootstrap_connection(self) -> Connection:
         """A connection to one of the bootstrap addresses, or of the nodes they named."""
-        return await self._connected((None, ""), [*self.bootstrap, *self.nodes.values()])
-
-    async def _connected(self, key: tuple[int | None, str], addresses: Sequence[Address]) -> Connection:
         self._check_usable_here()
-        if (connection := self._usable(key, addresses)) is not None:
-            return connection
-        async with self._opening:
-            if (connection := self._usable(key, addresses)) is None:
-                connection = await self._open_first(addresses)
-                if self._closed:
-                    await connection.close()
-                    raise ConnectionClosed(_CLOSED)
-                self._connections[key] = connection
-        return connection
+        return await self._pool.get_any([*self.bootstrap, *self.nodes.values()], _BOOTSTRAP_PURPOSE)
 
     def _check_usable_here(self) -> None:
         """Raise ``ConnectionClosed`` after ``close``, in a forked process, and in another event loop."""
@@ -312,23 +253,6 @@ class Cluster:
                 "open and use it in the same one"
             )
 
-    def _usable(self, key: tuple[int | None, str], addresses: Sequence[Address]) -> Connection | None:
-        connection = self._connections.get(key)
-        # A node that came back elsewhere keeps its number.
-        if connection is None or connection.failed or connection.address not in addresses:
-            return None
-        return connection
-
-    async def _open_first(self, addresses: Iterable[Address]) -> Connection:
-        failure: TidemillError | None = None
-        for address in dict.fromkeys(addresses):
-            try:
-                return await Connection.open(address, client_id=self.client_id)
-            except (NodeUnavailable, ProtocolError) as error:
-                failure = failure or error
-        assert failure is not None, "there is always an address"
-        raise failure
-
     async def _find_coordinator(self, key: str, key_type: int) -> int:
         body = {"key": key, "key_type": key_type, "coordinator_keys": [key]}
         response = await self.to_any("FindCoordinator", body)
@@ -340,31 +264,21 @@ class Cluster:
 
     # --- trying again
 
-    async def retrying(
+    def retrying(
         self,
-        attempt: Callable[[], Awaitable[_T]],
+        action: Callable[[], Awaitable[_T]],
         *,
         timeout_ms: int | None = None,
-        passes: Callable[[TidemillError], bool] = passes_by_itself,
-    ) -> _T:
-        """Await ``attempt()`` until it succeeds, fails for good, or the time is over.
+        policy: RetryPolicy | None = None,
+    ) -> Awaitable[_T]:
+        """Await ``action()`` until it succeeds, fails for good, or the time is over.
 
-        ``passes`` says which errors are worth another try.
+        Either may be given: for how long, or a policy of the caller's own.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        first_contact = not self._connections
-        pause_ms = _FIRST_PAUSE_MS
-        while True:
-            try:
-                return await attempt()
-            except TidemillError as error:
-                pause_seconds = pause_ms * random.uniform(0.5, 1.0) / 1000
-                if first_contact or not passes(error) or loop.time() + pause_seconds > deadline:
-                    raise
-            self.forget()
-            await asyncio.sleep(pause_seconds)
-            pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+        if not self._pool.was_connected:
+            return action()
+        policy = policy or RetryPolicy(self.timeout_ms if timeout_ms is None else timeout_ms)
+        return retry(action, policy, before_next=self.forget)
 
 
 def _topic_info(topic: Any) -> TopicInfo:
@@ -384,7 +298,7 @@ def _topic_info(topic: Any) -> TopicInfo:
 
 
 def _addresses(text: str) -> tuple[Address, ...]:
-    """``host:port``, several separated by commas."""
+    """Parse bootstrap servers: ``host:port``, several separated by commas."""
     try:
         return tuple(parse_address(part) for part in text.split(","))
     except ValueError as error:

@@ -17,7 +17,7 @@ from tidemill.errors import ConnectionClosed, ErrorCode, TidemillError
 __all__ = ("CLOSED", "LoopThread")
 
 _T = TypeVar("_T")
-#: What is said about every use of a connection after its ``close``.
+#: The message of the error for every use of a connection after its ``close``.
 CLOSED: Final = "this connection is closed; open another one with tidemill.connect or tidemill.open"
 
 
@@ -32,7 +32,8 @@ class LoopThread:
         self._process = OpeningProcess()
         self._loop = asyncio.new_event_loop()
         self._closing = False
-        #: Nothing is scheduled behind the loop's end, where nobody would run it.
+        #: Held while work is scheduled: nothing may be scheduled after the loop's end, where it would never
+        #: run.
         self._scheduling = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -57,7 +58,7 @@ class LoopThread:
     def spawn(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Begin ``work`` and go on; it is cancelled when the thread ends."""
         try:
-            # Before the lock: a thread that the fork has left behind may have held it.
+            # Checked before the lock is taken: a thread that the fork left behind may hold it for ever.
             self._process.check(self._servers)
             with self._scheduling:
                 if self._closing:

@@ -44,7 +44,7 @@ class Unpicklable:
     """Part of an open connection: pickling or copying it raises ``TypeError`` with what to send instead."""
 
     def _instead_of_a_pickle(self) -> str:
-        """What another process does to get the same, as a sentence."""
+        """A sentence that says what another process does to get the same."""
         raise NotImplementedError
 
     def __reduce__(self) -> NoReturn:

@@ -25,7 +25,7 @@ class KafkaName:
     name: str
     kind: ConfigKind
     setting: str
-    #: Values that Kafka writes in another way.
+    #: How Kafka writes values that are written otherwise here.
     spellings: Mapping[str, str] = field(default_factory=dict)
 
 

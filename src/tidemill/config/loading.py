@@ -1,4 +1,4 @@
-"""From flags, environment and file to ``Settings``.
+"""Loading of ``Settings`` from flags, environment and file.
 
 For each setting the first of these that names it wins: flag, ``TIDEMILL_*`` variable, toml file, default.
 A name that nobody knows is an error: a node that does not start is better than a misspelt limit that is
@@ -24,7 +24,7 @@ __all__ = ("CONFIG_VARIABLE", "SERVER_VARIABLE", "find_config_file", "load_setti
 
 #: The variable that names the toml file, as ``--config`` does.
 CONFIG_VARIABLE = "TIDEMILL_CONFIG"
-#: The variable that names the node for the command line; no setting of a node.
+#: The variable that tells the command line which node to talk to. It is not a setting of a node.
 SERVER_VARIABLE = "TIDEMILL_SERVER"
 _FILE_NAME = "tidemill.toml"
 #: Settings whose flag has a name of its own; the others are given by ``--set``.
@@ -57,7 +57,7 @@ def load_settings(
     """
     values: dict[str, Any] = {}
     topic: dict[str, str] = {}
-    # From the weakest source to the strongest, so that each overrides the ones before it.
+    # From the lowest precedence to the highest, so that each overrides the ones before it.
     for given, topic_given, label in (
         _from_file(file),
         _from_environment(environ),
@@ -116,7 +116,7 @@ def _from_file(file: Path | None) -> _Source:
         if name not in _SETTING_NAMES:
             known = {each: each for each in (*_SETTING_NAMES, "topic")}
             raise _unknown("setting", name, known, f" (from {file})")
-    # Braces in a path must not be taken for a place to fill.
+    # Braces in the path must not be taken for fields of the format.
     return given, topic, f"file {str(file).replace('{', '{{').replace('}', '}}')}"
 
 
@@ -162,7 +162,7 @@ def _text(value: object) -> str:
 
 
 def _unknown(what: str, name: str, known: Mapping[str, str], where: str = "") -> ConfigError:
-    """``known``: the names that are allowed, each by the part of it in which names differ."""
+    """The error for a name that is not among ``known``, which is keyed by the part in which names differ."""
     close = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1, cutoff=0.6)
     hint = f"did you mean {known[close[0]]}? " if close else ""
     return ConfigError(f"unknown {what} {name[:200]!r}{where}: {hint}'tidemill settings' lists them all")

@@ -1,4 +1,4 @@
-"""How one setting is described, read and checked.
+"""The description of one setting: how its value is read, checked and shown.
 
 A field of ``Settings`` carries a ``Spec`` in its annotation; ``SettingInfo`` joins it with the field's name
 and default, which is all that the loader, ``--help`` and the reference page need.
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
 
 class Kind(StrEnum):
-    """What a setting's value is."""
+    """The type of a setting's value."""
 
     ADDRESS = "address"
     BYTES = "bytes"
@@ -57,7 +57,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class SettingInfo:
-    """One setting, for the loader and for people."""
+    """One setting: its name, its default and its ``Spec``."""
 
     name: str
     default: object
@@ -65,19 +65,19 @@ class SettingInfo:
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """The environment variable that sets the setting."""
         return f"TIDEMILL_{self.name.upper()}"
 
     @property
     def default_text(self) -> str:
-        """The default as one would write it."""
+        """The default as people would write it."""
         if self.default is None:
             return ""
         return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
 
     @property
     def allowed(self) -> str:
-        """What its value may be."""
+        """The values that are allowed, in words."""
         kind = self.spec.kind
         if kind in _NUMBER_ALLOWED:
             text = f"{_NUMBER_ALLOWED[kind]} of at least {self.spec.minimum}"

@@ -127,6 +127,15 @@ class Settings:
         _bytes("How much of the logs is read in a second for that. 0: no limit.", 0),
     ] = 8 * MIB
 
+    disk_reserve_bytes: Annotated[
+        int,
+        _bytes(
+            "Room that is kept for reads and deletions on a full disk, at most a sixteenth of the disk. "
+            "0: none; a full disk then serves topics only.",
+            0,
+        ),
+    ] = 64 * MIB
+
     # Limits, checked before memory is taken.
     max_connections: Annotated[
         int,
@@ -327,7 +336,9 @@ class Settings:
     ] = 600_000
     scan_pins: Annotated[
         int,
-        _count("Tables that may be held still for whole scans at a time, of which one client gets a part."),
+        _count(
+            "Pins at a time, of which one client gets a part. A pin keeps the state of a table for scans."
+        ),
     ] = 100
 
     #: Defaults of topic configs on this node, under Kafka's names; the table ``[topic]`` of the file.
@@ -343,7 +354,7 @@ class Settings:
             raise ConfigError(f"setting topic: {error.message}") from error
 
     def _check_pairs(self) -> None:
-        """Refuse values that are fine alone and make no sense together."""
+        """Raise ConfigError for values that are allowed alone and make no sense together."""
         for low, high, why in (
             (
                 "max_first_frame_bytes",

@@ -1,7 +1,7 @@
-"""What a topic's configs mean: typed values, the gate for overrides, and incremental alteration.
+"""The configs of a topic: typed values, the check of overrides, and incremental alteration.
 
-A topic stores only its overrides, as text under Kafka's names. ``check_overrides`` is the only gate into that
-store; ``TopicConfig.from_overrides`` gives the layers above the values they work with.
+A topic stores only its overrides, as text under Kafka's names, and only those that ``check_overrides``
+accepts. ``TopicConfig.from_overrides`` turns them into the values that the layers above work with.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TopicConfig:
 
     @property
     def compacts(self) -> bool:
-        """Whether only the last record of every key is kept in the end."""
+        """Whether compaction removes all but the last record of every key."""
         return "compact" in self.cleanup_policy
 
     @property
@@ -96,7 +96,7 @@ _FIELD_OF_KEY: Mapping[str, str] = {
 
 
 class AlterOp(IntEnum):
-    """What IncrementalAlterConfigs does with one config."""
+    """What IncrementalAlterConfigs does to one config."""
 
     SET = 0
     DELETE = 1

@@ -58,16 +58,16 @@ class ConfigKey:
     maximum: float | None = None
     #: One number outside the range that is allowed too.
     also: int | None = None
-    #: The allowed texts; of a list, the allowed elements.
+    #: The allowed texts; for a list, the allowed elements.
     choices: tuple[str, ...] = ()
-    #: Of a list: its elements are ``partition:broker`` pairs, or it is the single element ``*``.
+    #: For a list: its elements are ``partition:broker`` pairs, or it is the single element ``*``.
     replicas: bool = False
-    #: Kafka shows such a key only where it has been set.
+    #: Whether Kafka shows the key only where it has been set.
     internal: bool = False
 
     @property
     def allowed(self) -> str:
-        """What a value may be, for error messages and for the reference page."""
+        """The allowed values in words, for error messages and for the reference page."""
         if self.replicas:
             return "* or a list of partition:broker pairs"
         if self.choices:

@@ -1,4 +1,4 @@
-"""Settings as people write them: addresses, sizes, durations, yes and no.
+"""Parsers of settings as people write them: addresses, sizes, durations, yes and no.
 
 Every parser takes text and raises ValueError, whose message says what is allowed.
 """
@@ -57,7 +57,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """``host:port``, with an IPv6 host in brackets; port 0 to 65535.
+    """The address in a text ``host:port``, with an IPv6 host in brackets; port 0 to 65535.
 
     >>> parse_address("[::1]:9092")
     Address(host='::1', port=9092)
@@ -73,7 +73,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_size(text: str) -> int:
-    """Bytes: a whole number, alone or with a unit.
+    """The bytes in a text: a whole number, alone or with a unit.
 
     >>> parse_size("512 MiB")
     536870912
@@ -86,14 +86,14 @@ def parse_size(text: str) -> int:
 
 
 def parse_whole(text: str) -> int:
-    """A whole number in decimal digits."""
+    """The whole number in a text of decimal digits."""
     if not _WHOLE.fullmatch(text.strip()):
         raise ValueError("a whole number")
     return int(text)
 
 
 def parse_flag(text: str) -> bool:
-    """True or false, also as yes, no, on, off, 1, 0."""
+    """The truth value in a text: true or false, yes or no, on or off, 1 or 0."""
     value = _WORDS.get(text.strip().lower())
     if value is None:
         raise ValueError("true or false")

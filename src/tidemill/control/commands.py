@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 from enum import Enum
-from typing import Generic, TypeVar
-from uuid import UUID, uuid4
+from typing import ClassVar, Generic, TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -35,11 +35,14 @@ __all__ = (
 R_co = TypeVar("R_co", covariant=True)
 
 Assignments = tuple[tuple[int, ...], ...]
-"""Replicas of each partition in order; the first is the preferred leader."""
+"""The replicas of each partition, in the partitions' order; the first one is the preferred leader."""
 
 
 class Command(msgspec.Struct, Generic[R_co], frozen=True, tag=True, kw_only=True):
-    """Base of the commands."""
+    """Base of the commands: a value that says what is to be changed."""
+
+    #: Whether it may use the space that is kept for deletions and for starts on a full disk.
+    may_use_reserve: ClassVar[bool] = False
 
 
 class SetClusterId(Command[None], frozen=True, kw_only=True):
@@ -49,7 +52,9 @@ class SetClusterId(Command[None], frozen=True, kw_only=True):
 
 
 class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):
-    """Say where a node listens, at each of its starts. Numbers and names go together one to one."""
+    """Register a node and its listener, at each of its starts. Numbers and names go together one to one."""
+
+    may_use_reserve: ClassVar[bool] = True
 
     node_id: int
     name: str
@@ -71,14 +76,16 @@ class CreateTopic(Command[TopicImage], frozen=True, kw_only=True):
 
 
 class DeleteTopic(Command[TopicImage], frozen=True, kw_only=True):
-    """Delete a topic; gives what it was. With ``topic_id``, only if the name still means that topic."""
+    """Delete a topic; gives its last image. With ``topic_id``, only if the name still means that topic."""
+
+    may_use_reserve: ClassVar[bool] = True
 
     name: str
     topic_id: UUID | None = None
 
 
 class CreatePartitions(Command[TopicImage], frozen=True, kw_only=True):
-    """Raise the number of partitions to ``new_count``. ``assignments`` is of the new partitions only."""
+    """Raise the number of partitions to ``new_count``. ``assignments`` is for the new partitions only."""
 
     name: str
     new_count: int
@@ -91,6 +98,8 @@ class SetTopicConfigs(Command[TopicImage], frozen=True, kw_only=True):
     With ``base``, only if the overrides are still ``base``: else ``MetadataConflict``, and the caller, who
     made ``configs`` out of ``base``, starts again from the image.
     """
+
+    may_use_reserve: ClassVar[bool] = True
 
     name: str
     configs: dict[str, str]
@@ -111,11 +120,16 @@ class SetNodeConfigs(Command[None], frozen=True, kw_only=True):
 class AllocateProducerIds(Command[int], frozen=True, kw_only=True):
     """Reserve ``count`` producer ids; gives the first. No id is ever given twice."""
 
+    #: They are small and rare, and without an id a producer would not learn why its records are refused.
+    may_use_reserve: ClassVar[bool] = True
+
     count: int = 1_000
 
 
 class BumpLeaderEpochs(Command[TopicImage], frozen=True, kw_only=True):
-    """Start a new leader epoch with the same leader: after its log may have lost what it had not synced."""
+    """Start a new leader epoch with the same leader, whose log may have lost what it had not synced."""
+
+    may_use_reserve: ClassVar[bool] = True
 
     name: str
     partitions: tuple[int, ...]
@@ -129,13 +143,13 @@ class Election(Enum):
 
 
 class ElectLeaders(Command[dict[int, ErrorCode]], frozen=True, kw_only=True):
-    """Elect leaders of partitions of one topic; gives Kafka's code of each partition (``none``: elected)."""
+    """Elect leaders of partitions of one topic; gives Kafka's code for each (``none``: elected)."""
 
     name: str
     partitions: tuple[int, ...]
     election: Election = Election.PREFERRED
 
 
-def new_cluster_id() -> str:
-    """A random id in Kafka's form: 22 characters of URL-safe base64."""
-    return base64.urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+def new_cluster_id(drawn: UUID) -> str:
+    """An id in Kafka's form: 22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(drawn.bytes).decode().rstrip("=")

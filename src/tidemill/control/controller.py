@@ -7,6 +7,8 @@
 - ``submit_many`` packs commands into as few transactions as the store's limits allow. A command that is
   refused does not hinder the others. Commands of one transaction that the store could not commit fail
   together.
+- On a full disk only commands that delete something, or that a start needs, may use the disk's reserve; while
+  it is given up, all others are refused.
 - If the watch fails for good, the controller stops: it keeps its last image, and submits raise the failure.
 """
 
@@ -16,19 +18,20 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidemill.control.draft import Draft
 from tidemill.control.image import MetadataDelta, MetadataImage
 from tidemill.control.placement import ControlLimits
-from tidemill.control.store import MetadataStore, RevisionCompacted, StoreClosed
+from tidemill.control.stores.store import MetadataStore, RevisionCompacted, StoreClosed
+from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.turns import give_way
-from tidemill.errors import MetadataConflict, TidemillError
+from tidemill.errors import DiskFull, MetadataConflict, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.control.commands import Command
 
-__all__ = ("Controller", "Subscriber")
+__all__ = ("CONTROLLER_METRICS", "Controller", "Subscriber")
 
 R = TypeVar("R")
 
@@ -41,7 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """See the module. ``start`` before anything else; ``stop`` before the store is closed."""
+    """Validates commands, commits them to the store and keeps the image.
+
+    ``start`` it before anything else, and ``stop`` it before the store is closed.
+    """
 
     def __init__(self, store: MetadataStore, *, limits: ControlLimits | None = None) -> None:
         self._store = store
@@ -52,6 +58,10 @@ class Controller:
         self._lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        #: Why commands that make the data grow are refused now; None if they are not.
+        self.growth_refusal: DiskFull | None = None
+        #: Called when a command that may use the disk's reserve met a full disk; True if it freed something.
+        self.give_up_reserve: Callable[[DiskFull], bool] = lambda error: False
 
     @property
     def image(self) -> MetadataImage:
@@ -60,7 +70,7 @@ class Controller:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why commands are not accepted any more, or None."""
+        """Why commands are not accepted any more; None while they are."""
         return self._failure
 
     async def start(self) -> None:
@@ -87,17 +97,17 @@ class Controller:
         return lambda: self._subscribers.remove(subscriber)
 
     def check(self, command: Command[R]) -> R:
-        """What ``command`` would give, without doing it. Raises ``ApiError`` if it would be refused."""
+        """The result that ``command`` would have. Raises ``ApiError`` if it would be refused."""
         results: list[R | TidemillError] = Draft(self._image, self._limits).fill([command])
         return _value(results[0])
 
     async def submit(self, command: Command[R]) -> R:
-        """Do ``command``. Raises ``ApiError`` if it is refused."""
+        """Do ``command`` and give its result. Raises ``ApiError`` if it is refused."""
         (result,) = await self.submit_many([command])
         return _value(result)
 
     async def submit_many(self, commands: Iterable[Command[R]]) -> list[R | TidemillError]:
-        """Do the commands in order; each result is what the command gives, or why it failed."""
+        """Do the commands in order; gives for each its result or its error."""
         todo: list[Command[Any]] = list(commands)
         results: list[Any] = []
         async with self._lock:
@@ -106,11 +116,11 @@ class Controller:
         return results
 
     async def _commit_some(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        """Commit one transaction with the first so many of ``commands``; gives their results."""
+        """Commit as many of the first ``commands`` as fit into one transaction; gives their results."""
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
             self._check_running()
             draft = Draft(self._image, self._limits)
-            results = await _fill(draft, commands)
+            results = await _fill(draft, commands, self.growth_refusal)
             if draft.empty:
                 return results
             try:
@@ -119,6 +129,11 @@ class Controller:
                 if attempt == COMMIT_ATTEMPTS_MAX:
                     return _failed(results, error)
                 await self._resync()
+                continue
+            except DiskFull as error:
+                some = commands[: len(results)]
+                if not all(each.may_use_reserve for each in some) or not self.give_up_reserve(error):
+                    return _failed(results, error)
                 continue
             except TidemillError as error:
                 return _failed(results, error)
@@ -149,10 +164,10 @@ class Controller:
             self._fail(error)
 
     async def _resync(self) -> None:
-        snapshot = await self._store.read()
+        stored = await self._store.read()
         # The watch may have gone on during the read.
-        if snapshot.revision > self._image.revision:
-            self._publish(MetadataImage.from_snapshot(snapshot))
+        if stored.revision > self._image.revision:
+            self._publish(MetadataImage.from_stored(stored))
 
     def _publish(self, new: MetadataImage) -> None:
         old, self._image = self._image, new
@@ -187,10 +202,16 @@ class Controller:
         self._waiters.clear()
 
 
-async def _fill(draft: Draft, commands: Sequence[Command[Any]]) -> list[Any]:
-    """As ``Draft.fill``, but others have their turn in between: there may be very many commands."""
+async def _fill(draft: Draft, commands: Sequence[Command[Any]], refusal: DiskFull | None) -> list[Any]:
+    """``Draft.fill`` in short turns of the event loop: there may be very many commands.
+
+    If there is a ``refusal``, it is the result of commands that make the data grow.
+    """
     results: list[Any] = []
     for command in commands:
+        if refusal is not None and not command.may_use_reserve:
+            results.append(refusal)
+            continue
         filled = draft.fill([command])
         if not filled:
             break
@@ -207,3 +228,8 @@ def _value(result: R | TidemillError) -> R:
 
 def _failed(results: list[Any], error: TidemillError) -> list[Any]:
     return [result if isinstance(result, TidemillError) else error for result in results]
+
+
+CONTROLLER_METRICS: Final[Sequence[Metric[Controller]]] = (
+    gauge("tidemill_topics", "Topics.", lambda controller: len(controller.image.topics)),
+)

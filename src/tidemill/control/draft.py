@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.control.planning import Plan, plan
-from tidemill.control.store import (
+from tidemill.control.stores.store import (
     REQUEST_BYTES_MAX,
     TXN_OPERATIONS_MAX,
     VALUE_BYTES_MAX,
@@ -33,7 +33,7 @@ __all__ = ("Draft",)
 
 
 class Draft:
-    """See the module. Invariant: the transaction is within the store's limits."""
+    """Commands that are planned to become one transaction. Invariant: it is within the store's limits."""
 
     def __init__(self, image: MetadataImage, limits: ControlLimits) -> None:
         self._staged = image
@@ -59,7 +59,7 @@ class Draft:
         return results
 
     def txn(self) -> Txn:
-        """The transaction."""
+        """The transaction that the draft's commands make."""
         return Txn(
             compares=tuple(Compare(key, revision) for key, revision in self._guards.items()),
             puts=tuple(Put(key, value) for key, value in self._writes.items() if value is not None),
@@ -75,7 +75,7 @@ class Draft:
             if key not in self._writes and key not in self._guards
         }
         added_bytes = request_bytes((key, len(value or b"")) for key, value in writes.items())
-        # The last write of a key is the one that counts.
+        # A later command of the draft overwrites what an earlier one wrote to the same key.
         rewritten = self._writes.keys() & writes.keys()
         added_bytes -= request_bytes((key, len(self._writes[key] or b"")) for key in rewritten)
         added_bytes += request_bytes((key, 0) for key in guards)

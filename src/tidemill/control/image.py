@@ -26,14 +26,14 @@ from tidemill.control.records import (
     normalised_name,
 )
 from tidemill.control.sharedmap import SharedMap
-from tidemill.control.table_images import Catalog, CatalogFold, table_changes
+from tidemill.control.tables.images import Catalog, CatalogFold, table_changes
 from tidemill.errors import CorruptData
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tidemill.control.store import ChangeBatch, Snapshot
-    from tidemill.control.table_images import DatabaseImage, LeaseImage, TableImage, TablePartition
+    from tidemill.control.stores.store import ChangeBatch, StoredKeys
+    from tidemill.control.tables.images import DatabaseImage, LeaseImage, TableImage, TablePartition
 
 __all__ = (
     "INTERNAL_TOPICS",
@@ -49,7 +49,7 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__sha
 
 
 class TopicPartition(NamedTuple):
-    """A partition by name."""
+    """A partition by its topic's name and its index."""
 
     topic: str
     partition: int
@@ -84,7 +84,7 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
-    """Everything at ``revision``. Read it, keep it, compare it; a change makes a new one.
+    """The whole metadata at ``revision``. Immutable: a change makes a new image.
 
     ``key_revisions`` is the revision that last wrote each stored key: what a writer compares.
     ``replica_counts`` is how many replicas each node holds. ``node_configs`` has the cluster's default
@@ -104,10 +104,10 @@ class MetadataImage:
     key_revisions: SharedMap[str, int] = field(default_factory=SharedMap)
 
     @classmethod
-    def from_snapshot(cls, snapshot: Snapshot) -> MetadataImage:
-        """The image of a full read."""
-        items = ((key, entry.value, entry.mod_revision) for key, entry in snapshot.entries.items())
-        return _Fold(cls()).finish(snapshot.revision, items)
+    def from_stored(cls, stored: StoredKeys) -> MetadataImage:
+        """The image of everything that is stored."""
+        items = ((key, entry.value, entry.mod_revision) for key, entry in stored.entries.items())
+        return _Fold(cls()).finish(stored.revision, items)
 
     def apply(self, batch: ChangeBatch) -> MetadataImage:
         """The image after one more transaction, which must be newer than this image."""
@@ -135,12 +135,12 @@ class MetadataImage:
 
     @property
     def tables_by_id(self) -> SharedMap[int, TableImage]:
-        """The tables by number."""
+        """The tables by their number."""
         return self.catalog.tables_by_id
 
     @property
     def leases(self) -> SharedMap[str, LeaseImage]:
-        """The leases of snapshots by lease id, also those that are over and not dropped yet."""
+        """The leases of snapshots by lease id, also those that have expired and are not dropped yet."""
         return self.catalog.leases
 
     def leases_of(self, table_id: int) -> tuple[LeaseImage, ...]:
@@ -148,7 +148,7 @@ class MetadataImage:
         return self.catalog.leases_by_table.get(table_id) or ()
 
     def table_of_topic(self, topic_id: UUID) -> tuple[TableImage, TablePartition] | None:
-        """The table and the partition whose log the topic is; None if it is nobody's."""
+        """The table and the table partition whose log the topic is; None if it is no table's."""
         return self.catalog.table_of_topic(topic_id)
 
     def key_revision(self, key: str) -> int:
@@ -157,7 +157,7 @@ class MetadataImage:
 
 
 class _Fold:
-    """The one place where stored keys become an image. Collects changes, then makes the new image at once."""
+    """The fold from stored keys to an image: collects changes, then makes the new image at once."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
@@ -321,7 +321,7 @@ class MetadataDelta:
 
     @classmethod
     def between(cls, old: MetadataImage, new: MetadataImage) -> MetadataDelta:
-        """What makes ``new`` out of ``old``."""
+        """The difference of two images."""
         created: list[TopicImage] = []
         deleted: list[TopicImage] = []
         new_partitions: dict[str, range] = {}

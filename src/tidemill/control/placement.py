@@ -1,4 +1,4 @@
-"""Topic names, limits and replica placement: Kafka's rules. Pure.
+"""Limits of metadata and replica placement: Kafka's rules. Pure.
 
 A new topic's partitions go round the nodes, starting with the node that holds the fewest replicas. With
 each full round the followers of a leader shift by one node, so that a failing leader's load spreads over
@@ -7,7 +7,6 @@ all the others.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,13 +24,8 @@ __all__ = (
     "check_counts",
     "check_node_limits",
     "check_partition_limit",
-    "check_topic_name",
-    "place",
+    "place_replicas",
 )
-
-TOPIC_NAME_CHARACTERS_MAX = 249
-
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 PARTITIONS_PER_TOPIC_CEILING = 50_000
@@ -40,7 +34,7 @@ PARTITIONS_PER_TOPIC_CEILING = 50_000
 
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
-    """How much metadata there may be. A partition costs a node files, memory and time at start."""
+    """Limits of metadata. A partition costs a node files, memory and time at start."""
 
     partitions_per_topic: int = 10_000
     partitions_per_node: int = 20_000
@@ -51,21 +45,6 @@ class ControlLimits:
                 f"the limit of partitions per topic is {self.partitions_per_topic}; it must be from 1 to"
                 f" {PARTITIONS_PER_TOPIC_CEILING}"
             )
-
-
-def check_topic_name(name: str) -> None:
-    """Raise ``ApiError`` (INVALID_TOPIC_EXCEPTION) unless ``name`` can be a topic's name."""
-    if not name:
-        problem = "a topic name may not be empty"
-    elif name in (".", ".."):
-        problem = f"a topic may not be called {name!r}"
-    elif len(name) > TOPIC_NAME_CHARACTERS_MAX:
-        problem = f"topic name {name[:40]!r}... has {len(name)} characters, over {TOPIC_NAME_CHARACTERS_MAX}"
-    elif not _TOPIC_NAME.fullmatch(name):
-        problem = f"topic name {name!r} has characters other than letters, digits, '.', '_' and '-'"
-    else:
-        return
-    raise ApiError(ErrorCode.invalid_topic_exception, problem)
 
 
 def check_assignments(
@@ -134,8 +113,10 @@ def check_node_limits(
             )
 
 
-def place(image: MetadataImage, first: int, count: int, replication: int) -> tuple[tuple[int, ...], ...]:
-    """Replicas for partitions ``first`` and on. ``replication`` is at most the number of nodes."""
+def place_replicas(
+    image: MetadataImage, first: int, count: int, replication: int
+) -> tuple[tuple[int, ...], ...]:
+    """Replicas for ``count`` partitions from ``first`` on. ``replication`` is at most the number of nodes."""
     nodes = sorted(image.nodes, key=lambda node_id: (image.replica_counts.get(node_id, 0), node_id))
     return tuple(_replicas(nodes, index, replication) for index in range(first, first + count))
 

@@ -1,7 +1,7 @@
 """Planning: from an image and a command to the keys to write, or to Kafka's error. Pure.
 
-Here are the cluster, its nodes and its topics; ``table_planning`` has databases and tables,
-``lease_planning`` leases of snapshots. ``plans`` says what a plan must guard.
+Here are the cluster, its nodes and its topics; ``tables/planning.py`` has databases and
+tables, ``tables/lease_planning.py`` leases of snapshots. ``plans`` says what a plan must guard.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from tidemill.control import (
-    lease_planning,  # noqa: F401 - registers its commands with the planner, as does the next
-    records,
-    table_planning,  # noqa: F401
-)
+from tidemill.config.topic_names import check_topic_name
+from tidemill.control import records
 from tidemill.control.commands import (
     AllocateProducerIds,
     BumpLeaderEpochs,
@@ -36,8 +33,7 @@ from tidemill.control.placement import (
     check_counts,
     check_node_limits,
     check_partition_limit,
-    check_topic_name,
-    place,
+    place_replicas,
 )
 from tidemill.control.plans import Plan, guards, planner, topic_deletes, topic_write, write_one
 from tidemill.control.records import PARTITIONS_PER_CHUNK, chunk_count, chunk_key, encode, topic_key
@@ -46,7 +42,9 @@ from tidemill.errors import ApiError, ErrorCode, MetadataConflict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tidemill.control.table_images import TableImage, TablePartition
+    # These two register their commands with the planner.
+from tidemill.control.tables import lease_planning, planning  # noqa: F401
+from tidemill.control.tables.images import TableImage, TablePartition
 
 __all__ = ("Plan", "bump_commands", "plan")
 
@@ -57,7 +55,7 @@ _LEADERLESS = -1
 
 
 def plan(image: MetadataImage, command: Command[R], limits: ControlLimits) -> Plan[R]:
-    """What ``command`` would write to ``image``. Raises ``ApiError`` if Kafka would refuse it."""
+    """Plan what ``command`` writes to ``image``. Raises ``ApiError`` if Kafka would refuse it."""
     return cast("Plan[R]", planner(command, image, limits))
 
 
@@ -150,7 +148,7 @@ def _(command: CreateTopic, image: MetadataImage, limits: ControlLimits) -> Plan
         check_counts(command.name, count, replication, image)
     check_partition_limit(command.name, count, limits)
     if assignments is None:
-        assignments = place(image, 0, count, replication)
+        assignments = place_replicas(image, 0, count, replication)
     check_node_limits(command.name, assignments, image, limits)
     partitions = tuple(_new_partition(replicas) for replicas in assignments)
     topic = TopicImage(command.name, command.topic_id, partitions, MappingProxyType(dict(command.configs)))
@@ -196,7 +194,7 @@ def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) ->
     assignments = command.assignments
     if assignments is None:
         check_counts(topic.name, command.new_count, replication, image)
-        assignments = place(image, have, command.new_count - have, replication)
+        assignments = place_replicas(image, have, command.new_count - have, replication)
     else:
         if len(assignments) != command.new_count - have:
             raise ApiError(

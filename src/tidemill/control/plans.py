@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[R]):
-    """Keys to write (None deletes) if the guarded keys are at these revisions, and what the command gives."""
+    """The writes of a command (None deletes), the revisions that they depend on, and the command's result."""
 
     writes: Mapping[str, bytes | None]
     guards: Mapping[str, int]
@@ -39,12 +39,12 @@ class Plan(Generic[R]):
 
 @singledispatch
 def planner(command: Command[Any], image: MetadataImage, limits: ControlLimits) -> Plan[Any]:
-    """What ``command`` would write to ``image``. Raises ``ApiError`` if it is refused."""
+    """Plan what ``command`` writes to ``image``. Raises ``ApiError`` if it is refused."""
     raise TypeError(f"{type(command).__name__} is not a metadata command")
 
 
 def write_one(image: MetadataImage, key: str, value: bytes | None, result: R) -> Plan[R]:
-    """A plan that writes one key and has looked at no other."""
+    """A plan that writes one key and depends on no other."""
     return Plan({key: value}, guards(image, (key,)), result)
 
 
@@ -54,7 +54,7 @@ def guards(image: MetadataImage, keys: Iterable[str]) -> dict[str, int]:
 
 
 def topic_write(topic: TopicImage) -> dict[str, bytes | None]:
-    """The topic's record, without its partitions."""
+    """The write of the topic's record, without its partitions."""
     record = records.TopicRecord(
         name=topic.name, topic_id=topic.id, partition_count=len(topic.partitions), configs=dict(topic.configs)
     )
@@ -62,6 +62,6 @@ def topic_write(topic: TopicImage) -> dict[str, bytes | None]:
 
 
 def topic_deletes(topic: TopicImage) -> dict[str, bytes | None]:
-    """What deletes the topic and all its partitions."""
+    """The deletes of the topic's record and of all its partitions."""
     chunks = range(chunk_count(len(topic.partitions)))
     return dict.fromkeys([topic_key(topic.name), *(chunk_key(topic.id, chunk) for chunk in chunks)])

@@ -56,13 +56,13 @@ _FORMAT_VERSION = 1
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is stored under one key."""
+    """Base of the records, each of which is stored under one key."""
 
     v: int = _FORMAT_VERSION
 
 
 class ClusterRecord(Record, frozen=True, kw_only=True):
-    """What the whole cluster is called."""
+    """The name of the whole cluster."""
 
     cluster_id: str
 
@@ -78,13 +78,13 @@ class NodeRecord(Record, frozen=True, kw_only=True):
 
 
 class NodeConfigsRecord(Record, frozen=True, kw_only=True):
-    """Dynamic configs of a node or of all."""
+    """Dynamic configs of one node or of the whole cluster."""
 
     configs: dict[str, str]
 
 
 class ProducerIdsRecord(Record, frozen=True, kw_only=True):
-    """Ids below ``next_producer_id`` have been given away."""
+    """The next producer id: all ids below it have been given away."""
 
     next_producer_id: int
 
@@ -99,7 +99,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class PartitionImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who holds a partition. ``leader`` is one of ``isr``, which is a part of ``replicas``.
+    """The replicas of a partition. ``leader`` is one of ``isr``, which is a part of ``replicas``.
 
     ``leader_epoch`` rises with every change of the leader and never goes back. The first replica is the
     preferred leader.
@@ -112,7 +112,7 @@ class PartitionImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PartitionsRecord(Record, frozen=True, kw_only=True):
-    """A chunk: partitions ``chunk * 1000`` and on, in order."""
+    """A chunk of a topic's partitions, in order from partition ``chunk * 1000`` on."""
 
     partitions: tuple[PartitionImage, ...]
 
@@ -153,7 +153,7 @@ def _check_version(key: str, version: int) -> None:
 
 
 def normalised_name(topic: str) -> str:
-    """The name under which topics collide."""
+    """The name with '.' as '_': two topics whose normalised names are equal collide, as in Kafka."""
     return topic.replace(".", "_")
 
 

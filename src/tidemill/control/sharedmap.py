@@ -28,7 +28,7 @@ def _shard_of(key: str | int | UUID) -> int:
 
 
 class SharedMap(Mapping[K, V]):
-    """See the module. Keys are strings, whole numbers or UUIDs.
+    """An immutable map whose copies share what did not change. Keys are strings, integers or UUIDs.
 
     >>> old = SharedMap[str, int]().update({"a": 1, "b": 2})
     >>> new = old.update({"a": None, "c": 3})
@@ -80,7 +80,7 @@ class SharedMap(Mapping[K, V]):
         return self._shards[_shard_of(key)][key]
 
     def get(self, key: K, default: V | None = None) -> V | None:  # type: ignore[override]
-        """As in a dict; here because a mapping's own goes through an exception."""
+        """The value of ``key``, or ``default``. Faster than ``Mapping.get``, which catches an exception."""
         return self._shards[_shard_of(key)].get(key, default)
 
     def __contains__(self, key: object) -> bool:

@@ -1,4 +1,4 @@
-"""Time for the coordinator: one source for timestamps and timers, which a test can replace."""
+"""A node's time: the time of day for stamps, a steady clock for intervals and timers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Clock", "LoopClock", "Timer")
+__all__ = ("Clock", "LoopClock", "Timer", "wall_clock_ms")
+
+
+def wall_clock_ms() -> int:
+    """The time of day in milliseconds. It jumps when somebody sets the clock."""
+    return time.time_ns() // 1_000_000
 
 
 class Timer(Protocol):
     """A call that is due later."""
 
     def cancel(self) -> None:
-        """Make sure that the call does not happen."""
+        """Keep the call from happening."""
 
 
 class Clock(Protocol):
     """Milliseconds since the Unix epoch that never go back, and calls at such a time."""
 
     def now_ms(self) -> int:
-        """The time."""
+        """The time in milliseconds since the Unix epoch. It never goes back."""
 
     def call_at(self, when_ms: int, callback: Callable[[], None]) -> Timer:
         """Call back once ``now_ms`` has reached ``when_ms``, never before this function has returned."""
@@ -35,15 +40,15 @@ class LoopClock:
     Sessions must not expire because somebody sets the clock, so later changes of it are not followed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wall_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._loop = asyncio.get_running_loop()
-        self._start_ms = time.time_ns() // 1_000_000 - self._loop.time() * 1_000
+        self._start_ms = wall_ms() - self._loop.time() * 1_000
 
     def now_ms(self) -> int:
-        """The time, in whole milliseconds."""
+        """The time in whole milliseconds since the Unix epoch."""
         return int(self._start_ms + self._loop.time() * 1_000)
 
     def call_at(self, when_ms: int, callback: Callable[[], None]) -> Timer:
-        """Call back on the event loop."""
+        """Call back on the event loop once ``now_ms`` has reached ``when_ms``."""
         # The next whole millisecond: a timer that fires a fraction early would find nothing due and spin.
         return self._loop.call_at((when_ms + 1 - self._start_ms) / 1_000, callback)

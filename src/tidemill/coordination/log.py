@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 __all__ = ("CoordinatorLog", "LogAccess", "ReplayedMarker", "ReplayedRecord")
 
@@ -32,13 +32,19 @@ class CoordinatorLog(Protocol):
 
     @property
     def leader_epoch(self) -> int:
-        """Of this node's leadership: later leaders have higher ones."""
+        """The epoch of this node's leadership: later leaders have higher ones."""
 
     def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
         """Append one batch of (key, value); returns the next offset.
 
         Raises StorageError or ApiError, and then nothing was appended.
         """
+
+    def build(self, records: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+        """Build the batch that ``append`` would write. Any thread may: a large batch takes milliseconds."""
+
+    def append_built(self, batch: bytes) -> int:
+        """Append a batch that ``build`` has made; returns and raises as ``append`` does."""
 
     def append_transactional(
         self, records: Sequence[tuple[bytes, bytes | None]], producer_id: int, producer_epoch: int
@@ -59,23 +65,36 @@ class CoordinatorLog(Protocol):
     def committed(self, offset: int) -> Awaitable[None]:
         """Resolves when the high watermark has reached ``offset``.
 
-        Raises StorageError if the partition stopped.
+        Raises StorageError if the partition stopped, ApiError(not_leader_or_follower) if another node leads.
         """
 
-    def replay(self) -> Iterator[ReplayedRecord | ReplayedMarker]:
-        """Everything in order.
+    @property
+    def end_offset(self) -> int:
+        """The next offset that this node gives. What lies below may not be committed yet."""
 
-        Called once, before the first append, when the high watermark has reached the end of the log: what is
-        not yielded must never become committed later. Raises CorruptData at what does not check out: a part
-        must not be taken for the whole.
+    def replay(self, end_offset: int) -> Iterator[ReplayedRecord | ReplayedMarker]:
+        """Everything below ``end_offset`` in order, whether it is committed or not.
+
+        Called once, before the first append, with the end of the log: what is not yielded must never become
+        committed later. Raises CorruptData at what does not check out: a part must not be taken for the
+        whole.
         """
 
-    def place_of(self, offset: int) -> tuple[str, int]:
+    def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
+        """Call ``leadership_lost`` once when another node leads the partition; ``release`` ends that."""
+
+    def release(self, key: object) -> None:
+        """Forget the callback that ``depend`` was given under ``key``."""
+
+    def position_of(self, offset: int) -> tuple[str, int]:
         """File and position of the batch that holds ``offset``."""
 
 
 class LogAccess(Protocol):
-    """Where a coordinator gets its logs from."""
+    """The internal topic of a coordinator: how many partitions it has, and the logs of those led here."""
+
+    def partition_count(self) -> int:
+        """How many partitions the topic has; before it exists, how many it would be given."""
 
     def open_log(self, partition: int) -> CoordinatorLog:
         """The log of a partition of the coordinator's topic.

@@ -44,7 +44,7 @@ class LogSummary:
         self._kinds: dict[str, _Counted] = {}
 
     def note(self, kind: str, source: str, detail: str, now: float, level: int = logging.WARNING) -> bool:
-        """Whether this event is logged by itself; else it is counted. ``kind`` is one of a few texts."""
+        """Count an event; True if it is to be logged by itself. ``kind`` is one of a few texts."""
         counted = self._kinds.get(kind)
         if counted is None:
             self._kinds[kind] = _Counted(now, level)
@@ -60,7 +60,7 @@ class LogSummary:
         return self._lines(now, self._interval_seconds)
 
     def rest(self, now: float) -> list[tuple[int, str]]:
-        """The lines about everything that was not told yet: nothing more will come."""
+        """The lines about everything that was counted and not logged yet. Called at the end."""
         return self._lines(now, 0)
 
     def _lines(self, now: float, least_seconds: float) -> list[tuple[int, str]]:

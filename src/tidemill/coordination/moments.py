@@ -1,9 +1,10 @@
-"""A gate between changes of several partitions and readers of several partitions.
+"""Moments: a gate that keeps readers of several partitions away from half-done changes of them.
 
-Markers that carry one decision to several partitions become durable one after the other. Meanwhile nobody
-may take the moment at which it reads all of them. Several changes go on side by side; a moment is taken when
-there is none. Whoever comes first goes first, so neither starves the other; and a change that takes too long,
-say because of a disk, is not waited for any longer: better a torn view than none.
+Markers that carry one decision to several partitions become durable one after the other. A reader who looked
+at all the partitions in between would see a part of the decision. So readers wait for a *moment*: an instant
+at which no such change is half done. Several changes go on side by side, and a moment is given when there is
+none. Whoever comes first goes first, so neither side starves the other. A change that takes too long, say
+because of a disk, is not waited for any longer: a torn read is better than none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _CHANGE_SECONDS_MAX = 10.0
 
 
 class _Ticket:
-    """Of somebody who wants in, or is in."""
+    """A queued or admitted user of the gate."""
 
     def __init__(self, *, wants_moment: bool) -> None:
         self.wants_moment = wants_moment
@@ -33,7 +34,7 @@ class _Ticket:
 
 
 class MomentGate:
-    """See the module. For one event loop."""
+    """Gate between changes of several partitions and reads of them, on one event loop."""
 
     def __init__(self, change_seconds_max: float = _CHANGE_SECONDS_MAX) -> None:
         self._change_seconds_max = change_seconds_max
@@ -42,7 +43,7 @@ class MomentGate:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Several partitions change together: nobody takes a moment until this is over."""
+        """Admit a change of several partitions: no moment is given until it is over."""
         async with self._admission(wants_moment=False) as ticket:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(self._change_seconds_max, self._give_up, ticket)
@@ -52,8 +53,8 @@ class MomentGate:
                 timer.cancel()
 
     @asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
-        """No change is half done. Keep it short: all changes wait."""
+    async def moment(self) -> AsyncIterator[None]:
+        """Give a moment: no change is half done inside of it. Keep it short, because all changes wait."""
         async with self._admission(wants_moment=True):
             yield
 
@@ -73,7 +74,7 @@ class MomentGate:
     def _let_in(self) -> None:
         while self._queue and self._is_open_to(self._queue[0]):
             ticket = self._queue.popleft()
-            # Inside from now on, also before its task goes on.
+            # It counts as inside before its task goes on: that may take a while.
             self._inside.add(ticket)
             if not ticket.admitted.done():
                 ticket.admitted.set_result(None)

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from array import array
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from operator import mul
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tidemill.coordination.shell import ShardShell
 from tidemill.coordination.turns import give_way
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidemill.coordination.clock import Clock
+    from tidemill.coordination.log import CoordinatorLog, LogAccess
 
-__all__ = ("Shards", "client_error", "partition_of_key")
+__all__ = ("ShardCounts", "Shards", "client_error", "partition_of_key")
 
 _logger = logging.getLogger(__name__)
 
@@ -39,9 +43,13 @@ _CLIENT_SEES = {
     ErrorCode.message_too_large: ErrorCode.unknown_server_error,
     ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
 }
-"""The log's errors, in words that a client of a coordinator understands."""
+"""What a coordinator answers for an error of its log: clients of coordinators do not know the others."""
 
 S = TypeVar("S", bound=ShardShell)
+
+_NATIVE_UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
+#: Powers of 31, as many as the longest key so far has needed.
+_POWERS = [1]
 
 
 def partition_of_key(key: str, partitions: int) -> int:
@@ -50,31 +58,45 @@ def partition_of_key(key: str, partitions: int) -> int:
     >>> partition_of_key("hello", 50)  # Java: "hello".hashCode() == 99162322
     22
     """
-    hash_code = 0
-    units = key.encode("utf-16-be", "surrogatepass")
-    for index in range(0, len(units), 2):
-        hash_code = (31 * hash_code + (units[index] << 8 | units[index + 1])) & 0xFFFFFFFF
+    units = array("H", key.encode(_NATIVE_UTF16, "surrogatepass"))
+    while len(_POWERS) < len(units):
+        _POWERS.append(31 * _POWERS[-1] & 0xFFFFFFFF)
+    # The sum in one call: a key has up to 32,767 characters, and a request many keys.
+    hash_code: int = sum(map(mul, reversed(units), _POWERS))
     return (hash_code & 0x7FFFFFFF) % partitions
 
 
 def client_error(failure: TidemillError) -> ErrorCode:
-    """What a client of a coordinator is told when the log failed so."""
+    """The code that a client of a coordinator is told for a failure of its log."""
     if isinstance(failure, CorruptData):
         return ErrorCode.unknown_server_error
     return _CLIENT_SEES.get(failure.code, failure.code)
 
 
-class Shards(Generic[S]):
-    """The shards by partition. ``make`` opens a partition's log and gives a shard that is not loaded yet.
+class ShardCounts(NamedTuple):
+    """How many shards of a coordinator are in which state on this node."""
 
-    ``make`` is also given what the shard must call when it stops.
+    serving: int
+    loading: int
+    damaged: int
+
+
+class Shards(Generic[S]):
+    """The shards by partition. ``make`` gives a shard over its log that is not loaded yet.
+
+    ``make`` is also given what the shard must call when it stops. How many partitions there are is asked
+    each time: the topic is created by the first key, maybe by another node with other settings.
     """
 
     def __init__(
-        self, topic: str, partitions: int, clock: Clock, make: Callable[[int, Callable[[S], None]], S]
+        self,
+        topic: str,
+        logs: LogAccess,
+        clock: Clock,
+        make: Callable[[int, CoordinatorLog, Callable[[S], None]], S],
     ) -> None:
         self._topic = topic
-        self._partitions = partitions
+        self._logs = logs
         self._clock = clock
         self._make = make
         self._shards: dict[int, S] = {}
@@ -86,7 +108,7 @@ class Shards(Generic[S]):
 
     def partition_of(self, key: str) -> int:
         """The partition that decides which node coordinates ``key``."""
-        return partition_of_key(key, self._partitions)
+        return partition_of_key(key, self._logs.partition_count())
 
     def loaded(self) -> list[S]:
         """The shards that are in service now."""
@@ -96,6 +118,15 @@ class Shards(Generic[S]):
         """The partitions, as topic and number, that are not served because their log is damaged."""
         return {(self._topic, partition): damage for partition, damage in sorted(self._damaged.items())}
 
+    def counts(self) -> ShardCounts:
+        """How many shards are in service, loading and damaged."""
+        return ShardCounts(len(self._shards), len(self._loading), len(self._damaged))
+
+    def take_over(self, partition: int) -> None:
+        """Load the shard of a partition that this node leads now, so that its deadlines run."""
+        if not self._closed and partition not in self._shards.keys() | self._damaged.keys():
+            self._load_soon(partition)
+
     async def close(self) -> None:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
         self._closed = True
@@ -104,7 +135,7 @@ class Shards(Generic[S]):
             await shard.close()
 
     async def keep_up(self, action: Callable[[S, int], None]) -> None:
-        """Run an action on every shard of this node that is not damaged; returns once it is durable.
+        """Run an action on every shard of this node that is not damaged; returns once that is committed.
 
         Raises the first error that kept a shard from it; the call can be repeated.
         """
@@ -113,7 +144,7 @@ class Shards(Generic[S]):
                 raise failure
 
     async def on_all(self, action: Callable[[S, int], None]) -> list[TidemillError]:
-        """Run an action on every shard of this node; returns once it is durable, with what went wrong."""
+        """Run an action on every shard of this node; returns once that is committed, with the errors."""
         shards, failures = await self.all()
         for shard in shards:
             try:
@@ -123,9 +154,9 @@ class Shards(Generic[S]):
         return failures
 
     async def all(self) -> tuple[list[S], list[TidemillError]]:
-        """The shards that this node leads, and what kept others from loading."""
+        """The shards that this node leads, and the errors that kept others from loading."""
         shards, failures = [], []
-        for partition in range(self._partitions):
+        for partition in range(self._logs.partition_count()):
             try:
                 shards.append(await self.get(partition))
             except TidemillError as failure:
@@ -135,7 +166,7 @@ class Shards(Generic[S]):
 
     async def of(self, key: str) -> S:
         """The shard that ``key`` lives in. Raises TidemillError if it is not served here."""
-        # A request may name as many keys as it likes.
+        # A request may name any number of keys.
         await give_way()
         return await self.get(self.partition_of(key))
 
@@ -155,17 +186,22 @@ class Shards(Generic[S]):
             retry_at_ms, failure = self._load_failed.get(partition, (0, None))
             if failure is not None and self._clock.now_ms() < retry_at_ms:
                 raise failure
-            task = asyncio.get_running_loop().create_task(self._load(partition))
-            self._loading[partition] = task
+            task = self._load_soon(partition)
         # Shielded: a client that gives up must not stop the loading that others wait for.
         loaded = await asyncio.shield(task)
         if isinstance(loaded, TidemillError):
             raise loaded
         return loaded
 
+    def _load_soon(self, partition: int) -> asyncio.Task[S | TidemillError]:
+        task = self._loading.get(partition)
+        if task is None:
+            task = self._loading[partition] = asyncio.get_running_loop().create_task(self._load(partition))
+        return task
+
     async def _load(self, partition: int) -> S | TidemillError:
         try:
-            shard = self._make(partition, self._forget)
+            shard = self._make(partition, self._logs.open_log(partition), self._forget)
             await shard.load()
         except ApiError as failure:
             return failure

@@ -1,10 +1,9 @@
-"""Shares in a fixed number of places, such as scans: no client takes all that is left.
+"""Fair shares of a limited resource, such as open scans: no client takes all that is left.
 
-Nobody can tell an honest client from a clumsy one that never closes what it opens, so what one client may
-hold depends on what is left. An address may hold three times as many places as are free: alone it gets three
-quarters, of two each gets three sevenths, and something is left for the next one. Within what an address may
-hold, the same goes for each of its connections: programs on one machine, which share an address, leave room
-to each other.
+A server cannot tell an honest client from a careless one that never closes what it opens, so what one client
+may hold depends on what is free. An address may hold three times as many as are free: alone it gets three
+quarters, of two each gets three sevenths, and something is left for the next one. Within an address the same
+goes for each connection, so that programs on one machine leave something to each other.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ __all__ = ("NOBODY", "Client", "Shares", "share_address")
 
 _T = TypeVar("_T")
 
-#: How many places one may hold for each one that is free.
+#: How many a client may hold for each one that is free.
 _HELD_PER_FREE = 3
 
 
 class Client(NamedTuple):
-    """Who asks: without authentication, an address and a connection is all there is to tell clients apart."""
+    """A client as far as it is known without authentication: its address and its connection."""
 
     address: str
     connection: int
@@ -34,7 +33,7 @@ NOBODY = Client("", 0)
 
 @lru_cache(maxsize=4_096)
 def share_address(host: str) -> str:
-    """The address that shares are counted by: of IPv6 its network, in which a machine can have any number.
+    """The address that shares are counted by: for IPv6 the network, since a machine has many addresses in it.
 
     >>> [share_address(host) for host in ("10.0.0.1", "2001:db8::5:17%eth0", "::ffff:10.0.0.1", "a pipe")]
     ['10.0.0.1', '2001:db8::/64', '10.0.0.1', 'a pipe']
@@ -48,7 +47,7 @@ def share_address(host: str) -> str:
 
 
 class Shares:
-    """Places that are taken, by client.
+    """How much of a limited resource each client holds.
 
     >>> shares, client = Shares(100), Client("10.0.0.1", 1)
     >>> while shares.refusal(client) is None:
@@ -69,18 +68,18 @@ class Shares:
         return self._taken
 
     def of_address(self, address: str) -> int:
-        """Places that all connections of an address hold."""
+        """How many all connections of an address hold."""
         return self._by_address[address]
 
     def refusal(self, client: Client) -> str | None:
-        """Why the client gets no other place now; None if it gets one."""
+        """Why the client may not take another one now; None if it may."""
         free = self.limit - self._taken
         address, connection = self._by_address[client.address], self._by_client[client]
         if free <= 0:
             return f"all {self.limit} are taken"
         if address >= _HELD_PER_FREE * free:
             return f"the connections of {client.address} hold {address} of them"
-        # The most that the address can come to, at three for each free one of what others leave.
+        # The most that the address may come to hold, given what other addresses hold.
         most = -(-_HELD_PER_FREE * (free + address) // (_HELD_PER_FREE + 1))
         if connection >= _HELD_PER_FREE * (most - address):
             return f"this connection holds {connection} of them"
@@ -92,7 +91,7 @@ class Shares:
         self._by_client[client] += 1
 
     def give_back(self, client: Client) -> None:
-        assert self._by_client[client] > 0, "more places were given back than taken"
+        assert self._by_client[client] > 0, "more was given back than taken"
         self._taken -= 1
         _one_less(self._by_address, client.address)
         _one_less(self._by_client, client)

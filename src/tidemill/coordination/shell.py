@@ -5,6 +5,8 @@
   from, what a crash could take back. Handlers whose results tell nothing of the kind need not wait.
 - If the log stops, the state in memory may be ahead of what is durable. The shard then stops too: whoever
   waits is told so, and the next request loads a new shard from the log.
+- When another node leads the log, the shard stops at once with NOT_COORDINATOR: what it would still answer
+  from memory may not be true any more.
 - One timer per shard, set to the earliest deadline of everything in it.
 """
 
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
     from tidemill.coordination.clock import Clock, Timer
     from tidemill.coordination.log import CoordinatorLog, ReplayedMarker, ReplayedRecord
 
-__all__ = ("ShardShell", "resolve")
+__all__ = ("TICK_RETRY_MS", "ShardShell", "resolve")
 
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 _RECORDS_PER_LOADING_STEP = 1_000
-_TICK_RETRY_MS = 1_000
+TICK_RETRY_MS = 1_000
 _LOST_LEADERSHIP = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.not_coordinator})
 
 
@@ -64,6 +66,7 @@ class ShardShell(ABC):
         self._due_ms: dict[str, int] = {}
         self._timer: Timer | None = None
         self._timer_due_ms = 0
+        log.depend(self, lambda: self.stop(ErrorCode.not_coordinator))
 
     # -- what the subclass does ------------------------------------------------------------------------
 
@@ -73,7 +76,7 @@ class ShardShell(ABC):
 
     @abstractmethod
     def _loaded(self, now_ms: int) -> Iterable[str]:
-        """Begin to serve what was replayed; returns all keys."""
+        """Begin to serve what was replayed; gives all keys."""
 
     @abstractmethod
     def _next_deadline_ms(self, key: str) -> int | None:
@@ -85,21 +88,38 @@ class ShardShell(ABC):
 
     @abstractmethod
     def _die(self, code: ErrorCode) -> None:
-        """Tell ``code`` to whoever waits inside the state; nothing else happens to it any more."""
+        """Tell ``code`` to every waiting request of the state; nothing else happens to it any more."""
 
     # -- loading ---------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Fold the log into the state. Other work goes on in between.
+        """Fold the log into the state, and wait until all of it is committed. Other work goes on in between.
+
+        The fold goes to the end of the log: an earlier leader may have answered from what is only found to be
+        committed later.
 
         Raises CorruptData if a record does not check out or cannot be used: the state would be a part of what
         was committed, and nobody could tell which.
         """
-        for count, entry in enumerate(self.log.replay(), start=1):
+        end_offset = self.log.end_offset
+        try:
+            await self._replay_below(end_offset)
+            await self.log.committed(end_offset)
+        except TidemillError:
+            self.log.release(self)
+            if self.stopped is None:
+                raise
+        if self.stopped is not None:
+            raise self.stopped
+        for key in self._loaded(self.clock.now_ms()):
+            self._schedule(key)
+
+    async def _replay_below(self, end_offset: int) -> None:
+        for count, entry in enumerate(self.log.replay(end_offset), start=1):
             try:
                 self._replay(entry, self.clock.now_ms())
             except Exception as error:
-                path, position = self.log.place_of(entry.offset)
+                path, position = self.log.position_of(entry.offset)
                 what = error.message if isinstance(error, TidemillError) else repr(error)
                 raise CorruptData(
                     f"the record at offset {entry.offset} cannot be used: {what}; look at it with "
@@ -109,19 +129,17 @@ class ShardShell(ABC):
                 ) from error
             if count % _RECORDS_PER_LOADING_STEP == 0:
                 await asyncio.sleep(0)
-        for key in self._loaded(self.clock.now_ms()):
-            self._schedule(key)
 
     # -- requests --------------------------------------------------------------------------------------
 
     async def call(self, key: str | None, handler: Callable[[int], _T]) -> _T:
-        """Run a handler and return its result once that is durable. ``key``: what it may change."""
+        """Run a handler and return its result once that is committed. ``key``: what it may change."""
         result = self.call_now(key, handler)
         await self.barrier()
         return result
 
     def call_now(self, key: str | None, handler: Callable[[int], _T]) -> _T:
-        """Run a handler whose result tells nothing that must be durable first."""
+        """Run a handler whose result may be told before anything is committed."""
         if self.stopped is not None:
             raise self.stopped
         try:
@@ -136,7 +154,7 @@ class ShardShell(ABC):
     # -- durability ------------------------------------------------------------------------------------
 
     def _note_appended(self, next_offset: int) -> None:
-        """The log now ends at ``next_offset``."""
+        """Note that the log ends at ``next_offset`` now."""
         self._appended = next_offset
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -169,7 +187,9 @@ class ShardShell(ABC):
                     _, future, result = self._held.popleft()
                     resolve(future, result)
         except TidemillError as error:
-            _logger.error("%s-%d stopped: %s", self.topic, self.partition, error.message)
+            # That another node leads is no error, and is known by now.
+            if self.stopped is None:
+                _logger.error("%s-%d stopped: %s", self.topic, self.partition, error.message)
             self.stop(ErrorCode.not_coordinator)
         except Exception:
             _logger.exception("%s-%d: waiting for the high watermark failed", self.topic, self.partition)
@@ -180,18 +200,19 @@ class ShardShell(ABC):
     # -- stopping --------------------------------------------------------------------------------------
 
     def _stop_if_fatal(self, error: TidemillError) -> None:
-        """A full disk passes; a log that cannot be trusted, or that another node leads now, does not."""
+        """Stop if a sync of the log failed or another node leads it; others, such as a full disk, pass."""
         if isinstance(error, SyncFailed) or error.code in _LOST_LEADERSHIP:
             self.stop(ErrorCode.not_coordinator)
 
     def stop(self, code: ErrorCode) -> None:
-        """Serve nothing any more; whoever waits is told ``code``. A second call changes nothing."""
+        """Stop serving; every waiting request is told ``code``. A second call changes nothing."""
         if self.stopped is not None:
             return
         self.stopped = ApiError(
             code,
             f"{self.topic}-{self.partition} is not coordinated here any more; look for its coordinator",
         )
+        self.log.release(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -217,7 +238,7 @@ class ShardShell(ABC):
             self._schedule_at(key, deadline_ms)
 
     def _schedule_at(self, key: str, deadline_ms: int) -> None:
-        """Look at the key at that time, or earlier if that is planned: too early costs little."""
+        """Look at the key at that time or earlier: looking too early costs little."""
         planned_ms = self._due_ms.get(key)
         if planned_ms is None or deadline_ms < planned_ms:
             self._due_ms[key] = deadline_ms
@@ -247,20 +268,23 @@ class ShardShell(ABC):
         try:
             self._tick(key, now_ms)
         except TidemillError as error:
-            _logger.warning(
-                "%s-%d, %r: what is due cannot be persisted now: %s",
-                self.topic,
-                self.partition,
-                key,
-                error.message,
-            )
+            self._warn_of_tick(key, error)
             self._stop_if_fatal(error)
-            self._schedule_at(key, now_ms + _TICK_RETRY_MS)
+            self._schedule_at(key, now_ms + TICK_RETRY_MS)
         else:
             self._schedule(key)
 
+    def _warn_of_tick(self, key: str, error: TidemillError) -> None:
+        _logger.warning(
+            "%s-%d, %r: what is due cannot be persisted now: %s",
+            self.topic,
+            self.partition,
+            key,
+            error.message,
+        )
+
 
 def resolve(future: asyncio.Future[Any], result: object) -> None:
-    """A cancelled request has a cancelled future: nobody is there to be told."""
+    """Set the result of ``future`` unless its request was cancelled."""
     if not future.done():
         future.set_result(result)

@@ -9,29 +9,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import merge
-from typing import TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
-__all__ = ("SLICE_SECONDS", "begin_slice", "give_way", "in_chunks", "in_slices", "sorted_in_slices")
+__all__ = (
+    "SLICE_SECONDS",
+    "begin_slice",
+    "distinct_in_slices",
+    "free_in_slices",
+    "give_way",
+    "in_chunks",
+    "in_slices",
+    "repeated_in_slices",
+    "sorted_in_slices",
+)
 
 #: How long one piece of work may go on before others have their turn.
 SLICE_SECONDS = 0.004
 _SORTED_AT_ONCE = 2_000
+#: How many items are processed between two looks at the clock.
+_AT_ONCE = 200
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class _Slice:
-    """Until when the present piece of work may go on. One event loop serves everybody, so one is enough; with
-    several in a process (embedded nodes) they merely give way more often.
+    """When the current piece of work must let others have their turn.
+
+    One event loop serves everybody, so one is enough; with several in a process (embedded nodes) they merely
+    give way more often.
     """
 
     until = float("inf")
 
 
 def begin_slice() -> None:
-    """The loop begins with a piece of work, for instance with a step of a request's handler."""
+    """Start a slice: the loop begins with a piece of work, for instance a step of a request's handler."""
     _Slice.until = time.perf_counter() + SLICE_SECONDS
 
 
@@ -43,7 +59,7 @@ async def give_way() -> None:
 
 
 async def in_slices(steps: Iterable[T]) -> list[T]:
-    """What ``steps`` gives, as a list; between two of them others may have their turn."""
+    """The results of ``steps`` as a list; others may have their turn in between."""
     collected: list[T] = []
     for item in steps:
         collected.append(item)
@@ -60,6 +76,53 @@ async def sorted_in_slices(items: Sequence[str]) -> list[str]:
         chunks.append(sorted(chunk))
         await give_way()
     return await in_slices(merge(*chunks))
+
+
+async def distinct_in_slices(items: Iterable[K]) -> dict[K, None]:
+    """The items, each once, in the order in which they first came; others may have their turn meanwhile."""
+    found: dict[K, None] = {}
+    left = iter(items)
+    while some := list(islice(left, _AT_ONCE)):
+        found.update(dict.fromkeys(some))
+        await give_way()
+    return found
+
+
+async def repeated_in_slices(items: Iterable[K]) -> set[K]:
+    """The items that occur more than once; others may have their turn meanwhile."""
+    once: set[K] = set()
+    twice: set[K] = set()
+    left = iter(items)
+    while some := list(islice(left, _AT_ONCE)):
+        for item in some:
+            (twice if item in once else once).add(item)
+        await give_way()
+    return twice
+
+
+async def free_in_slices(body: dict[str, Any]) -> None:
+    """Free an answer that nobody needs any more, with all that is in its arrays.
+
+    Hundreds of thousands of objects that go at once hold the loop as long as making them did. The arrays
+    themselves are left as they are: somebody else may have them.
+    """
+    # Each array is copied and taken from the end, so that nothing large is let go of at once.
+    arrays = [[body.popitem()[1] for _ in range(len(body))]]
+    count = 0
+    while arrays:
+        if not arrays[-1]:
+            arrays.pop()
+            continue
+        value = arrays[-1].pop()
+        if isinstance(value, dict):
+            arrays += [list(each) for each in value.values() if isinstance(each, list | tuple) and each]
+            arrays += [[each] for each in value.values() if isinstance(each, dict)]
+        elif isinstance(value, list | tuple) and value:
+            arrays.append(list(value))
+        del value
+        count += 1
+        if count % _AT_ONCE == 0:
+            await give_way()
 
 
 def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

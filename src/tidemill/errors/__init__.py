@@ -13,7 +13,7 @@ The tree::
     ├── NodeUnavailable            a client could not reach a node
     ├── ConnectionClosed           a connection that was closed, or is of another process or event loop
     └── StorageError               the disk, or what is on it, is not usable
-        ├── DiskFull               the write was undone; it works again when there is room
+        ├── DiskFull               the write was undone; it works again when space is free
         ├── SyncFailed             an fsync failed: what is on disk is unknown, the partition stops
         ├── CorruptData            bytes that were durable no longer check out; names file and position
         │   └── DamagedBatch       a batch of a log does not; the rest of that log is still served
@@ -84,8 +84,10 @@ class ApiError(TidemillError):
 
 
 class InvalidRecords(ApiError):
-    """A producer's batch that is refused because of its records. ``record_errors`` has (number of the record
-    in its batch, what is wrong with it) for those at fault, as far as they are known.
+    """A producer's batch that is refused because of its records.
+
+    ``record_errors`` has (index of the record in its batch, what is wrong with it) for those at fault, as far
+    as they are known.
 
     >>> error = InvalidRecords("record 3 has no key", record_errors=((3, "it has no key"),))
     >>> error.code.name, error.record_errors
@@ -184,8 +186,10 @@ class NodeUnavailable(TidemillError):
 
 
 class ConnectionClosed(TidemillError):
-    """A connection that cannot be used any more, or not here: this program has closed it, or it was opened in
-    the process that this one was forked from, or in another event loop. Open another one.
+    """A connection that cannot be used any more, or not here.
+
+    This program has closed it, or it was opened in the process that this one was forked from, or in another
+    event loop. Open another one.
     """
 
     code = ErrorCode.invalid_request
@@ -198,7 +202,7 @@ class StorageError(TidemillError):
 
 
 class DiskFull(StorageError):
-    """There was no room for a write; the file is as it was before."""
+    """The disk was too full for a write; the file is as it was before."""
 
 
 class SyncFailed(StorageError):
@@ -215,7 +219,7 @@ class CorruptData(StorageError):
 
 
 class DamagedBatch(CorruptData):
-    """Batches of a log that were durable do not check out. What lies before and behind them is still served.
+    """Durable batches of a log do not check out. What lies before and behind them is still served.
 
     Offsets from ``first_offset`` up to, not including, ``next_offset`` cannot be read. The code is one that
     Kafka's clients show to their application; KAFKA_STORAGE_ERROR they would retry for ever without a word.

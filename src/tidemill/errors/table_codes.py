@@ -1,6 +1,6 @@
-"""Error codes of what Kafka does not have: tables, scans, snapshots. From 1000 up, so that none is Kafka's.
+"""Error codes of what Kafka does not have: tables, scans, snapshots.
 
-The numbers are part of the protocol and never change their meaning.
+From 1000 up, so that none is Kafka's. The numbers are part of the protocol and never change their meaning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ("TableCode", "table_code")
 
 
 class TableCode(enum.IntEnum):
-    """A code, whether the same call can succeed later as it is, and Kafka's nearest code.
+    """A code with two properties: whether the same call can succeed later, and Kafka's nearest code.
 
     >>> TableCode.too_many_scanners.value, TableCode.too_many_scanners.retriable
     (1069, True)
@@ -64,7 +64,7 @@ class TableCode(enum.IntEnum):
     unknown_scanner_id = 1067, False
     invalid_scan_request = 1068, False
     too_many_scanners = 1069, True
-    """No slot for another session now: back off, and open it again."""
+    """There is no capacity for another session now: back off, and open it again."""
 
 
 def table_code(number: int) -> TableCode:

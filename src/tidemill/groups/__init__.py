@@ -4,21 +4,21 @@
 | --- | --- |
 | coordinator, shard | the shell around a shard's state, on top of ``tidemill.coordination`` |
 | state | one shard's groups and offsets: handlers return replies, append records, replay them |
-| classic, rebalance, roster, effects | the classic group as a state machine |
-| consumer_group, consumer_member | the consumer group of the new protocol (KIP-848): state and views |
-| consumers | what requests and time do to consumer groups |
-| heartbeats, mixed, migration | the new protocol, the classic one beside it, from one to the other |
-| target, assignors, reconcile | who shall have which partition, and how a member gets there |
-| topics, patterns, deadlines | which topics exist, subscriptions by pattern, what is due when |
-| offsets, pending | committed offsets, and those of open transactions |
-| records, consumer_records, consumer_codec | what is in the log |
-| subscription | what classic members tell each other |
-| messages, consumer_messages, settings | values that go in and out |
+| offsets | committed offsets, and those of open transactions |
+| classic.group, classic.roster | the classic group as a state machine; its member list |
+| consumer.group, consumer.member | the consumer group (KIP-848) and its members: state and views |
+| consumer.handlers | what requests and time do to consumer groups |
+| consumer.heartbeats, consumer.classic_members | what a request of the new, of the classic protocol does |
+| consumer.migration | a classic group becomes a consumer group, and back |
+| consumer.target_assignment, consumer.assignors | who shall have which partition |
+| topics, patterns | which topics exist, subscriptions by pattern |
+| records, consumer.records | what is in the log |
+| messages, consumer.messages, settings | values that go in and out |
 """
 
 from __future__ import annotations
 
-from tidemill.groups.consumer_messages import (
+from tidemill.groups.consumer.messages import (
     ConsumerGroupDescription,
     ConsumerHeartbeatReply,
     ConsumerHeartbeatRequest,

@@ -7,13 +7,14 @@ for what a client sends or a disk does.
 
 from __future__ import annotations
 
-import uuid
+import asyncio
 from typing import TYPE_CHECKING
 
-from tidemill.coordination.binary import LONGEST_STRING
+from tidemill.coordination.coordinator import Coordinator
+from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.groups.consumer_messages import ConsumerGroupDescription, ConsumerHeartbeatReply
+from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
     FetchOffsetsResult,
@@ -25,14 +26,14 @@ from tidemill.groups.messages import (
 )
 from tidemill.groups.shard import GROUPS_TOPIC, Shard
 from tidemill.groups.state import NO_MEMBER
+from tidemill.wire.guard import MAX_STRING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import LogAccess
-    from tidemill.errors import CorruptData
-    from tidemill.groups.consumer_messages import ConsumerHeartbeatRequest
+    from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
     from tidemill.groups.messages import (
         GroupListing,
         HeartbeatRequest,
@@ -51,40 +52,33 @@ __all__ = ("GroupCoordinator",)
 _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
 
 
-class GroupCoordinator:
+class GroupCoordinator(Coordinator[Shard]):
     """Groups and committed offsets of the partitions that this node leads.
 
     ``topics`` tells which topics exist, which groups of the new protocol need to know.
     """
 
     def __init__(
-        self, logs: LogAccess, settings: GroupSettings, clock: Clock, topics: Topics | None = None
+        self,
+        logs: LogAccess,
+        settings: GroupSettings,
+        clock: Clock,
+        topics: Topics,
+        ids: Ids | None = None,
     ) -> None:
-        self._settings = settings
-        self._shards: Shards[Shard] = Shards(
-            GROUPS_TOPIC,
-            settings.partitions,
-            clock,
-            lambda partition, on_stop: Shard(
-                partition, logs.open_log(partition), settings, clock, on_stop, topics
-            ),
+        one_draft = asyncio.Lock()
+        super().__init__(
+            Shards(
+                GROUPS_TOPIC,
+                logs,
+                clock,
+                lambda partition, log, on_stop: Shard(
+                    partition, log, settings, clock, on_stop, topics, one_draft
+                ),
+            )
         )
-
-    async def start(self) -> None:
-        """Load all shards that this node leads, so that sessions run without anybody asking."""
-        await self._shards.all()
-
-    async def close(self) -> None:
-        """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
-        await self._shards.close()
-
-    def damaged(self) -> dict[TopicPartition, CorruptData]:
-        """The partitions that are not served because their log is damaged."""
-        return self._shards.damaged()
-
-    def partition_of(self, group_id: str) -> int:
-        """The partition that decides which node coordinates ``group_id``."""
-        return self._shards.partition_of(group_id)
+        self._ids = ids or RandomIds()
+        self._settings = settings
 
     # -- membership ------------------------------------------------------------------------------------
 
@@ -96,9 +90,21 @@ class GroupCoordinator:
         prefix = request.client_id[:_LONGEST_CLIENT_ID_IN_MEMBER_ID]
         if request.instance_id is not None:
             prefix = request.instance_id
-        fresh_member_id = f"{prefix}-{uuid.uuid4()}"
+        fresh_member_id = f"{prefix}-{self._ids.uuid()}"
         try:
             shard = await self._shards.of(request.group_id)
+            if shard.state.is_large_consumer_group(request.group_id):
+                done = await shard.on_draft(
+                    request.group_id,
+                    lambda: shard.state.is_large_consumer_group(request.group_id),
+                    lambda draft: draft.handlers.join(
+                        draft.group, request, None, fresh_member_id, draft.now_ms
+                    ),
+                )
+                if done is not None:
+                    (reply,) = done[0]
+                    assert isinstance(reply.body, JoinReply), reply
+                    return reply.body
             return await shard.request(
                 request.group_id,
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
@@ -119,7 +125,7 @@ class GroupCoordinator:
         texts = [request.protocol_type, request.client_id, request.client_host, request.instance_id or ""]
         texts += (protocol.name for protocol in request.protocols)
         # A member id is made of the instance id and 37 more characters.
-        if any(len(text.encode()) > LONGEST_STRING - 37 for text in texts):
+        if any(len(text.encode()) > MAX_STRING_BYTES - 37 for text in texts):
             return ErrorCode.invalid_request
         return ErrorCode.none
 
@@ -129,6 +135,16 @@ class GroupCoordinator:
             return SyncReply(ErrorCode.invalid_group_id)
         try:
             shard = await self._shards.of(request.group_id)
+            if shard.state.is_large_consumer_group(request.group_id):
+                done = await shard.on_draft(
+                    request.group_id,
+                    lambda: shard.state.is_large_consumer_group(request.group_id),
+                    lambda draft: draft.handlers.sync(draft.group, request, None, draft.now_ms),
+                )
+                if done is not None:
+                    (reply,) = done[0]
+                    assert isinstance(reply.body, SyncReply), reply
+                    return reply.body
             return await shard.request(
                 request.group_id, lambda token, now_ms: shard.state.sync(request, token, now_ms)
             )
@@ -136,7 +152,7 @@ class GroupCoordinator:
             return SyncReply(client_error(failure))
 
     async def heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
-        """Heartbeat."""
+        """Heartbeat: a member shows that it is alive."""
         if not _is_group_id(request.group_id):
             return ErrorCode.invalid_group_id
         try:
@@ -151,6 +167,14 @@ class GroupCoordinator:
             return LeaveReply(ErrorCode.invalid_group_id)
         try:
             shard = await self._shards.of(group_id)
+            if shard.state.is_large_consumer_group(group_id):
+                done = await shard.on_draft(
+                    group_id,
+                    lambda: shard.state.is_large_consumer_group(group_id),
+                    lambda draft: draft.handlers.leave(draft.group, members, draft.now_ms),
+                )
+                if done is not None:
+                    return done[0]
 
             def handler(now_ms: int) -> LeaveReply:
                 answer, replies = shard.state.leave(group_id, members, now_ms)
@@ -163,9 +187,17 @@ class GroupCoordinator:
 
     async def consumer_heartbeat(self, request: ConsumerHeartbeatRequest) -> ConsumerHeartbeatReply:
         """ConsumerGroupHeartbeat: join, stay in or leave a group of the new protocol."""
-        fresh_member_id = str(uuid.uuid4())
+        fresh_member_id = str(self._ids.uuid())
         try:
             shard = await self._shards.of(request.group_id)
+            if shard.state.needs_draft(request):
+                done = await shard.on_draft(
+                    request.group_id,
+                    lambda: shard.state.needs_draft(request),
+                    lambda draft: draft.handlers.heartbeat(request, fresh_member_id, draft.now_ms)[0],
+                )
+                if done is not None:
+                    return done[0]
 
             def handler(now_ms: int) -> ConsumerHeartbeatReply:
                 answer, replies = shard.state.consumers.heartbeat(request, fresh_member_id, now_ms)
@@ -260,7 +292,7 @@ class GroupCoordinator:
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> DeleteOffsetsResult:
-        """OffsetDelete."""
+        """OffsetDelete: forget the committed offsets of partitions that nobody consumes."""
         if not _is_group_id(group_id):
             return DeleteOffsetsResult(ErrorCode.invalid_group_id)
         try:
@@ -279,14 +311,14 @@ class GroupCoordinator:
         await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
 
     async def forget_missing_topics(self, exists: Callable[[str], bool]) -> None:
-        """Delete what any group has committed for topics that do not exist: after a start, before serving.
+        """Delete what any group has committed for topics that do not exist. Called before serving.
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
         await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms))
 
     async def expire(self) -> None:
-        """Delete offsets past their retention and groups that nothing is left of. Call it now and then.
+        """Delete offsets past their retention, and groups that have nothing left. Called now and then.
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
@@ -324,6 +356,14 @@ class GroupCoordinator:
     async def _describe_consumer_group(self, group_id: str) -> ConsumerGroupDescription:
         try:
             shard = await self._shards.of(group_id)
+            if shard.state.is_large_consumer_group(group_id):
+                done = await shard.on_draft(
+                    group_id,
+                    lambda: shard.state.is_large_consumer_group(group_id),
+                    lambda draft: draft.handlers.describe(group_id),
+                )
+                if done is not None:
+                    return done[0]
             return await shard.call(None, lambda _: shard.state.consumers.describe(group_id))
         except TidemillError as failure:
             return ConsumerGroupDescription(group_id, client_error(failure), failure.message)
@@ -341,12 +381,12 @@ class GroupCoordinator:
 
 
 def _is_group_id(group_id: str) -> bool:
-    return bool(group_id) and len(group_id.encode()) <= LONGEST_STRING
+    return bool(group_id) and len(group_id.encode()) <= MAX_STRING_BYTES
 
 
 def _require_encodable(*texts: str) -> None:
     for text in texts:
-        if len(text.encode()) > LONGEST_STRING:
+        if len(text.encode()) > MAX_STRING_BYTES:
             raise ApiError(
                 ErrorCode.invalid_request, f"a name of {len(text)} characters is too long to be stored"
             )

@@ -153,7 +153,7 @@ class LeavingMember:
 
 @dataclass(frozen=True, slots=True)
 class LeftMember:
-    """What became of one ``LeavingMember``."""
+    """The result for one ``LeavingMember``."""
 
     member_id: str
     instance_id: str | None
@@ -229,7 +229,7 @@ class DeleteOffsetsResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """One line of ListGroups."""
+    """One group in ListGroups."""
 
     group_id: str
     protocol_type: str

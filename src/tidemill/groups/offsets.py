@@ -2,33 +2,36 @@
 
 Reading answers from memory. Changing is two steps: a function here says which records stand for the change,
 and ``replay`` applies a record once it is in the log. Loading uses the same ``replay``.
+
+An offset that is committed inside of a transaction is pending until that ends: it counts from then on, or
+vanishes. What was written later wins: an offset committed outside of the transaction, or in another one,
+after the pending commit was written makes that one void, whatever becomes of its transaction.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.coordination.binary import LONGEST_STRING
 from tidemill.errors import ErrorCode
 from tidemill.groups.messages import CommittedOffset
-from tidemill.groups.pending import PendingOffsets
 from tidemill.groups.records import OffsetCommit, OffsetCommitRecord
+from tidemill.wire.guard import MAX_STRING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from tidemill.groups.consumers import Group
+    from tidemill.groups.consumer.handlers import Group
     from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TopicPartition
     from tidemill.groups.settings import GroupSettings
 
-__all__ = ("NO_PRODUCER_ID", "OffsetStore")
+__all__ = ("NO_PRODUCER_ID", "OffsetStore", "PendingOffsets")
 
 NO_PRODUCER_ID = -1
-"""In place of a producer id: not part of any transaction."""
+"""Stands for a producer id where a record is not part of any transaction."""
 
 
 class OffsetStore:
-    """Group, topic, partition to the last committed offset."""
+    """The last committed offsets of one shard, by group, topic and partition."""
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
@@ -45,7 +48,7 @@ class OffsetStore:
             self._apply(record)
 
     def replay_marker(self, producer_id: int, *, commit: bool) -> None:
-        """The producer's transaction has ended: what it committed counts now, or never will."""
+        """Settle the offsets of a producer's transaction that has ended: they count now, or never will."""
         for record in self.pending.end(producer_id, commit=commit):
             self._apply(record)
 
@@ -64,7 +67,7 @@ class OffsetStore:
     def commit(
         self, request: OffsetCommitRequest, settings: GroupSettings, now_ms: int
     ) -> tuple[list[OffsetCommitRecord], dict[TopicPartition, ErrorCode]]:
-        """The records of a commit that the group allows, and the result for each partition."""
+        """The records of a commit, and the result for each partition."""
         expire_at_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else None
         records = []
         results: dict[TopicPartition, ErrorCode] = {}
@@ -97,23 +100,23 @@ class OffsetStore:
 
     def tombstones_of_group(self, group_id: str) -> list[OffsetCommitRecord]:
         """Tombstones for all that the group has committed."""
-        places = {(topic, partition): None for topic, partition, _ in self.of(group_id)}
-        places |= dict.fromkeys(self.pending.of_group(group_id))
-        return [OffsetCommitRecord(group_id, *place, None) for place in places]
+        partitions = {(topic, partition): None for topic, partition, _ in self.of(group_id)}
+        partitions |= dict.fromkeys(self.pending.of_group(group_id))
+        return [OffsetCommitRecord(group_id, *partition, None) for partition in partitions]
 
     def tombstones_of_topics(self, topics: Collection[str]) -> list[OffsetCommitRecord]:
         """Tombstones for all that any group has committed for these topics."""
-        places = {
+        partitions = {
             (group_id, (topic, partition)): None
             for group_id, by_topic in self._by_group.items()
             for topic in by_topic.keys() & set(topics)
             for partition in by_topic[topic]
         }
-        places |= dict.fromkeys(self.pending.of_topics(topics))
-        return [OffsetCommitRecord(group_id, *place, None) for group_id, place in places]
+        partitions |= dict.fromkeys(self.pending.of_topics(topics))
+        return [OffsetCommitRecord(group_id, *partition, None) for group_id, partition in partitions]
 
     def expired(self, group: Group, settings: GroupSettings, now_ms: int) -> list[OffsetCommitRecord]:
-        """Tombstones for what the group has committed and nobody has needed for the retention time."""
+        """Tombstones for the group's offsets that are past their retention."""
         return [
             OffsetCommitRecord(group.group_id, topic, partition, None)
             for topic, partition, commit in self.of(group.group_id)
@@ -140,7 +143,7 @@ class OffsetStore:
         return committed | self.pending.topics()
 
     def count(self, group_id: str) -> int:
-        """For how many partitions the group has committed."""
+        """The number of partitions for which the group has committed."""
         return sum(len(partitions) for partitions in self._by_group.get(group_id, {}).values())
 
     def get(self, group_id: str, topic: str, partition: int) -> OffsetCommit | None:
@@ -158,16 +161,103 @@ class OffsetStore:
             partitions = [(topic, partition) for topic, partition, _ in self.of(group_id)]
         unstable = CommittedOffset(error=ErrorCode.unstable_offset_commit)
         return {
-            place: unstable
-            if require_stable and self.pending.has(group_id, place)
-            else _shown(self.get(group_id, *place))
-            for place in partitions
+            partition: unstable
+            if require_stable and self.pending.has(group_id, partition)
+            else _shown(self.get(group_id, *partition))
+            for partition in partitions
         }
+
+
+class PendingOffsets:
+    """Offsets that were committed inside of transactions that are still open.
+
+    They stand by group, partition and producer; None stands for a commit that is void already.
+    """
+
+    def __init__(self) -> None:
+        # The producers of one partition stand in the order of their last commits.
+        self._by_group: dict[str, dict[TopicPartition, dict[int, OffsetCommit | None]]] = {}
+        self._by_producer: dict[int, dict[tuple[str, TopicPartition], None]] = {}
+
+    # -- change ----------------------------------------------------------------------------------------
+
+    def add(self, producer_id: int, record: OffsetCommitRecord) -> None:
+        """Note a commit inside of the producer's transaction that is in the log now."""
+        partition = (record.topic, record.partition)
+        producers = self._by_group.setdefault(record.group_id, {}).setdefault(partition, {})
+        producers.pop(producer_id, None)
+        producers[producer_id] = record.value
+        self._by_producer.setdefault(producer_id, {})[record.group_id, partition] = None
+
+    def overtake(self, record: OffsetCommitRecord) -> None:
+        """Note a commit or deletion outside of transactions: it voids what is pending for the partition."""
+        partition = (record.topic, record.partition)
+        producers = self._by_group.get(record.group_id, {}).get(partition, {})
+        for producer_id in tuple(producers):
+            if record.value is None:
+                self._remove(producer_id, record.group_id, partition)
+            else:
+                producers[producer_id] = None
+
+    def end(self, producer_id: int, *, commit: bool) -> list[OffsetCommitRecord]:
+        """Remove what is pending in a transaction that has ended; gives the records that it commits."""
+        committed = []
+        for group_id, partition in tuple(self._by_producer.get(producer_id, ())):
+            producers = self._by_group[group_id][partition]
+            value = producers[producer_id]
+            if commit and value is not None:
+                committed.append(OffsetCommitRecord(group_id, *partition, value))
+                for other_id in producers:
+                    if other_id == producer_id:
+                        break
+                    producers[other_id] = None
+            self._remove(producer_id, group_id, partition)
+        return committed
+
+    def _remove(self, producer_id: int, group_id: str, partition: TopicPartition) -> None:
+        partitions = self._by_group[group_id]
+        producers = partitions[partition]
+        del producers[producer_id]
+        if not producers:
+            del partitions[partition]
+            if not partitions:
+                del self._by_group[group_id]
+        of_producer = self._by_producer[producer_id]
+        del of_producer[group_id, partition]
+        if not of_producer:
+            del self._by_producer[producer_id]
+
+    # -- read ------------------------------------------------------------------------------------------
+
+    def has(self, group_id: str, partition: TopicPartition) -> bool:
+        """Whether an open transaction holds a commit of this group for this partition."""
+        return partition in self._by_group.get(group_id, ())
+
+    def has_any(self, group_id: str) -> bool:
+        """Whether an open transaction holds any commit of this group."""
+        return group_id in self._by_group
+
+    def of_group(self, group_id: str) -> list[TopicPartition]:
+        """The partitions that open transactions hold commits of this group for."""
+        return list(self._by_group.get(group_id, ()))
+
+    def topics(self) -> set[str]:
+        """All topics that open transactions hold commits for."""
+        return {topic for partitions in self._by_group.values() for topic, _ in partitions}
+
+    def of_topics(self, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
+        """Groups and partitions of these topics that open transactions hold commits for."""
+        return [
+            (group_id, partition)
+            for group_id, partitions in self._by_group.items()
+            for partition in partitions
+            if partition[0] in topics
+        ]
 
 
 def _check(entry: OffsetToCommit, settings: GroupSettings) -> ErrorCode:
     metadata = entry.metadata or ""
-    too_large = len(metadata) > settings.max_offset_metadata_size or len(metadata.encode()) > LONGEST_STRING
+    too_large = len(metadata) > settings.max_offset_metadata_size or len(metadata.encode()) > MAX_STRING_BYTES
     return ErrorCode.offset_metadata_too_large if too_large else ErrorCode.none
 
 

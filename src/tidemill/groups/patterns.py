@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.errors import ErrorCode
-from tidemill.groups.consumer_messages import Refused
+from tidemill.groups.consumer.messages import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

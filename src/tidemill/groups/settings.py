@@ -1,18 +1,26 @@
-"""Settings of the group coordinator, with Kafka's defaults and, in each docstring, Kafka's name."""
+"""Settings of the group coordinator. Those that a node can set have the node's defaults.
+
+``tidemill.config.settings`` holds these defaults, and says where they are not Kafka's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from tidemill.config.settings import Settings
 
 __all__ = ("GroupSettings",)
+
+_NODE: Final = Settings()
+_MINUTE_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Limits and times. All times are in milliseconds.
+    """Limits and times of groups. All times are in milliseconds; names in ``code`` are Kafka's.
 
     Attributes:
-        partitions: ``offsets.topic.num.partitions``; must not change while the topic exists.
         initial_rebalance_delay_ms: ``group.initial.rebalance.delay.ms``: how long the first rebalance of an
             empty group waits for more members.
         min_session_timeout_ms: ``group.min.session.timeout.ms``.
@@ -28,14 +36,13 @@ class GroupSettings:
         offsets_retention_ms: how long offsets of a group without members are kept.
     """
 
-    partitions: int = 50
-    initial_rebalance_delay_ms: int = 3_000
-    min_session_timeout_ms: int = 6_000
-    max_session_timeout_ms: int = 1_800_000
-    max_size: int = 0x7FFFFFFF
+    initial_rebalance_delay_ms: int = _NODE.group_initial_rebalance_delay_ms
+    min_session_timeout_ms: int = _NODE.group_min_session_timeout_ms
+    max_session_timeout_ms: int = _NODE.group_max_session_timeout_ms
+    max_size: int = _NODE.group_max_size
     new_member_join_timeout_ms: int = 300_000
-    max_offset_metadata_size: int = 4_096
-    consumer_session_timeout_ms: int = 45_000
-    consumer_heartbeat_interval_ms: int = 5_000
-    consumer_max_size: int = 0x7FFFFFFF
-    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
+    max_offset_metadata_size: int = _NODE.offset_metadata_max_bytes
+    consumer_session_timeout_ms: int = _NODE.group_consumer_session_timeout_ms
+    consumer_heartbeat_interval_ms: int = _NODE.group_consumer_heartbeat_interval_ms
+    consumer_max_size: int = _NODE.group_consumer_max_size
+    offsets_retention_ms: int = _NODE.offsets_retention_minutes * _MINUTE_MS

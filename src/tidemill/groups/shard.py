@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.coordination.log import ReplayedMarker
-from tidemill.coordination.shell import ShardShell, resolve
+from tidemill.coordination.shell import TICK_RETRY_MS, ShardShell, resolve
+from tidemill.errors import TidemillError
+from tidemill.groups.consumer.group import ConsumerGroup
 from tidemill.groups.records import decode_record, encode_record
 from tidemill.groups.state import ShardState
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
     from tidemill.errors import ErrorCode
+    from tidemill.groups.consumer.draft import GroupDraft
     from tidemill.groups.messages import Reply
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
@@ -41,10 +45,83 @@ class Shard(ShardShell):
         settings: GroupSettings,
         clock: Clock,
         on_stop: Callable[[Shard], None],
-        topics: Topics | None = None,
+        topics: Topics,
+        one_draft: asyncio.Lock,
     ) -> None:
         super().__init__(GROUPS_TOPIC, partition, log, clock, on_stop)
+        #: All shards share it. One thread is enough: threads that compute take turns with the event loop.
+        self._one_draft = one_draft
+        self._removals: dict[str, asyncio.Task[None]] = {}
         self.state = ShardState(settings, self._append, topics)
+
+    # -- large consumer groups -------------------------------------------------------------------------
+
+    async def on_draft(
+        self, group_id: str, needed: Callable[[], bool], event: Callable[[GroupDraft], _T]
+    ) -> tuple[_T] | None:
+        """Apply an event to a draft of a group, in a thread; gives its result once that is durable.
+
+        None if a draft is not ``needed`` any more when its turn comes. Then nothing has happened.
+        """
+        async with self._one_draft:
+            while True:
+                if self.stopped is not None:
+                    raise self.stopped
+                if not needed():
+                    return None
+                draft = self.state.draft(group_id, self.clock.now_ms())
+                work = partial(self._run_draft, draft, event)
+                result, batch = await asyncio.get_running_loop().run_in_executor(None, work)
+                if self.call_now(group_id, partial(self._adopt, draft, batch)):
+                    break
+        await self.barrier()
+        return (result,)
+
+    def _run_draft(self, draft: GroupDraft, event: Callable[[GroupDraft], _T]) -> tuple[_T, bytes | None]:
+        """The result of an event, and the batch of its records, if there are any. Runs in a thread."""
+        result, records = draft.run(event)
+        return result, self.log.build(records) if records else None
+
+    def _adopt(self, draft: GroupDraft, batch: bytes | None, now_ms: int) -> bool:
+        """Replace a group by its draft; False if the group has changed since."""
+        del now_ms
+        if not draft.is_current():
+            return False
+        if batch is not None:
+            self._note_appended(self.log.append_built(batch))
+        self.send(draft.adopt())
+        return True
+
+    async def _remove_overdue(self, group_id: str) -> None:
+        """Remove the overdue members of a large group."""
+        retry_ms = None
+        try:
+            await self.on_draft(
+                group_id,
+                lambda: self.state.is_large_consumer_group(group_id),
+                lambda draft: draft.handlers.tick(draft.group, draft.now_ms),
+            )
+        except TidemillError as error:
+            if self.stopped is None:
+                self._warn_of_tick(group_id, error)
+                retry_ms = self.clock.now_ms() + TICK_RETRY_MS
+        finally:
+            del self._removals[group_id]
+            if self.stopped is None:
+                if retry_ms is None:
+                    self._schedule(group_id)
+                else:
+                    self._schedule_at(group_id, retry_ms)
+
+    async def close(self) -> None:
+        """Stop and wait until nothing of the shard runs any more."""
+        removals = tuple(self._removals.values())
+        for removal in removals:
+            removal.cancel()
+        await super().close()
+        await asyncio.gather(*removals, return_exceptions=True)
+
+    # -- requests --------------------------------------------------------------------------------------
 
     async def request(
         self, group_id: str, handler: Callable[[asyncio.Future[_T], int], Iterable[Reply]]
@@ -58,7 +135,7 @@ class Shard(ShardShell):
         return await token
 
     def send(self, replies: Iterable[Reply]) -> None:
-        """Answer the requests that these replies are for, once that is durable."""
+        """Answer the requests that these replies are for, once everything appended so far is committed."""
         for reply in replies:
             assert isinstance(reply.token, asyncio.Future), reply
             self._hold(reply.token, reply.body)
@@ -75,7 +152,7 @@ class Shard(ShardShell):
         self.state.replay_marker(producer_id, commit=commit)
 
     def _append(self, records: Sequence[GroupRecord], producer: tuple[int, int] | None = None) -> None:
-        """``producer``: id and epoch if the records are part of its transaction."""
+        """Put records into the log; ``producer`` is id and epoch if they are part of its transaction."""
         encoded = [encode_record(record) for record in records]
         if producer is None:
             self._note_appended(self.log.append(encoded))
@@ -103,10 +180,19 @@ class Shard(ShardShell):
 
     def _next_deadline_ms(self, key: str) -> int | None:
         group = self.state.groups.get(key)
-        return None if group is None else group.next_deadline_ms()
+        return None if group is None or key in self._removals else group.next_deadline_ms()
 
     def _tick(self, key: str, now_ms: int) -> None:
-        self.send(self.state.tick(key, now_ms))
+        group = self.state.groups.get(key)
+        if (
+            isinstance(group, ConsumerGroup)
+            and self.state.is_large_consumer_group(key)
+            and group.overdue(now_ms)
+        ):
+            # The task looks at the group again when it has ended.
+            self._removals[key] = asyncio.get_running_loop().create_task(self._remove_overdue(key))
+        else:
+            self.send(self.state.tick(key, now_ms))
 
     def _die(self, code: ErrorCode) -> None:
         for reply in self.state.die(code):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import ErrorCode
-from tidemill.groups.classic import ClassicGroup
-from tidemill.groups.consumer_group import ConsumerGroup
-from tidemill.groups.consumers import ConsumerGroups
-from tidemill.groups.effects import Effects, GroupState
+from tidemill.groups.classic.group import ClassicGroup, Effects, GroupState
+from tidemill.groups.consumer.draft import GroupDraft, is_large, needs_draft
+from tidemill.groups.consumer.group import ConsumerGroup
+from tidemill.groups.consumer.handlers import ConsumerGroupHandlers
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
     FetchOffsetsResult,
@@ -27,13 +27,13 @@ from tidemill.groups.messages import (
 )
 from tidemill.groups.offsets import NO_PRODUCER_ID, OffsetStore
 from tidemill.groups.records import GroupMetadata, GroupMetadataRecord, OffsetCommitRecord
-from tidemill.groups.subscription import CONSUMER_PROTOCOL
-from tidemill.groups.topics import NoTopics
+from tidemill.wire.consumer_protocol import CONSUMER_PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from tidemill.groups.consumers import Group
+    from tidemill.groups.consumer.handlers import Group
+    from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
     from tidemill.groups.messages import (
         GroupListing,
         HeartbeatRequest,
@@ -64,20 +64,19 @@ class Append(Protocol):
     """Puts records into the log as one batch, or raises and leaves the log as it was."""
 
     def __call__(self, records: Sequence[GroupRecord], producer: tuple[int, int] | None = None) -> None:
-        """``producer``: id and epoch if the records are part of its transaction."""
+        """Append ``records``; ``producer`` is id and epoch if they are part of its transaction."""
 
 
 class ShardState:
     """Groups and offsets of one shard. Groups of both protocols share one space of names."""
 
-    def __init__(self, settings: GroupSettings, append: Append, topics: Topics | None = None) -> None:
+    def __init__(self, settings: GroupSettings, append: Append, topics: Topics) -> None:
         self.settings = settings
         self.groups: dict[str, Group] = {}
         self.offsets = OffsetStore()
         self._append = append
-        self.consumers = ConsumerGroups(
-            settings, self.groups, append, self._append_and_replay, topics or NoTopics()
-        )
+        self._topics = topics
+        self.consumers = ConsumerGroupHandlers(settings, self.groups, append, self._append_and_replay, topics)
 
     # -- replay ----------------------------------------------------------------------------------------
 
@@ -103,7 +102,7 @@ class ShardState:
             del self.groups[record.group_id]
 
     def replay_marker(self, producer_id: int, *, commit: bool) -> None:
-        """Take account of the end of a producer's transaction."""
+        """Settle the offsets of a producer's transaction that has ended."""
         self.offsets.replay_marker(producer_id, commit=commit)
 
     def _append_and_replay(self, records: Sequence[GroupRecord], now_ms: int) -> None:
@@ -146,7 +145,7 @@ class ShardState:
         )
         if not refused:
             created = GroupMetadata("", 0, None, None, now_ms, ())
-            # A consumer group without members makes room.
+            # A consumer group without members is replaced by the classic one.
             former = self.groups.get(request.group_id)
             tombstones = [] if former is None else former.tombstones()
             self._append([*tombstones, GroupMetadataRecord(request.group_id, created)])
@@ -172,11 +171,11 @@ class ShardState:
     def leave(
         self, group_id: str, members: Sequence[LeavingMember], now_ms: int
     ) -> tuple[LeaveReply, Replies]:
-        """LeaveGroup."""
+        """LeaveGroup for several members at once."""
         group = self.groups.get(group_id)
         if group is None:
-            strangers = (LeftMember(m.member_id, m.instance_id, ErrorCode.unknown_member_id) for m in members)
-            return LeaveReply(members=tuple(strangers)), ()
+            unknown = (LeftMember(m.member_id, m.instance_id, ErrorCode.unknown_member_id) for m in members)
+            return LeaveReply(members=tuple(unknown)), ()
         if isinstance(group, ConsumerGroup):
             return self.consumers.leave(group, members, now_ms), ()
         answer = LeaveReply()
@@ -190,7 +189,7 @@ class ShardState:
         return answer, replies
 
     def tick(self, group_id: str, now_ms: int) -> Replies:
-        """Do what is due in a group."""
+        """Do what is due in a group at ``now_ms``."""
         group = self.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             self.consumers.tick(group, now_ms)
@@ -204,7 +203,22 @@ class ShardState:
 
     def die(self, error: ErrorCode) -> Replies:
         """Stop for good; whoever waits in any group is told ``error``."""
-        return tuple(reply for group in self.groups.values() for reply in group.die(error).replies)
+        return tuple(reply for group in self.groups.values() for reply in group.die(error))
+
+    # -- large consumer groups -------------------------------------------------------------------------
+
+    def needs_draft(self, request: ConsumerHeartbeatRequest) -> bool:
+        """Whether a heartbeat may be long work, to be done on a draft."""
+        return needs_draft(self.groups.get(request.group_id), self._topics, request)
+
+    def is_large_consumer_group(self, group_id: str) -> bool:
+        """Whether changes of the group are long work, to be done on a draft."""
+        group = self.groups.get(group_id)
+        return isinstance(group, ConsumerGroup) and not group.is_empty and is_large(group, self._topics)
+
+    def draft(self, group_id: str, now_ms: int) -> GroupDraft:
+        """A copy of a consumer group, or of what a classic one becomes. Raises ``Refused`` if it cannot."""
+        return GroupDraft(group_id, self.settings, self.groups, self._topics, now_ms)
 
     # -- offsets ---------------------------------------------------------------------------------------
 
@@ -280,7 +294,7 @@ class ShardState:
     def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], now_ms: int
     ) -> DeleteOffsetsResult:
-        """OffsetDelete."""
+        """OffsetDelete: forget the committed offsets of partitions that nobody consumes."""
         group = self.groups.get(group_id)
         if group is None:
             return DeleteOffsetsResult(ErrorCode.group_id_not_found)
@@ -296,7 +310,7 @@ class ShardState:
         self.forget_topics([topic for topic in self.offsets.topics() if not exists(topic)], now_ms)
 
     def forget_topics(self, topics: Collection[str], now_ms: int) -> None:
-        """Topics were deleted: so are the offsets committed for them."""
+        """Delete the offsets committed for topics that were deleted."""
         self._append_in_parts(self.offsets.tombstones_of_topics(topics), now_ms)
 
     def expire(self, now_ms: int) -> None:
@@ -309,7 +323,7 @@ class ShardState:
             self._append_in_parts(records, now_ms)
 
     def _append_in_parts(self, records: Sequence[GroupRecord], now_ms: int) -> None:
-        """Deletions need not be atomic, and there may be more of them than fit into one batch."""
+        """Append deletions in several batches: they need not be atomic and may not fit into one."""
         for start in range(0, len(records), _RECORDS_PER_APPEND):
             self._append_and_replay(records[start : start + _RECORDS_PER_APPEND], now_ms)
 
@@ -345,9 +359,3 @@ class ShardState:
         """DescribeGroups for one group."""
         group = self.groups.get(group_id)
         return GroupDescription(group_id, state=GroupState.DEAD.value) if group is None else group.describe()
-
-    def validate_state(self) -> None:
-        """Raise AssertionError if an invariant is broken."""
-        for group_id, group in self.groups.items():
-            assert group.group_id == group_id, (group_id, group.group_id)
-            group.validate_state()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tidemill.control.image import MetadataImage
 
-__all__ = ("ImageTopics", "NoTopics", "SubscribedTopic", "Topics")
+__all__ = ("ImageTopics", "SubscribedTopic", "Topics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class SubscribedTopic:
 
 
 class Topics(Protocol):
-    """The topics of now. Groups look again whenever ``revision`` has changed."""
+    """The topics that exist now. Groups look again whenever ``revision`` has changed."""
 
     @property
     def revision(self) -> int:
-        """Differs whenever anything else here may differ."""
+        """A number that changes whenever anything else here may have changed."""
 
     def find(self, name: str) -> SubscribedTopic | None:
         """The topic, if it exists."""
@@ -39,36 +39,23 @@ class Topics(Protocol):
     def names(self) -> Iterable[str]:
         """The topics that a pattern can match: all but internal ones."""
 
+    @property
+    def count(self) -> int:
+        """About how many topics there are."""
 
-class NoTopics:
-    """No topic exists. For a coordinator that serves classic groups only."""
-
-    revision = 0
-
-    def find(self, name: str) -> SubscribedTopic | None:
-        """Nothing."""
-        del name
-        return None
-
-    def name_of(self, topic_id: UUID) -> str | None:
-        """Nothing."""
-        del topic_id
-        return None
-
-    def names(self) -> Iterable[str]:
-        """Nothing."""
-        return ()
+    def frozen(self) -> Topics:
+        """The topics as they are now, unaffected by later changes."""
 
 
 class ImageTopics:
-    """The topics of the newest metadata image."""
+    """The topics of the newest metadata image, as groups need them."""
 
     def __init__(self, image: Callable[[], MetadataImage]) -> None:
         self._image = image
 
     @property
     def revision(self) -> int:
-        """The image's."""
+        """The revision of the metadata image."""
         return self._image().revision
 
     def find(self, name: str) -> SubscribedTopic | None:
@@ -81,5 +68,15 @@ class ImageTopics:
         return self._image().topic_names_by_id.get(topic_id)
 
     def names(self) -> Iterable[str]:
-        """All but internal topics."""
+        """The names of all topics but the internal ones."""
         return (topic.name for topic in self._image().topics.values() if not topic.internal)
+
+    @property
+    def count(self) -> int:
+        """The number of topics, internal ones included."""
+        return len(self._image().topics)
+
+    def frozen(self) -> ImageTopics:
+        """The topics of the present image."""
+        image = self._image()
+        return ImageTopics(lambda: image)

@@ -1,1 +1,1 @@
-"""The key-value engine under a table's state: RocksDB, and the snapshots taken of it."""
+"""The key-value engine under a table's state: its contract, RocksDB behind it, snapshots and recovery."""

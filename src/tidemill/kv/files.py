@@ -20,10 +20,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Files:
-    """The real disk."""
+    """File operations on the real disk."""
 
     def names(self, directory: Path) -> list[str]:
-        """Names in a directory, sorted; none if there is no such directory."""
+        """The names in a directory, sorted; none if there is no such directory."""
         with Translated("list", str(directory)):
             try:
                 return sorted(os.listdir(directory))
@@ -48,7 +48,7 @@ class Files:
             path.write_bytes(data)
 
     def link(self, source: Path, target: Path) -> bool:
-        """Give a file that never changes a second name. False if it is gone."""
+        """Link a file that never changes to a second name. False if the file is gone."""
         with Translated("link", str(source)):
             try:
                 os.link(source, target)
@@ -75,7 +75,7 @@ class Files:
                 directory.unlink()
 
     def sync(self, path: Path) -> None:
-        """Make a file's content, or a directory's names, durable."""
+        """Make a file's content durable, or the names in a directory."""
         with Translated("sync", str(path)):
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -84,7 +84,7 @@ class Files:
                 os.close(descriptor)
 
     def stat(self, path: Path) -> tuple[tuple[int, int], int] | None:
-        """What identifies a file on this machine, and its size in bytes; None if there is none."""
+        """A file's identity on this machine (device, inode) and its size in bytes; None if there is none."""
         with Translated("look at", str(path)):
             try:
                 found = path.stat()
@@ -93,7 +93,7 @@ class Files:
             return (found.st_dev, found.st_ino), found.st_size
 
     def checksum(self, path: Path) -> tuple[int, int]:
-        """The CRC-32C of a whole file, and how many bytes that were."""
+        """The CRC-32C of a whole file, and its size in bytes."""
         with Translated("read", str(path)), path.open("rb", buffering=0) as file:
             crc, size, buffer = 0, 0, bytearray(_CHUNK_BYTES)
             while count := file.readinto(buffer):

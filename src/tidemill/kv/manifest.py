@@ -1,4 +1,4 @@
-"""The file that says what a snapshot consists of: ``tidemill-snapshot.json`` in the snapshot's directory.
+"""The manifest of a snapshot: the file ``tidemill-snapshot.json`` in its directory, which lists its files.
 
 One line that says how many bytes follow and their CRC-32C, then JSON with the name, size and CRC-32C of every
 file. A reader gets exactly what was written, or ``CorruptData``.
@@ -37,19 +37,19 @@ class Manifest(msgspec.Struct, frozen=True):
     files: tuple[FileEntry, ...]
 
 
-#: Made here and not at the first use, which several threads come to at once: msgspec completes a class while
-#: it makes the first decoder for it, and another thread that decodes meanwhile crashes the process.
+#: Made at import, because msgspec completes a class while it makes its first decoder: another thread that
+#: decodes meanwhile would crash the process.
 _DECODER = msgspec.json.Decoder(Manifest)
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
-    """The content of the file."""
+    """Encode a manifest as the content of its file."""
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     return b"%s %d %08x\n%s" % (_MAGIC, len(body), crc32c(body), body)
 
 
 def unpack_manifest(data: bytes, path: str) -> Manifest:
-    """What ``data`` says; ``path`` is for the error message."""
+    """Decode a manifest; ``path`` is for the error message."""
     head, _, body = data.partition(b"\n")
     if head != b"%s %d %08x" % (_MAGIC, len(body), crc32c(body)):
         raise CorruptData("the manifest of the snapshot does not check out", path=path, position=0)

@@ -1,4 +1,4 @@
-"""Finding a bucket's state again at the start, or after it turned out to be damaged.
+"""Recovery of a bucket's state at the start, or after it turned out to be damaged.
 
 Names in the bucket's directory::
 
@@ -29,10 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidemill.errors import CorruptData, StorageError
-from tidemill.kv.copying import TABLE_SUFFIX
-from tidemill.kv.engine import KvStore, open_read_only
+from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore
 from tidemill.kv.files import Files
-from tidemill.kv.resources import KvResources
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 
 __all__ = ("mark_damaged", "newest_offset", "recover")
@@ -46,26 +44,26 @@ _READ_BYTES = 1 << 20
 _READ_ROWS = 10_000
 
 
-def mark_damaged(directory: str | Path, files: Files | None = None) -> None:
-    """Make the next ``recover`` give up the live state, whose store is closed: it does not check out."""
-    files = files or Files()
+def mark_damaged(directory: str | Path, files: Files) -> None:
+    """Mark the live state as damaged, so that the next ``recover`` gives it up. Its store must be closed."""
     live = Path(directory) / _LIVE
     if files.stat(live) is not None:
         files.write(live / _DAMAGED_MARK, b"")
         files.sync(live)
 
 
-def newest_offset(directory: str | Path, resources: KvResources, identity: bytes) -> int | None:
+def newest_offset(directory: str | Path, engine: KvEngine, identity: bytes) -> int | None:
     """The log offset of the newest state in a bucket's directory that can be read; None if there is none.
 
     For a bucket whose log is gone: ``recover`` finds the same state if the log begins at this offset. Changes
     nothing of it.
     """
     live = Path(directory) / _LIVE
-    if live.exists() and not (live / _DAMAGED_MARK).exists():
-        with contextlib.suppress(StorageError), open_read_only(live, resources, identity) as reader:
+    files = engine.files
+    if files.stat(live) is not None and files.stat(live / _DAMAGED_MARK) is None:
+        with contextlib.suppress(StorageError), engine.open_read_only(live, identity) as reader:
             return reader.applied_offset
-    snapshots = SnapshotStore(directory)
+    snapshots = SnapshotStore(directory, files)
     for info in reversed(snapshots.list()):
         if info.identity == identity:
             with contextlib.suppress(CorruptData):
@@ -76,23 +74,21 @@ def newest_offset(directory: str | Path, resources: KvResources, identity: bytes
 
 def recover(
     directory: str | Path,
-    resources: KvResources,
+    engine: KvEngine,
     identity: bytes,
     *,
     log_start: int,
     log_end: int,
     log_is_complete: bool,
     on_warning: Callable[[str], None],
-    files: Files | None = None,
 ) -> KvStore:
     """Open the newest state from which the log, whose offsets go from ``log_start`` to ``log_end``, leads on.
 
-    ``log_is_complete``: replaying the log onto nothing gives the whole state. ``on_warning`` is told, in
-    words, of everything that was found unusable. ``StorageError`` if there is no way to the state.
+    ``log_end`` is the log's own end: state between the high watermark and it is good, and just not to be
+    shown yet. ``log_is_complete``: replaying the log onto nothing gives the whole state. ``on_warning`` is
+    told, in words, of everything that was found unusable. ``StorageError`` if there is no way to the state.
     """
-    recovery = _Recovery(
-        Path(directory), resources, identity, log_start, log_end, on_warning, files or Files()
-    )
+    recovery = _Recovery(Path(directory), engine, identity, log_start, log_end, on_warning, engine.files)
     store = recovery.from_live() or recovery.from_snapshots()
     if store is not None:
         return store
@@ -108,13 +104,13 @@ def recover(
 @dataclass(slots=True)
 class _Recovery:
     directory: Path
-    resources: KvResources
+    engine: KvEngine
     identity: bytes
     log_start: int
     log_end: int
     on_warning: Callable[[str], None]
     files: Files
-    #: Why what is there cannot be used.
+    #: Why the states that were tried cannot be used.
     reasons: list[str] = field(default_factory=list)
     #: Whether bytes were found that do not check out.
     was_damaged: bool = False
@@ -158,7 +154,7 @@ class _Recovery:
         if not self.was_damaged:
             return True
         try:
-            with store.snapshot() as view:
+            with store.view() as view:
                 start: bytes | None = b""
                 while start is not None:
                     start = view.read(start, None, _READ_BYTES, _READ_ROWS).next_start
@@ -171,18 +167,18 @@ class _Recovery:
         return True
 
     def from_nothing(self) -> KvStore:
-        return KvStore.open(self.live, self.resources, self.identity, first_offset=self.log_start)
+        return self.engine.open(self.live, self.identity, first_offset=self.log_start)
 
     def _open_live(self) -> KvStore | None:
-        """The store, if it is usable; otherwise it is moved away."""
+        """Open the live state if it is usable; otherwise move it away."""
         try:
-            store = KvStore.open(self.live, self.resources, self.identity, first_offset=self.log_start)
+            store = self.engine.open(self.live, self.identity, first_offset=self.log_start)
         except CorruptData as error:
             self.was_damaged = True
             self._give_up_live(error.message)
             return None
         if store.was_created:
-            # A crash has left a database that never had anything: a snapshot may have more.
+            # A crash has left a database without any content: a snapshot may have more.
             _close(store)
             self.files.remove_tree(self.live)
             return None
@@ -223,6 +219,6 @@ class _Recovery:
 
 
 def _close(store: KvStore) -> None:
-    """Close a store that is given up: whether its last rows get to the disk does not matter."""
+    """Close a store that is given up: it does not matter whether its last rows reach the disk."""
     with contextlib.suppress(StorageError):
         store.close()

@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidemill.errors import CorruptData, StorageError
-from tidemill.kv.copying import TABLE_SUFFIX
-from tidemill.kv.engine import KvStore
+from tidemill.kv.contract import TABLE_SUFFIX, KvStore
 from tidemill.kv.files import Files
 from tidemill.kv.manifest import (
     MANIFEST_NAME,
@@ -48,6 +47,8 @@ _REMOVING = "removing-"
 _LAST_ID = "last-id"
 _DAMAGED_MARK = "DAMAGED"
 _RESTORING = ".restoring"
+#: The bucket's directory, that of all buckets, and the data directory.
+_FOLDERS_ABOVE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class SnapshotInfo:
     """A snapshot that has all its files."""
 
     snapshot_id: int
-    #: Everything in the log below it is in the snapshot.
+    #: The log offset of the state: everything below it is in the snapshot.
     log_offset: int
     created_ms: int
     size_bytes: int
@@ -82,6 +83,7 @@ class SnapshotStore:
         self._directory = Path(directory) / _SNAPSHOTS
         self._files = files or Files()
         self._lock = threading.Lock()
+        self._has_durable_names = False
         #: The log offset of the newest snapshot that this object has seen; None before it has seen one.
         self.newest_offset: int | None = None
 
@@ -99,6 +101,7 @@ class SnapshotStore:
             target = self._directory / str(snapshot_id)
             try:
                 self._files.make_directory(self._directory)
+                self._make_names_durable()
                 log_offset = store.checkpoint(temporary, self._files)
                 entries = self._describe(temporary, previous[0] if previous else None)
                 manifest = Manifest(
@@ -115,6 +118,13 @@ class SnapshotStore:
             self._files.sync(self._directory)
             self.newest_offset = log_offset
             return _info(target, manifest)
+
+    def _make_names_durable(self) -> None:
+        """Sync the names of the directories above, once: else a power loss takes them with all snapshots."""
+        if not self._has_durable_names:
+            for folder in self._directory.parents[:_FOLDERS_ABOVE]:
+                self._files.sync(folder)
+            self._has_durable_names = True
 
     def list(self) -> tuple[SnapshotInfo, ...]:
         """The snapshots that have all their files, newest last. Checks sizes, not checksums."""
@@ -163,7 +173,7 @@ class SnapshotStore:
         self._files.sync(target.parent)
 
     def spoil(self, path: str | Path) -> tuple[int, ...]:
-        """Never use the snapshots again that share a file of the live state in which damage was found.
+        """Never use again the snapshots that share a file of the live state in which damage was found.
 
         If ``path`` is no table file, those that share any of the directory's. Returns their numbers.
         """
@@ -180,7 +190,7 @@ class SnapshotStore:
         return tuple(spoilt)
 
     def _identities(self, paths: Iterable[Path]) -> set[tuple[int, int]]:
-        """What identifies those of the files on this machine that are there."""
+        """The identities of those files that exist."""
         return {found[0] for found in map(self._files.stat, paths) if found is not None}
 
     def _table_files(self, directory: Path) -> Sequence[Path]:
@@ -204,7 +214,7 @@ class SnapshotStore:
             return tuple(old)
 
     def clean(self) -> None:
-        """Remove what a crash has left half made or half removed. Call before anything is made."""
+        """Remove what a crash has left half made or half removed. Call it before anything is made."""
         with self._lock:
             for name in self._files.names(self._directory):
                 if name.startswith((_TEMPORARY, _REMOVING)):
@@ -255,13 +265,13 @@ class SnapshotStore:
             )
 
     def _describe(self, directory: Path, previous: SnapshotInfo | None) -> tuple[FileEntry, ...]:
-        """Every file with its checksum, made durable. What the previous snapshot has is not read again."""
+        """Sync all files; gives their entries. Files of the previous snapshot are not read again."""
         known = {} if previous is None else {entry.name: entry for entry in previous.files}
         entries: list[FileEntry] = []
         for name in self._files.names(directory):
             path = directory / name
             entry = known.get(name)
-            # After a restore RocksDB may give an old name to a new file, so the name alone says nothing.
+            # After a restore RocksDB may give an old name to a new file, so the name alone proves nothing.
             if (
                 entry is None
                 or previous is None
@@ -300,7 +310,7 @@ class SnapshotStore:
 
 
 def _numbers(names: Iterable[str]) -> Iterator[int]:
-    """Those names that are the number of a snapshot."""
+    """The names that are numbers of snapshots."""
     return (int(name) for name in names if name.isascii() and name.isdigit() and str(int(name)) == name)
 
 

@@ -31,7 +31,7 @@ _QUICK_BYTES = 2 * 1024 * 1024
 
 
 class TimedOffset(NamedTuple):
-    """A record found by its timestamp."""
+    """Timestamp and offset of a record that a search by time found."""
 
     timestamp: int
     offset: int
@@ -45,12 +45,12 @@ class BatchLookup(NamedTuple):
     header: BatchHeader
     min_timestamp: int
     min_offset: int
-    #: Look for the largest timestamp instead of the first that will do.
+    #: Look for the largest timestamp instead of the first one that is late enough.
     largest: bool = False
 
     @property
     def is_quick(self) -> bool:
-        """Whether ``run`` may be done between two other requests."""
+        """Whether ``run`` is short enough for the event loop."""
         if self.header.codec != NONE or len(self.data) > _QUICK_BYTES:
             return False
         count = self.header.record_count
@@ -60,8 +60,8 @@ class BatchLookup(NamedTuple):
     def run(self, max_bytes: int, breathe: Callable[[], None] = no_breath) -> TimedOffset | None:
         """Look for the record. May run in a thread.
 
-        A batch that cannot be decoded, or unpacks to more than ``max_bytes``, must not take the search by
-        time away from everybody else: its header speaks for it.
+        A batch that cannot be decoded, or unpacks to more than ``max_bytes``, must not make every search by
+        time fail: the timestamps of its header are used then.
         """
         header = self.header
         try:
@@ -84,7 +84,7 @@ class BatchLookup(NamedTuple):
         return max(wanted, key=lambda timed: timed[0]) if self.largest else wanted[0]
 
     def _find_in_many(self, max_bytes: int, breathe: Callable[[], None]) -> tuple[int, int] | None:
-        # Late: numpy, which a node needs only for large batches.
+        # Imported late: it loads numpy, which a node needs only for large batches.
         from tidemill.records.timestamps import find_first_at, find_largest
 
         find = find_largest if self.largest else find_first_at
@@ -93,7 +93,7 @@ class BatchLookup(NamedTuple):
 
 
 TimeSearch = Generator[BatchLookup | None, TimedOffset | None, TimedOffset | None]
-"""A search under way; what it returns is the record."""
+"""A search in steps; the generator returns the record that it found."""
 
 
 def find_time(log: PartitionLog, timestamp: int, upper_offset: int) -> TimeSearch:
@@ -114,7 +114,7 @@ def find_max_timestamp(log: PartitionLog, upper_offset: int) -> TimeSearch:
     best = max((segment.max_timestamp for segment in log.segments), default=-1)
     if best < 0:
         return None
-    # If that finds nothing, the largest is not below the upper offset, or deleted: look at all that are left.
+    # If that finds nothing, the record is deleted or at or above the upper offset: search all that are left.
     found = yield from find_time(log, best, upper_offset)
     if found is None:
         found = yield from _search_max_timestamp(log, upper_offset)

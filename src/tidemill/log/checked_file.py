@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 def pack_checked(kind: int, payload: bytes) -> bytes:
-    """The whole content of a file that holds ``payload``; a reader must name the same ``kind``."""
+    """The content of a file that holds ``payload``; a reader must name the same ``kind``."""
     return _HEADER.pack(_MAGIC, _VERSION, kind, len(payload), crc32c(payload)) + payload
 
 

@@ -1,10 +1,15 @@
-"""The one small file that says what of a partition is known to be durable.
+"""The checkpoint of a partition: a small file that says what of its log is known to be durable.
 
 Three slots, each in a page of its own. Slots 0 and 1 take turns and are synced with every write, and one is
 only overwritten when the other is durable: so at least one of them is always whole. Slot 2 is a hint: it is
 written after every flush and never synced. A hint only ever speaks of data that is durable already, so it is
 safe to believe if its checksum fits, and safe to lose; it keeps the recovery point close behind the log
 for the price of one small write.
+
+A slot has two parts, each with its own checksum: what the first release wrote, and the high watermark behind
+it. Either release reads the other's files: the first one never looks at the second part, and a second part
+that does not belong to the first (another sequence number) counts as missing. The high watermark is a lower
+bound: it is what the owner knew when something else made a slot be written.
 """
 
 from __future__ import annotations
@@ -27,11 +32,14 @@ _HINT_SLOT = 2
 _FORMAT = struct.Struct(">4sQqqBqq")
 _MAGIC = b"TMC1"
 _SLOT_BYTES = _FORMAT.size + 4
+#: The high watermark, and the CRC-32C of the whole slot in front of this checksum.
+_EXTENSION = struct.Struct(">qI")
+_EXTENDED_BYTES = _SLOT_BYTES + _EXTENSION.size
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was known when it was written."""
+    """Log start, recovery point, high watermark, and whether the last stop was orderly."""
 
     log_start_offset: int = 0
     #: Everything below was fdatasynced.
@@ -40,10 +48,12 @@ class Checkpoint:
     clean: bool = False
     active_base_offset: int = 0
     active_size_bytes: int = 0
+    #: Everything below was committed; None if it was never noted.
+    high_watermark: int | None = None
 
 
 class CheckpointFile:
-    """Reads and writes the slots. ``current`` is always what the next start would at least find."""
+    """Reads and writes the slots of a checkpoint. The next start finds ``current``, or something newer."""
 
     def __init__(self, file: StorageFile, checkpoint: Checkpoint, sequence: int, slot: int) -> None:
         self._file = file
@@ -53,15 +63,17 @@ class CheckpointFile:
         self._lock = threading.Lock()
         self._sync_failed = False
         self.current = checkpoint
+        #: The high watermark for the next write of any slot. Set by the log's owner.
+        self.high_watermark = checkpoint.high_watermark
 
     @classmethod
     def create(cls, storage: Storage, directory: str, checkpoint: Checkpoint) -> CheckpointFile:
         """Make the file, whole or not at all: one without a whole slot is always damage.
 
-        All slots get their room now, so that a full disk never keeps a log from being opened.
+        All slots get their disk space now, so that a full disk never keeps a log from being opened.
         """
         path = f"{directory}/{CHECKPOINT_NAME}"
-        size = _HINT_SLOT * _SLOT_STRIDE_BYTES + _SLOT_BYTES
+        size = _HINT_SLOT * _SLOT_STRIDE_BYTES + _EXTENDED_BYTES
         write_atomic(storage, path, _pack_slot(1, checkpoint).ljust(size, b"\0"))
         return cls(storage.open(path), checkpoint, 1, 0)
 
@@ -79,8 +91,13 @@ class CheckpointFile:
         sequence, slot, checkpoint = max(whole)
         hint = slots[_HINT_SLOT]
         if hint and hint[0] > sequence:
-            sequence = hint[0]
-            checkpoint = replace(checkpoint, recovery_point=hint[1].recovery_point, clean=False)
+            sequence, hinted = hint
+            high_watermark = hinted.high_watermark
+            if high_watermark is None:
+                high_watermark = checkpoint.high_watermark
+            checkpoint = replace(
+                checkpoint, recovery_point=hinted.recovery_point, clean=False, high_watermark=high_watermark
+            )
         return cls(file, checkpoint, sequence, slot)
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -99,15 +116,23 @@ class CheckpointFile:
         with self._lock:
             self._save(Checkpoint(log_start_offset, max(self.current.recovery_point, log_start_offset)))
 
+    def lower(self, recovery_point: int) -> None:
+        """Write and sync a recovery point that is not higher than now: what is above is about to be cut."""
+        with self._lock:
+            lowered = min(self.current.recovery_point, recovery_point)
+            self._save(Checkpoint(self.current.log_start_offset, lowered))
+
     def hint(self, recovery_point: int) -> None:
         """Note a new recovery point without syncing."""
         with self._lock:
             self._insist_on_syncs()
-            self.current = replace(self.current, recovery_point=recovery_point, clean=False)
+            self.current = replace(
+                self.current, recovery_point=recovery_point, clean=False, high_watermark=self.high_watermark
+            )
             self._write_slot(_HINT_SLOT, self.current)
 
     def sync_beside_flushes(self, file: StorageFile) -> None:
-        """Sync a file that a flush may be syncing at this moment.
+        """Sync a file that a flush may be syncing at the same time.
 
         A failure is told to one of the two only: if it is this one, the other's success proves nothing, and
         what it takes for the new recovery point is refused with ``SyncFailed``.
@@ -130,6 +155,7 @@ class CheckpointFile:
             )
 
     def _save(self, checkpoint: Checkpoint) -> None:
+        checkpoint = replace(checkpoint, high_watermark=self.high_watermark)
         slot = 1 - self._slot
         self._write_slot(slot, checkpoint)
         self._file.sync()
@@ -142,9 +168,9 @@ class CheckpointFile:
 
 
 def read_recovery_point(storage: Storage, directory: str) -> int | None:
-    """Up to where a log that nobody has open is durable; 0 if it was never written, None if it is damaged.
+    """The recovery point of a log that is not open; 0 if it was never written, None if it is damaged.
 
-    Behind an orderly stop that is its end.
+    After an orderly stop that is the log's end.
     """
     if not storage.exists(f"{directory}/{CHECKPOINT_NAME}"):
         return 0
@@ -166,7 +192,16 @@ def _pack_slot(sequence: int, checkpoint: Checkpoint) -> bytes:
         checkpoint.active_base_offset,
         checkpoint.active_size_bytes,
     )
-    return body + struct.pack(">I", crc32c(body))
+    slot = body + struct.pack(">I", crc32c(body))
+    if checkpoint.high_watermark is None:
+        # Zeros, so that no older second part is left behind a first part that it does not belong to.
+        return slot + bytes(_EXTENSION.size)
+    return slot + _pack_extension(slot, checkpoint.high_watermark)
+
+
+def _pack_extension(slot: bytes, high_watermark: int) -> bytes:
+    crc = crc32c(slot + high_watermark.to_bytes(8, "big", signed=True))
+    return _EXTENSION.pack(high_watermark, crc)
 
 
 def damaged_slots(file: StorageFile) -> list[int]:
@@ -180,10 +215,18 @@ def damaged_slots(file: StorageFile) -> list[int]:
 
 
 def _read_slot(file: StorageFile, slot: int) -> tuple[int, Checkpoint] | None:
-    data = file.read(slot * _SLOT_STRIDE_BYTES, _SLOT_BYTES)
+    found = file.read(slot * _SLOT_STRIDE_BYTES, _EXTENDED_BYTES)
+    data, extension = found[:_SLOT_BYTES], found[_SLOT_BYTES:]
     if len(data) != _SLOT_BYTES or struct.unpack(">I", data[-4:])[0] != crc32c(data[:-4]):
         return None
     magic, sequence, start, point, clean, base, size = _FORMAT.unpack(data[:-4])
     if magic != _MAGIC:
         return None
-    return sequence, Checkpoint(start, point, bool(clean), base, size)
+    return sequence, Checkpoint(start, point, bool(clean), base, size, _read_extension(data, extension))
+
+
+def _read_extension(slot: bytes, extension: bytes) -> int | None:
+    if len(extension) != _EXTENSION.size:
+        return None
+    high_watermark: int = _EXTENSION.unpack(extension)[0]
+    return high_watermark if _pack_extension(slot, high_watermark) == extension else None

@@ -9,16 +9,20 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 
-__all__ = ("NO_END", "EpochHistory")
+__all__ = ("EPOCHS_KIND", "EPOCHS_NAME", "NO_END", "EpochHistory")
 
-#: Of an epoch that is still going on: no offset reaches it.
+#: File of a partition's history, and its kind of checked file.
+EPOCHS_NAME = "leader-epochs"
+EPOCHS_KIND = 3
+
+#: The end of an epoch that is going on: no offset reaches it.
 NO_END = 2**63 - 1
 
 _ENTRY = struct.Struct(">iq")
 
 
 class EpochHistory:
-    """A list of (epoch, first offset written in it)."""
+    """The leader epochs of a log: a list of (epoch, first offset written in it)."""
 
     def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
         self._entries = entries or []
@@ -46,14 +50,14 @@ class EpochHistory:
         >>> EpochHistory([(0, 0)]).extended(2, 10).entries
         ((0, 0), (2, 10))
         """
-        copied = EpochHistory(list(self._entries))
+        copied = self.copy()
         copied.assign(epoch, start_offset)
         return copied
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The largest known epoch not above ``epoch``, and the offset where it ended; (-1, -1) if unknown.
 
-        An epoch older than all that are known ended, for all that is left of it, where the oldest begins.
+        An epoch older than all that are known ended where the oldest begins.
 
         >>> history = EpochHistory([(0, 0), (2, 10)])
         >>> history.end_offset_for(0, 15), history.end_offset_for(1, 15), history.end_offset_for(2, 15)
@@ -83,9 +87,15 @@ class EpochHistory:
         end = self._entries[index][1] if index < len(self._entries) else NO_END
         return (self._entries[index - 1][0] if index else -1), end
 
-    def truncate_end(self, end_offset: int) -> None:
-        """Forget epochs that start at or after ``end_offset``."""
-        self._entries = [entry for entry in self._entries if entry[1] < end_offset]
+    def truncate_end(self, end_offset: int) -> bool:
+        """Forget epochs that start at or after ``end_offset``. True if there were any."""
+        kept = [entry for entry in self._entries if entry[1] < end_offset]
+        changed = len(kept) < len(self._entries)
+        self._entries = kept
+        return changed
+
+    def copy(self) -> EpochHistory:
+        return EpochHistory(list(self._entries))
 
     def truncate_start(self, start_offset: int) -> None:
         """Keep the epoch that covers ``start_offset`` and those behind it."""

@@ -1,4 +1,4 @@
-"""One flush of a partition: what to sync, prepared by the owner, run in any thread.
+"""A flush of a partition: prepared by the log's owner, run in any thread.
 
 The order is the safeguard: names first, then data from the oldest segment to the newest, then the note
 that says so. A job that fails leaves the note untouched.
@@ -22,7 +22,7 @@ class SideFile(NamedTuple):
 
     path: str
     data: bytes
-    #: It speaks of the log below this offset, and may be written once that much is durable.
+    #: It describes the log below this offset, and may be written once that much is durable.
     offset: int
 
 
@@ -39,13 +39,13 @@ class FlushJob:
     #: Files with unsynced batches, oldest first.
     files: list[StorageFile]
     sync_directory: bool
-    #: Those that became final. After ``run``: those for which there was no room.
+    #: Side files that are final and due. After ``run``: those for which there was no disk space.
     side_files: list[SideFile] = field(default_factory=list)
     #: The list of partitions, if this one's line in it may not be durable yet.
     inventory: Inventory | None = None
 
     def run(self) -> None:
-        """Raises ``SyncFailed`` if durability is not known; then it must not be tried again."""
+        """Run the flush. Raises ``SyncFailed`` if durability is unknown; then it must not be tried again."""
         if self.sync_directory:
             self.storage.sync_dir(self.directory)
         for file in self.files:
@@ -63,6 +63,7 @@ class FlushJob:
             else:
                 self.checkpoint.hint(self.target_offset)
         except DiskFull:
-            # The data is durable, which is what was asked for. What did not fit is tried again with the next
-            # flush; until then the note on disk stays behind, so that a start would rebuild it.
+            # The data is durable, which is what was asked for. Side files that did not fit are tried again
+            # with the next flush; until then the recovery point stays behind, so that a start would rebuild
+            # them.
             return

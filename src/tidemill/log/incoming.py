@@ -1,4 +1,4 @@
-"""From the bytes that a producer sent to the bytes that go into the log. Pure.
+"""Checks a batch that a producer sent, and brings it into the form that goes into the log. Pure.
 
 Everything that can refuse a batch, but for sequence numbers, is decided here and before anything is written:
 the header, the checksum, and every record, which compressed batches are unpacked for (see
@@ -35,7 +35,7 @@ _UNLIMITED_MS = 2**63 - 1
 QUICK_RECORDS = 4_096
 _QUICK_BYTES = 2 * 1024 * 1024
 _QUICK_PACKED_BYTES = 16 * 1024
-#: A small batch that unpacks to more is prepared in a thread after all.
+#: A small batch that unpacks to more than this is prepared in a thread nevertheless.
 _QUICK_UNPACKED_BYTES = 256 * 1024
 
 
@@ -48,29 +48,35 @@ class PreparedBatch(NamedTuple):
 
 
 class _NotUnpacked(InvalidRecords):
-    """Records that do not decompress, or not within the limit."""
+    """The records of a batch do not decompress, or not within the limit."""
 
 
-def is_quick(data: Buffer, config: TopicConfig) -> bool:
-    """Whether ``prepare_batch`` is likely to be done in about a millisecond, to judge by sizes and counts."""
-    if len(data) < HEADER_BYTES:
-        return True
-    header = parse_header(data)
+def is_quick(header: BatchHeader, size_bytes: int, config: TopicConfig) -> bool:
+    """Whether ``prepare_batch`` is likely to be done in about a millisecond, to judge by sizes and counts.
+
+    ``size_bytes`` is the size of what was sent: the header has not been compared with it yet.
+    """
     if header.record_count > SMALL_BATCH_RECORDS and (
-        header.record_count > QUICK_RECORDS or "tidemill.records.validation_columns" not in sys.modules
+        header.record_count > QUICK_RECORDS or "tidemill.records.columns.validation" not in sys.modules
     ):
         return False
     if header.codec == NONE and not _is_recompressed(header, config):
-        return len(data) <= _QUICK_BYTES
-    return len(data) <= _QUICK_PACKED_BYTES
+        return size_bytes <= _QUICK_BYTES
+    return size_bytes <= _QUICK_PACKED_BYTES
 
 
-def prepare_quickly(data: Buffer, config: TopicConfig, now_ms: int) -> PreparedBatch | None:
-    """Prepare a batch that ``is_quick``; None if it is not, or does not unpack to as little as it seems."""
-    if not is_quick(data, config):
+def prepare_quickly(
+    data: Buffer, header: BatchHeader, config: TopicConfig, now_ms: int
+) -> PreparedBatch | None:
+    """Prepare a batch that ``is_quick``; None if it is not, or does not unpack to as little as it seems.
+
+    ``header`` is the batch's, as ``parse_header`` gave it.
+    """
+    if not is_quick(header, len(data), config):
         return None
     try:
-        return PreparedBatch(*prepare_batch(data, config, now_ms, _QUICK_UNPACKED_BYTES), config)
+        prepared = prepare_batch(data, config, now_ms, _QUICK_UNPACKED_BYTES, header=header)
+        return PreparedBatch(*prepared, config)
     except _NotUnpacked:
         return None
 
@@ -81,15 +87,19 @@ def prepare_batch(
     now_ms: int,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     *,
+    header: BatchHeader | None = None,
+    batch_checked: bool = False,
     records_checked: bool = False,
     breathe: Callable[[], None] = no_breath,
 ) -> tuple[Buffer, BatchHeader]:
     """Check a batch against the topic's configuration and bring it into the topic's form.
 
-    ``records_checked``: every record is known to be sound, in its place, and with a key if one is needed.
-    ``breathe`` is called now and then, for the sake of other threads.
+    ``header`` is the batch's, if the caller has it already; ``batch_checked``: ``check_batch`` has passed it,
+    so its checksum is not computed again. ``records_checked``: every record is known to be sound, in its
+    place, and with a key if one is needed. ``breathe`` is called now and then, for the sake of other threads.
     """
-    header = check_batch(data)
+    if header is None or not batch_checked:
+        header = check_batch(data, header)
     if header.codec not in CODEC_NAMES:
         raise ApiError(
             ErrorCode.unsupported_compression_type, f"compression codec number {header.codec} is unknown"
@@ -106,7 +116,7 @@ def prepare_batch(
         if recompressed:
             codec = CODEC_NUMBERS[config.compression_type]
             if codec == NONE:
-                # Before so much is copied.
+                # Checked before so much is copied.
                 _check_size(HEADER_BYTES + len(plain), config)
             data = recompress(header, plain, codec)
             header = parse_header(data)
@@ -130,7 +140,7 @@ def _unpack(data: Buffer, header: BatchHeader, max_bytes: int) -> bytes | memory
     try:
         return decompress(header.codec, memoryview(data)[HEADER_BYTES:], max_bytes)
     except ApiError as error:
-        # The checksum is right, so the producer made it so: sending it again would not help.
+        # The checksum is right, so the producer made the batch like that: sending it again would not help.
         raise _NotUnpacked(error.message) from error
 
 

@@ -25,7 +25,7 @@ _BYTES_PER_ENTRY = 24
 
 
 class SegmentSummary(NamedTuple):
-    """What is true of a whole segment; kept in front of its index so that opening needs no scan."""
+    """Figures of a whole segment, kept in front of its index so that opening needs no scan."""
 
     next_offset: int
     size_bytes: int
@@ -39,7 +39,7 @@ _SUMMARY = struct.Struct(">qqqqq")
 
 
 class SparseIndex:
-    """Append-only while its segment is active, then only read."""
+    """The sparse index of one segment: append-only while the segment is active, then only read."""
 
     __slots__ = ("_offsets", "_positions", "_times")
 
@@ -76,9 +76,9 @@ class SparseIndex:
         return (self._offsets[index], self._positions[index]) if index < len(self._positions) else None
 
     def offset_behind(self, relative_offset: int, size_bytes: int) -> int | None:
-        """An offset that is not below the end of ``size_bytes`` read from the batch that holds the first one.
+        """An upper bound for the offset after reading ``size_bytes`` from the batch that holds the offset.
 
-        None if only the end of the segment is known to be such an offset.
+        None if the end of the segment is the only bound that is known.
         """
         following = bisect_right(self._offsets, relative_offset)
         if following == len(self._positions):
@@ -92,9 +92,22 @@ class SparseIndex:
         return (self._offsets[index - 1], self._positions[index - 1]) if index else (0, 0)
 
     def entry_before_time(self, timestamp: int) -> tuple[int, int]:
-        """(relative offset, position) of a batch; all in front of it are older than ``timestamp``."""
+        """(relative offset, position) of a batch before which all are older than ``timestamp``."""
         index = bisect_left(self._times, timestamp)
         return (self._offsets[index - 1], self._positions[index - 1]) if index else (0, 0)
+
+    def before_position(self, position: int) -> SparseIndex:
+        """A copy without the entries of batches that start at or behind the byte."""
+        count = bisect_left(self._positions, position)
+        copy = SparseIndex()
+        copy._offsets, copy._positions = self._offsets[:count], self._positions[:count]
+        copy._times = self._times[:count]
+        return copy
+
+    @property
+    def last_time(self) -> int | None:
+        """The largest timestamp before the last entry's batch; None without entries."""
+        return self._times[-1] if self._times else None
 
     def entries(self) -> Iterator[tuple[int, int, int]]:
         """(relative offset, position, largest timestamp before) of each entry."""
@@ -126,7 +139,7 @@ def _big_endian(column: array[int]) -> bytes:
 
 
 class IndexCache:
-    """Indexes of sealed segments, least recently used ones dropped: a node may hold thousands of segments."""
+    """A cache of sealed segments' indexes; the least recently used are dropped. A node has many segments."""
 
     def __init__(self, max_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_bytes = max_bytes

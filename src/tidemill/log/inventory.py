@@ -41,18 +41,18 @@ class Inventory:
     """The partitions that have files below one storage's root. Safe to use from several threads."""
 
     def __init__(self, storage: Storage, *, read_only: bool = False) -> None:
-        """Read the list; raises ``StorageError`` if that is not possible."""
+        """Read the list. Raises ``StorageError`` if it cannot be read."""
         self._storage = storage
         self._read_only = read_only
         self._file: StorageFile | None = None
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
-        #: Parent directory → name → offsets below may have been given out.
+        #: Parent directory → name → offset below which offsets may have been given out.
         self._entries: dict[str, dict[str, int]] = {}
         #: Whether there was a list: a data directory of an older release has none.
         self.existed = storage.exists(INVENTORY_NAME)
-        #: Writes to the file, and those that are durable. What was found there may be the unsynced work of a
-        #: process that was killed.
+        #: How many writes to the file there were, and how many are durable. Its first content counts as a
+        #: write: it may be the unsynced work of a process that was killed.
         self._written = 1 if self.existed else 0
         self._synced = 0
         self._is_name_durable = False
@@ -78,8 +78,8 @@ class Inventory:
     def add(self, bounds: Iterable[tuple[str, int]]) -> None:
         """Note partitions, each with the offset below which offsets may have been given out.
 
-        Their directories and checkpoints must be durable. Durable itself after ``sync``; raises ``DiskFull``
-        if there is no room, and then nothing was noted.
+        Their directories and checkpoints must be durable. The note is durable after ``sync``. Raises
+        ``DiskFull`` if there is no space, and then nothing was noted.
         """
         noted = list(bounds)
         with self._lock:
@@ -89,9 +89,9 @@ class Inventory:
                 self._entries.setdefault(parent, {})[name] = bound
 
     def remove(self, parent: str, name_start: str) -> None:
-        """Forget the partitions in ``parent`` whose names start so: their files are gone on purpose.
+        """Forget the partitions in ``parent`` whose names start with ``name_start``: their files are deleted.
 
-        Not synced: a line that comes back after a crash speaks of a topic that the metadata has forgotten.
+        Not synced: a line that comes back after a crash is of a topic that the metadata has forgotten.
         """
         with self._lock:
             names = self._entries.get(parent, {})
@@ -128,7 +128,7 @@ class Inventory:
             self._synced = reached
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -154,7 +154,7 @@ class Inventory:
         return self._file
 
     def _read(self) -> int:
-        """Fold the lines; returns where the next one goes."""
+        """Read all lines; returns the position of the next one."""
         position, lines = 0, 0
         unreadable: list[int] = []
         data = self._read_bytes()
@@ -165,7 +165,7 @@ class Inventory:
             position += len(line)
         damaged = [start for start in unreadable if data.find(b"\n", start) + 1 not in (0, len(data))]
         if damaged:
-            # The last line does not count: any crash that comes at the wrong moment tears it.
+            # A torn last line is left out of the warning: any crash can leave one.
             logger.warning(
                 "%s: %d lines do not check out, the first one at byte %d; what has files is listed anew",
                 INVENTORY_NAME,

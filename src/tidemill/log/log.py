@@ -15,21 +15,24 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, DamagedBatch, DiskFull, ErrorCode, StorageError
+from tidemill.errors import ApiError, DamagedBatch, DiskFull, ErrorCode, StorageError, SyncFailed
 from tidemill.log import by_time
 from tidemill.log.by_time import TimeSearch
 from tidemill.log.checked_file import pack_checked
 from tidemill.log.checkpoint import Checkpoint, CheckpointFile
-from tidemill.log.epochs import EpochHistory
+from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
+from tidemill.log.fetched_chunk import FetchedChunk, check_chunk
 from tidemill.log.flush import FlushJob, SideFile
 from tidemill.log.index import IndexCache
 from tidemill.log.inventory import OFFSETS_AHEAD, Inventory
+from tidemill.log.producer_snapshots import list_snapshots, snapshot_file, snapshot_name
 from tidemill.log.producers import ProducerStates
-from tidemill.log.reading import ReadBudget, SegmentReader
-from tidemill.log.segment import Segment, segment_name
+from tidemill.log.segment import Segment
+from tidemill.log.segment_reader import ReadBudget, SegmentReader
 from tidemill.log.storage import Buffer, Storage, write_atomic
-from tidemill.log.torn import TornTail
+from tidemill.log.torn import Cut, TornTail
 from tidemill.log.transactions import AbortedTransaction, with_markers
+from tidemill.log.truncation import TruncationJob
 from tidemill.records.batch import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
@@ -40,55 +43,31 @@ from tidemill.records.batch import (
 )
 from tidemill.records.control import Marker
 
-__all__ = (
-    "EPOCHS_KIND",
-    "EPOCHS_NAME",
-    "SNAPSHOT_KIND",
-    "Appended",
-    "PartitionLog",
-    "list_snapshots",
-    "snapshot_name",
-)
+__all__ = ("Appended", "PartitionLog")
 
-SNAPSHOT_KIND = 2
-EPOCHS_KIND = 3
-EPOCHS_NAME = "leader-epochs"
-_SNAPSHOT_ENDING = ".producers"
 _STAMPED_BYTES = 16
 #: Offsets inside a segment are kept relative, in 31 bits, as Kafka does.
 _RELATIVE_OFFSET_MAX = 2**31 - 1
-#: No offset is too high for a log that no inventory lists.
+#: Stands for the listed bound of a log without an inventory: no offset is too high.
 _NO_LIST = 2**63 - 1
 
 
-def snapshot_name(offset: int) -> str:
-    """File of the producer states as they were before ``offset``."""
-    return f"{segment_name(offset)}{_SNAPSHOT_ENDING}"
-
-
-def list_snapshots(storage: Storage, directory: str) -> list[int]:
-    """Offsets of the producer snapshots in a directory, in order."""
-    names = (name for name in storage.list_dir(directory) if name.endswith(_SNAPSHOT_ENDING))
-    texts = (name.removesuffix(_SNAPSHOT_ENDING) for name in names)
-    return sorted(int(text) for text in texts if text.isdigit())
-
-
 class Appended(NamedTuple):
-    """Where a batch is in the log."""
+    """The offsets that an append got."""
 
     base_offset: int
     last_offset: int
-    #: It was there already: the producer had sent it before.
+    #: The batch was in the log already: the producer had sent it before.
     duplicate: bool
 
 
 _READ_AHEAD_BYTES = 1024 * 1024
-#: How many stretches that compaction has emptied one read passes over.
+#: How many reads that give only empty batches, as compaction leaves them, one call passes over.
 _EMPTY_READS_MAX = 1_000
 
 
 class PartitionLog:
-    """Made by ``tidemill.log.recovery.open_log``; everything it is given is consistent already."""
+    """The log of one partition; made by ``recovery.open_log`` from files that it has checked."""
 
     def __init__(
         self,
@@ -107,7 +86,7 @@ class PartitionLog:
     ) -> None:
         self._storage = storage
         self._inventory = inventory
-        #: The inventory has this partition, and says that offsets below may have been given out.
+        #: The inventory says that offsets below this one may have been given out.
         self._listed_below = _NO_LIST if inventory is None else inventory.listed_below(directory)
         self._is_listing_durable = inventory is None
         self._cache = cache
@@ -115,28 +94,33 @@ class PartitionLog:
         self._segments = segments
         self._directory_changed = False
         self._side_files: list[SideFile] = []
-        #: Those that a flush had no room for; they alone are no reason for another flush.
+        #: Side files that a flush had no disk space for; they alone are no reason for another flush.
         self._deferred_side_files = due
         self.directory = directory
         self.config = config
         self.producers = producers
         self.epochs = epochs
         self.log_start_offset = checkpoint.current.log_start_offset if checkpoint else 0
-        #: Segments whose files are being replaced: they are still read, and must not be removed by name.
+        #: Segments whose files are being replaced: they are read, and must not be removed by name.
         self.held: frozenset[Segment] = frozenset()
-        #: Below it no key is there twice: compaction has been there. Of no meaning in other logs.
+        #: Below it no key occurs twice: that part was compacted. Of no meaning in logs without compaction.
         self.first_dirty_offset = 0
         self.durable_offset = self.end_offset
         self._durable_segment = segments[-1].base_offset if segments else 0
         self._durable_position = segments[-1].size_bytes if segments else 0
-        #: Told of batches that do not check out, each time that one is met.
+        #: Called with each batch that does not check out, every time that it is read.
         self.on_damage: Callable[[DamagedBatch], None] = lambda damage: None
         #: Set when durability is unknown; nothing is written any more.
         self.failure: StorageError | None = None
-        #: Set while the owner takes no appends; reads go on.
+        #: Set while the owner accepts no appends; reads go on.
         self.refusal: StorageError | None = None
-        #: What a start found behind the last whole batch and had no room to keep; cut before the next append.
+        #: Bytes behind the last whole batch that recovery had no disk space to keep; cut before the next
+        #: append.
         self._torn = torn
+        self._high_watermark = self._found_high_watermark()
+        #: Whether a flush, or a cut of the end, was begun and not finished.
+        self.is_flushing = False
+        self.is_truncating = False
 
     # --- what is where
 
@@ -144,10 +128,36 @@ class PartitionLog:
     def end_offset(self) -> int:
         return self._segments[-1].next_offset if self._segments else self.log_start_offset
 
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """The last stable offset: where readers of committed data stop, given the owner's high watermark.
+
+        The high watermark must never be above what is committed: a transaction has ended for good once its
+        marker was below it.
+        """
+        return self.producers.transactions.last_stable_offset(high_watermark)
+
+    # --- the high watermark, which is the owner's
+
     @property
-    def last_stable_offset(self) -> int:
-        """Where readers of committed data stop: never above the durable offset."""
-        return self.producers.transactions.last_stable_offset(self.durable_offset)
+    def high_watermark_checkpoint(self) -> int | None:
+        """The high watermark that goes into the checkpoint, or that a start has found there; None if unknown.
+
+        After a start it may be lower than what the owner last noted, and is never above the log end.
+        """
+        return self._high_watermark
+
+    def note_high_watermark(self, offset: int) -> None:
+        """Note the owner's high watermark; the next write of the checkpoint keeps it."""
+        self._high_watermark = offset
+        if self._checkpoint is not None:
+            self._checkpoint.high_watermark = offset
+
+    def _found_high_watermark(self) -> int | None:
+        if self._checkpoint is None or self._checkpoint.high_watermark is None:
+            return None
+        found = min(max(self._checkpoint.high_watermark, self.log_start_offset), self.end_offset)
+        self._checkpoint.high_watermark = found
+        return found
 
     @property
     def size_bytes(self) -> int:
@@ -164,6 +174,7 @@ class PartitionLog:
             raise self.failure
         if self.refusal is not None:
             raise self.refusal
+        self.check_not_truncating()
 
     def append(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> Appended:
         """Write one checked batch at the end, or find that it is there already.
@@ -203,10 +214,71 @@ class PartitionLog:
             self.producers.record_marker(header, marker, offset + number, now_ms)
         return Appended(offset, offset + len(markers) - 1, duplicate=False)
 
+    def append_as_follower(self, chunk: Buffer, leader_epoch: int, now_ms: int) -> Appended | None:
+        """Write whole batches that were fetched from the leader of ``leader_epoch``, as they are.
+
+        Offsets, epochs, producers and transactions are the leader's. Everything is checked before anything is
+        written: with an ``ApiError`` the log is as before. A ``StorageError`` may come when a part of the
+        chunk, whole batches, is in the log: the follower goes on from the log end. None if there was nothing.
+        """
+        self._check_writable()
+        fetched = check_chunk(
+            chunk,
+            self.end_offset,
+            self.epochs.latest_epoch,
+            leader_epoch,
+            log_is_empty=not any(segment.size_bytes for segment in self._segments),
+        )
+        done = 0
+        while done < len(fetched.batches):
+            done = self._write_fetched(fetched, done, now_ms)
+        if not fetched.batches:
+            return None
+        first, last = fetched.batches[0].header, fetched.batches[-1].header
+        return Appended(first.base_offset, last.last_offset, duplicate=False)
+
+    def _write_fetched(self, fetched: FetchedChunk, start: int, now_ms: int) -> int:
+        """Append as many batches as one segment takes, by one write; returns how many are done."""
+        first = fetched.batches[start]
+        if not self._segments or self._segments[-1].next_offset != first.header.base_offset:
+            self._start_empty_log(first.header.base_offset)
+        segment = self._segment_for_append(first.header, now_ms)
+        stop, size_bytes = start + 1, segment.size_bytes + first.header.size_bytes
+        for batch in fetched.batches[start + 1 :]:
+            size_bytes += batch.header.size_bytes
+            is_far = batch.header.last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX
+            if size_bytes > self.config.segment_bytes or is_far:
+                break
+            stop += 1
+        batches = fetched.batches[start:stop]
+        last = batches[-1]
+        self._list_up_to(last.header.last_offset)
+        data = fetched.data[first.position : last.position + last.header.size_bytes]
+        try:
+            segment.file.write(segment.size_bytes, [data])
+        except StorageError:
+            self._undo_write(segment)
+            raise
+        for _, header, _ in batches:
+            segment.note(segment.size_bytes, header, header.base_offset, header.max_timestamp)
+        for _, header, marker in batches:
+            self._note_written(segment, header.base_offset, header.leader_epoch, now_ms)
+            self.producers.record_fetched(header, marker, now_ms)
+        return stop
+
+    def _start_empty_log(self, base_offset: int) -> None:
+        """Make the first segment of a log whose start lies inside of its first batch."""
+        for segment in self._segments:
+            segment.remove()
+            # A segment that a crash brought back would begin inside the batch.
+            self._storage.sync_dir(self.directory)
+        self._segments.clear()
+        self._add_segment(base_offset)
+
     def _write_together(
         self, batches: Sequence[tuple[Buffer, BatchHeader]], leader_epoch: int, now_ms: int
     ) -> int:
-        """Put control batches, of one record each, at the end by one write; returns the first's offset."""
+        """Append control batches, of one record each, by one write; returns the first's offset."""
         size_bytes = sum(header.size_bytes for _, header in batches)
         as_one = batches[0][1]._replace(
             batch_length=size_bytes - LENGTH_PREFIX_BYTES, last_offset_delta=len(batches) - 1
@@ -228,7 +300,7 @@ class PartitionLog:
         return base_offset
 
     def _write(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> int:
-        """Put a batch at the end; returns its base offset."""
+        """Append a batch; returns its base offset."""
         segment = self._segment_for_append(header, now_ms)
         base_offset = segment.next_offset
         prefix = stamp_prefix(header, base_offset, leader_epoch)
@@ -252,14 +324,12 @@ class PartitionLog:
 
     def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
         self._cut_torn()
-        segment = self._segment_with_room(header, now_ms)
-        last_offset = segment.next_offset + header.last_offset_delta
-        if last_offset >= self._listed_below:
-            self._list(last_offset + 1 + OFFSETS_AHEAD)
+        segment = self._segment_with_capacity(header, now_ms)
+        self._list_up_to(segment.next_offset + header.last_offset_delta)
         return segment
 
     def _cut_torn(self) -> None:
-        """Cut the torn end that the start left, durably: nothing may come to lie behind it."""
+        """Cut the torn end that recovery left, durably: nothing may be written behind it."""
         if self._torn is None:
             return
         assert self._checkpoint is not None, "a segment exists only behind a checkpoint"
@@ -271,14 +341,17 @@ class PartitionLog:
             raise
         self._torn = None
 
-    def _list(self, bound: int) -> None:
-        """Have the inventory say that this partition has files, and offsets below ``bound``."""
+    def _list_up_to(self, last_offset: int) -> None:
+        """Have the inventory list this partition, with offsets up to ``last_offset``."""
+        if last_offset < self._listed_below:
+            return
         assert self._inventory is not None
+        bound = last_offset + 1 + OFFSETS_AHEAD
         self._inventory.add([(self.directory, bound)])
         self._listed_below = bound
         self._is_listing_durable = False
 
-    def _segment_with_room(self, header: BatchHeader, now_ms: int) -> Segment:
+    def _segment_with_capacity(self, header: BatchHeader, now_ms: int) -> Segment:
         if not self._segments:
             return self._add_segment(self.log_start_offset)
         active = self._segments[-1]
@@ -299,20 +372,21 @@ class PartitionLog:
 
         The old one is sealed, and its index and producer snapshot are due.
         """
+        self.check_not_truncating()
         old = self._segments[-1]
         if not old.size_bytes:
             return old
         self._cut_torn()
         new = self._add_segment(old.next_offset)
         self._side_files.append(SideFile(old.index_path, old.seal(), new.base_offset))
-        self._side_files.append(self._snapshot_file(new.base_offset))
+        self._side_files.append(snapshot_file(self.directory, self.producers, new.base_offset))
         return new
 
     def _add_segment(self, base_offset: int) -> Segment:
         if self._checkpoint is None:
             self._create_directory()
         elif not self._segments:
-            # The checkpoint may be the work of a process that was killed before it synced the name.
+            # The checkpoint may have been made by a process that was killed before it synced the name.
             self._storage.sync_dir(self.directory)
         segment = Segment(
             self._storage, self.directory, base_offset, self.config.index_interval_bytes, self._cache
@@ -331,7 +405,9 @@ class PartitionLog:
         while parent:
             parent = parent.rpartition("/")[0]
             self._storage.sync_dir(parent)
-        checkpoint = Checkpoint(self.log_start_offset, self.log_start_offset)
+        checkpoint = Checkpoint(
+            self.log_start_offset, self.log_start_offset, high_watermark=self._high_watermark
+        )
         self._checkpoint = CheckpointFile.create(self._storage, self.directory, checkpoint)
 
     def _undo_write(self, segment: Segment) -> None:
@@ -352,8 +428,11 @@ class PartitionLog:
     # --- flushing
 
     def begin_flush(self) -> FlushJob | None:
-        """A job for everything appended so far; None if all of it is durable. One job at a time."""
-        if self.failure is not None or self._checkpoint is None:
+        """A job for everything appended so far; None if all of it is durable. One job at a time.
+
+        None while the end is being cut, too: the owner asks again behind that.
+        """
+        if self.failure is not None or self._checkpoint is None or self.is_truncating:
             return None
         if self.durable_offset == self.end_offset and not self._side_files:
             return None
@@ -374,25 +453,27 @@ class PartitionLog:
             self._deferred_side_files + self._side_files,
             None if self._is_listing_durable else self._inventory,
         )
+        self.is_flushing = True
         self._is_listing_durable = True
         self._directory_changed = False
         self._side_files, self._deferred_side_files = [], []
         return job
 
     def finish_flush(self, job: FlushJob) -> None:
-        """Take account of a job whose ``run`` returned."""
+        """Take over the result of a job whose ``run`` returned."""
+        self.is_flushing = False
         self.durable_offset = job.target_offset
         self._durable_segment = job.segment_base_offset
         self._durable_position = job.position
         self._deferred_side_files = job.side_files
 
     def close(self) -> None:
-        """Flush, note that the stop was orderly, and let go of the files."""
+        """Flush, note that the stop was orderly, and close the files."""
         try:
             if self.failure is None and self._checkpoint is not None and self._segments:
                 self._close_cleanly(self._checkpoint)
         except DiskFull:
-            # Everything is durable all the same; the next start reads the active segment instead of a note.
+            # Everything is durable nevertheless; the next start reads the active segment.
             return
         finally:
             self.abandon()
@@ -408,13 +489,14 @@ class PartitionLog:
             if self._deferred_side_files:
                 return
         current = checkpoint.current
-        if current.clean and (current.active_base_offset, current.active_size_bytes) == (
-            active.base_offset,
-            active.size_bytes,
-        ):
+        if current.clean and (
+            current.active_base_offset,
+            current.active_size_bytes,
+            current.high_watermark,
+        ) == (active.base_offset, active.size_bytes, checkpoint.high_watermark):
             return
         index = SideFile(active.index_path, active.index_bytes(), self.end_offset)
-        for side_file in (index, self._snapshot_file(self.end_offset)):
+        for side_file in (index, snapshot_file(self.directory, self.producers, self.end_offset)):
             self._write_unsynced(side_file)
         checkpoint.save(
             Checkpoint(
@@ -423,7 +505,7 @@ class PartitionLog:
         )
 
     def _write_unsynced(self, side_file: SideFile) -> None:
-        """Write a file that may be lost; but one that is durable is never put at risk."""
+        """Write a side file without syncing it; one that is durable already is left alone."""
         if self._storage.exists(side_file.path):
             write_atomic(self._storage, side_file.path, side_file.data)
             return
@@ -432,7 +514,7 @@ class PartitionLog:
         file.close()
 
     def abandon(self) -> None:
-        """Let go of the files without writing anything, as a crash would."""
+        """Close the files without writing anything, as a crash would."""
         for segment in self._segments:
             segment.close()
         if self._checkpoint is not None:
@@ -443,10 +525,6 @@ class PartitionLog:
         self.fail(StorageError(f"{self.directory} was deleted"))
         self.abandon()
         self._storage.remove_tree(self.directory)
-
-    def _snapshot_file(self, offset: int) -> SideFile:
-        data = pack_checked(SNAPSHOT_KIND, self.producers.to_bytes())
-        return SideFile(f"{self.directory}/{snapshot_name(offset)}", data, offset)
 
     def _epoch_bytes(self) -> bytes:
         return pack_checked(EPOCHS_KIND, self.epochs.to_bytes())
@@ -490,7 +568,7 @@ class PartitionLog:
             try:
                 end = self.end_position(segment, upper_offset)
             except DamagedBatch as damage:
-                # Where the reader must stop is not known; what lies in front of the damage is below it.
+                # The position of the upper offset is not known; batches before the damage are below it.
                 if offset >= damage.first_offset:
                     raise
                 end, end_offset = damage.position, damage.first_offset
@@ -517,7 +595,7 @@ class PartitionLog:
         at_least_one: bool = True,
         budget: ReadBudget | None = None,
     ) -> memoryview:
-        """As ``read``, but what compaction has emptied is passed over, as far as there are records behind it.
+        """Read as ``read`` does, but pass over batches that compaction has emptied if records follow them.
 
         A client that gets nothing but empty batches several times in a row takes that for an error.
         """
@@ -532,7 +610,7 @@ class PartitionLog:
                     behind, max_bytes, upper_offset, at_least_one=at_least_one, budget=budget
                 )
             except DamagedBatch:
-                break  # Told to whoever asks for that offset.
+                break  # Raised when somebody asks for that offset.
             if not following:
                 break
             data = following
@@ -590,7 +668,7 @@ class PartitionLog:
                 yield bytes(data[position : position + header.size_bytes])
                 position, offset = position + header.size_bytes, header.next_offset
 
-    def place_of(self, offset: int) -> tuple[str, int]:
+    def position_of(self, offset: int) -> tuple[str, int]:
         """File and position of the batch that holds ``offset``; the end of the log if there is none."""
         path, position = self.directory, 0
         for segment in self.segments_from(offset):
@@ -661,32 +739,170 @@ class PartitionLog:
         return self._cache
 
     def exchange(self, old: Sequence[Segment], new: Segment) -> None:
-        """Put a segment in the place of neighbours with the same offsets; the files are the caller's."""
-        place = self._segments.index(old[0])
-        assert self._segments[place : place + len(old)] == list(old)
-        self._segments[place : place + len(old)] = [new]
+        """Replace neighbouring segments by one with the same offsets; the caller replaces the files."""
+        first = self._segments.index(old[0])
+        assert self._segments[first : first + len(old)] == list(old)
+        self._segments[first : first + len(old)] = [new]
         if old[0].base_offset <= self._durable_segment < new.next_offset:
-            # All of it is durable, so the place where that ends is the beginning of the next.
+            # The whole segment is durable, so the durable end is the beginning of the next.
             self._durable_segment, self._durable_position = new.next_offset, 0
         stale = {segment.index_path for segment in old}
         for side_files in (self._side_files, self._deferred_side_files):
             side_files[:] = [side_file for side_file in side_files if side_file.path not in stale]
 
-    # --- deleting from the start
+    # --- cutting the end
 
-    def delete_before(self, offset: int) -> list[Segment]:
-        """Move the log start up to ``offset`` and remove the files of what lies wholly below it."""
-        removed = self.move_start(offset)
-        self.discard(removed)
-        return removed
+    def truncate_to(self, offset: int, now_ms: int) -> list[Cut]:
+        """Cut everything from the batch that holds ``offset`` on, durably; returns what was taken off.
+
+        All three steps of ``begin_truncation`` at once. Raises ``StorageError``.
+        """
+        return self._truncate(self.begin_truncation(offset, now_ms))
+
+    def start_anew_at(self, offset: int, now_ms: int) -> list[Cut]:
+        """Cut everything, durably, and go on with an empty log at ``offset``. Raises ``StorageError``."""
+        return self._truncate(self.begin_starting_anew(offset, now_ms))
+
+    def _truncate(self, job: TruncationJob | None) -> list[Cut]:
+        if job is None:
+            return []
+        try:
+            job.run()
+        except StorageError as error:
+            self.truncation_failed(job, error)
+            raise
+        self.finish_truncation(job)
+        return job.cuts
+
+    def begin_truncation(self, offset: int, now_ms: int) -> TruncationJob | None:
+        """A job that cuts everything from the batch that holds ``offset`` on; None if the log ends there.
+
+        If nothing is left, the log is empty at ``offset``, or where that batch began. No flush may be under
+        way (``is_flushing``), nor the swap of a compaction: ``StorageError``. Until ``finish_truncation`` or
+        ``truncation_failed`` nothing is appended, flushed or deleted.
+        """
+        self._check_can_truncate()
+        if offset >= self.end_offset:
+            return None
+        if offset <= self.log_start_offset:
+            return self.begin_starting_anew(offset, now_ms)
+        segment = next(self.segments_from(offset))
+        try:
+            found = self.reader(segment).find(offset)
+            assert found is not None, "the offset is below the log end"
+            position, first_offset = found[0], found[1].base_offset
+        except DamagedBatch as damage:
+            position, first_offset = damage.position, damage.first_offset
+        if first_offset <= self.log_start_offset:
+            return self.begin_starting_anew(first_offset, now_ms)
+        number = self._segments.index(segment)
+        kept = self._segments[:number]
+        if position == 0:
+            return self._begin_truncation(first_offset, kept, None, self._segments[number:], now_ms)
+        kept.append(segment.cut_to(position, first_offset))
+        return self._begin_truncation(first_offset, kept, segment, self._segments[number + 1 :], now_ms)
+
+    def begin_starting_anew(self, offset: int, now_ms: int) -> TruncationJob | None:
+        """A job that cuts everything, so that the log is empty at ``offset``; as ``begin_truncation``."""
+        self._check_can_truncate()
+        if self._checkpoint is None:
+            self.log_start_offset = self.durable_offset = offset
+            self.producers.forgetful = offset > 0
+            return None
+        return self._begin_truncation(
+            self.log_start_offset, [], None, list(self._segments), now_ms, start_offset=offset
+        )
+
+    def _check_can_truncate(self) -> None:
+        self._check_writable()
+        if self.is_flushing or self.held:
+            what = "a flush is under way" if self.is_flushing else "a compaction is being put in place"
+            raise StorageError(f"the end of {self.directory} cannot be cut while {what}; try again behind it")
+        self._cut_torn()
+
+    def check_not_truncating(self) -> None:
+        """Raise ``StorageError`` while the end is being cut."""
+        if self.is_truncating:
+            raise StorageError(f"the end of {self.directory} is being cut; try again behind that")
+
+    def _begin_truncation(
+        self,
+        offset: int,
+        kept: list[Segment],
+        cut: Segment | None,
+        following: list[Segment],
+        now_ms: int,
+        *,
+        start_offset: int | None = None,
+    ) -> TruncationJob:
+        assert self._checkpoint is not None, "a segment exists only behind a checkpoint"
+        epochs = EpochHistory() if start_offset is not None else self.epochs.copy()
+        epochs.truncate_end(offset)
+        bound = offset if start_offset is None else 0
+        self.is_truncating = True
+        if self._high_watermark is not None:
+            self.note_high_watermark(min(self._high_watermark, offset))
+        return TruncationJob(
+            self._storage,
+            self.directory,
+            self._checkpoint,
+            offset,
+            kept,
+            cut,
+            None if cut is None else cut.file,
+            following,
+            epochs,
+            min(self.first_dirty_offset, bound),
+            self.first_dirty_offset > bound,
+            start_offset,
+            now_ms,
+        )
+
+    def finish_truncation(self, job: TruncationJob) -> None:
+        """Take over the result of a job whose ``run`` returned."""
+        self.is_truncating = False
+        end = job.offset if job.start_offset is None else job.start_offset
+        if job.cut is not None:
+            job.kept[-1].take_file(job.cut)
+        elif job.kept:
+            job.kept[-1].reopen_for_append()
+        for segment in job.following:
+            segment.close()
+        self._segments = job.kept
+        self.producers, self.epochs = job.producers, job.epochs
+        self.first_dirty_offset = job.first_dirty_offset
+        for side_files in (self._side_files, self._deferred_side_files):
+            side_files[:] = [
+                side_file
+                for side_file in side_files
+                if job.kept and side_file.offset <= end and not side_file.path.endswith(EPOCHS_NAME)
+            ]
+        if job.start_offset is not None:
+            self.log_start_offset = self.durable_offset = end
+            if self._high_watermark is not None:
+                self.note_high_watermark(end)
+        if self.durable_offset >= end:
+            self.durable_offset = end
+            self._durable_segment = self._segments[-1].base_offset if self._segments else end
+            self._durable_position = self._segments[-1].size_bytes if self._segments else 0
+        self._directory_changed = False
+
+    def truncation_failed(self, job: TruncationJob, error: StorageError) -> None:
+        """Handle a job whose ``run`` raised; the log stops if what is on disk is unknown."""
+        self.is_truncating = False
+        if job.committed or isinstance(error, SyncFailed):
+            self.fail(error)
+
+    # --- deleting from the start
 
     def move_start(self, offset: int) -> list[Segment]:
         """Move the log start up to ``offset``, durably; returns the segments that ``discard`` can take."""
+        self.check_not_truncating()
         assert offset <= self.durable_offset, "only what is durable can be deleted on purpose"
         if offset > self.log_start_offset:
             if self._checkpoint is not None:
                 if self._directory_changed:
-                    # The segment that holds the new start must not vanish in a crash that keeps the start.
+                    # A crash that keeps the new start must not lose the segment that holds it.
                     self._storage.sync_dir(self.directory)
                 self._checkpoint.save_log_start(offset)
             self.log_start_offset = offset
@@ -708,9 +924,9 @@ class PartitionLog:
         return len(self._segments) > 1 and self._segments[0].next_offset <= self.log_start_offset
 
     def _producers_kept_below(self) -> int:
-        """The offset below which no segment is needed any more to know the producers.
+        """The offset below which segments are not needed to know the states of producers.
 
-        Deleting the batches of a producer without a snapshot behind them would let its retries in twice.
+        Without a producer snapshot, deleting a producer's batches would let its retries in twice.
         """
         due = [side_file for side_file in self._side_files if side_file.offset <= self.durable_offset]
         try:
@@ -718,13 +934,12 @@ class PartitionLog:
                 write_atomic(self._storage, side_file.path, side_file.data)
                 self._side_files.remove(side_file)
         except DiskFull:
-            # Deleting is how room is made, so it must work without any; forgetting producers is the
-            # lesser evil.
+            # Deleting frees disk space, so it must work without any; forgetting producers is the lesser evil.
             return self.durable_offset
         snapshots = list_snapshots(self._storage, self.directory)
         if not snapshots:
             return 0
-        # The one that an orderly stop left is not synced.
+        # A producer snapshot that an orderly stop wrote is not synced.
         file = self._storage.open(f"{self.directory}/{snapshot_name(snapshots[-1])}")
         try:
             file.sync()

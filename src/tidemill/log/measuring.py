@@ -1,4 +1,4 @@
-"""How many bytes of log lie between two offsets, and where to stop for a given number of them.
+"""Measuring a log: the bytes between two offsets, and where a range of so many bytes ends.
 
 Positions come from the segments and their sparse indexes; of the log itself only the headers of a few batches
 near both ends are read. A batch counts as a whole if one of its offsets is in the range.
@@ -15,7 +15,7 @@ __all__ = ("Measured", "measure")
 
 
 class Measured(NamedTuple):
-    """``size_bytes`` of batches up to ``end_offset``."""
+    """The size of a range of a log that ends at ``end_offset``."""
 
     end_offset: int
     size_bytes: int
@@ -48,7 +48,7 @@ def _start(log: PartitionLog, segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _end_position(log: PartitionLog, segment: Segment, offset: int) -> int:
-    """Where the batch that holds the last offset before ``offset`` ends."""
+    """The position behind the batch that holds the last offset before ``offset``."""
     if offset >= segment.next_offset:
         return segment.size_bytes
     found = log.reader(segment).find(offset - 1)

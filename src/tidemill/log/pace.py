@@ -1,4 +1,4 @@
-"""How fast a worker thread may go: a byte rate, and a pause now and then that gives others their turn."""
+"""The throttle of a worker thread: a byte rate, and short pauses in which other threads can run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 __all__ = ("Pace",)
 
-#: Work for at most about this long, then let go of the interpreter.
+#: Time between two pauses, in each of which the thread gives up the interpreter lock.
 _BREATH_INTERVAL_SECONDS = 0.001
-#: Long enough for another thread to wake up and take over; shorter, and this one is back first.
+#: The length of a pause: just long enough for another thread to wake up and take the lock.
 _BREATH_SECONDS = 0.000_05
 
 
 class Pace:
-    """One worker's. ``bytes_per_second`` 0 is no limit."""
+    """The throttle of one worker thread; ``bytes_per_second`` 0 means unlimited."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Pace:
         self._paid_until = clock()
 
     def breathe(self) -> None:
-        """Call often; pauses only if the last pause is some time ago."""
+        """Pause if the last pause is some time ago. Call it often."""
         now = self._clock()
         if now - self._last_breath >= _BREATH_INTERVAL_SECONDS:
             self._sleep(_BREATH_SECONDS)
@@ -42,6 +42,6 @@ class Pace:
             return
         now = self._clock()
         self._paid_until = max(self._paid_until, now) + size_bytes / self._bytes_per_second
-        # Sleeping in small pieces of a second, not in microseconds: the rate is right on average.
+        # Short sleeps are saved up, because very short ones are inexact: the rate is right on average.
         if self._paid_until - now > 0.01:
             self._sleep(self._paid_until - now)

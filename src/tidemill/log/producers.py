@@ -1,4 +1,4 @@
-"""What a partition remembers of idempotent producers. Pure.
+"""The states of idempotent producers in a partition. Pure.
 
 Per producer id: its epoch, the last sequence number, and the last five batches, so that a retry of any of
 them is answered with the offset it got the first time. ``check`` never changes anything; ``record`` does, and
@@ -26,7 +26,7 @@ _BATCHES_REMEMBERED = 5
 
 
 class KnownBatch(NamedTuple):
-    """A batch that is in the log."""
+    """A batch that the log holds, by which a retry is recognised."""
 
     base_sequence: int
     last_sequence: int
@@ -36,7 +36,7 @@ class KnownBatch(NamedTuple):
 
 
 class ProducerEntry:
-    """One producer's state in one partition."""
+    """The state of one producer in one partition."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "last_append_ms", "last_sequence")
 
@@ -51,18 +51,18 @@ class ProducerEntry:
         self.epoch = epoch
         self.last_append_ms = last_append_ms
         self.last_sequence = last_sequence
-        #: Of the coordinator that wrote the last marker; an older one is fenced.
+        #: The epoch of the coordinator that wrote the last marker; an older coordinator is fenced.
         self.coordinator_epoch = coordinator_epoch
         self.batches: deque[KnownBatch] = deque(batches or (), maxlen=_BATCHES_REMEMBERED)
 
 
 class ProducerStates:
-    """All producers of one partition."""
+    """The states of all producers of one partition."""
 
     def __init__(self) -> None:
         self._entries: dict[int, ProducerEntry] = {}
         self.transactions = TransactionStates()
-        #: Whether an unknown producer may be one whose state was let go, by expiry or with old segments.
+        #: Whether an unknown producer may be one that was forgotten, by expiry or with old segments.
         self.forgetful = False
 
     def __len__(self) -> int:
@@ -111,18 +111,24 @@ class ProducerStates:
         )
 
     def replay(self, header: BatchHeader, read_batch: Callable[[], bytes], now_ms: int) -> None:
-        """Fold in a batch of the log, of whatever kind, as it was folded in when it was appended."""
+        """Apply a batch of the log, of whatever kind, as when it was appended."""
+        is_marker = header.is_idempotent and header.is_control
+        self.record_fetched(header, read_marker(read_batch()) if is_marker else None, now_ms)
+
+    def record_fetched(self, header: BatchHeader, marker: Marker | None, now_ms: int) -> None:
+        """Apply a batch that was checked before: by a leader, or when it was appended."""
+        if header.record_count <= header.last_offset_delta:
+            # Compaction has removed records, maybe those of a producer that was forgotten before.
+            self.forgetful = True
         if not header.is_idempotent:
             return
         if not header.is_control:
             self.record(header, header.base_offset, now_ms)
-            return
-        marker = read_marker(read_batch())
-        if marker is not None:
+        elif marker is not None:
             self.record_marker(header, marker, header.base_offset, now_ms)
 
     def check_marker(self, header: BatchHeader, marker: Marker) -> None:
-        """Raises ``ApiError`` if an old coordinator, or an old epoch of the producer, wants to end it."""
+        """Raise ``ApiError`` if the marker is of an old coordinator or an old epoch of the producer."""
         entry = self._entries.get(header.producer_id)
         if entry is None:
             return
@@ -135,7 +141,7 @@ class ProducerStates:
             )
 
     def record_marker(self, header: BatchHeader, marker: Marker, offset: int, now_ms: int) -> None:
-        """Take account of a marker that the log holds at ``offset``."""
+        """Remember a marker that the log holds at ``offset``."""
         entry = self._at_epoch(header, now_ms)
         entry.coordinator_epoch = max(entry.coordinator_epoch, marker.coordinator_epoch)
         entry.batches.clear()
@@ -154,7 +160,7 @@ class ProducerStates:
         return entry
 
     def expire(self, older_than_ms: int) -> int:
-        """Let go of producers that have not written since and have nothing open; returns how many."""
+        """Forget producers that have not written since and have no open transaction; returns how many."""
         expired = [
             key
             for key, entry in self._entries.items()

@@ -10,33 +10,31 @@ the segments from the recovery point on are read batch by batch, and the law of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, StorageError
 from tidemill.log.checked_file import pack_checked, read_checked
 from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
-from tidemill.log.epochs import EpochHistory
+from tidemill.log.compaction.swap import CLEAN_POINT_NAME, finish_swaps, load_clean_point
+from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
 from tidemill.log.flush import SideFile
 from tidemill.log.index import IndexCache
 from tidemill.log.inventory import Inventory
-from tidemill.log.log import (
-    EPOCHS_KIND,
-    EPOCHS_NAME,
-    SNAPSHOT_KIND,
-    PartitionLog,
+from tidemill.log.log import PartitionLog
+from tidemill.log.producer_snapshots import (
     list_snapshots,
+    newest_snapshot,
+    replay_segment,
+    snapshot_file,
     snapshot_name,
 )
 from tidemill.log.producers import ProducerStates
-from tidemill.log.reading import SegmentReader
 from tidemill.log.segment import Segment
+from tidemill.log.segment_reader import SegmentReader
+from tidemill.log.segment_walk import BrokenBatch, walk_contiguous
 from tidemill.log.storage import Storage, write_atomic
-from tidemill.log.swap import CLEAN_POINT_NAME, finish_swaps, load_clean_point
-from tidemill.log.torn import Cut, TornTail, unused_name
-from tidemill.log.walk import BrokenBatch, walk
+from tidemill.log.torn import Cut, TornTail, put_aside
 from tidemill.records.batch import BatchHeader
 
 __all__ = ("RecoveryReport", "files_are_gone", "list_segments", "open_log")
@@ -47,7 +45,7 @@ _WRITE_BACK_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log did."""
+    """A report of what recovery did when it opened a log."""
 
     directory: str
     clean: bool = True
@@ -66,12 +64,12 @@ def list_segments(storage: Storage, directory: str) -> list[int]:
 
 
 def files_are_gone(directory: str) -> CorruptData:
-    """The error of a partition that had data and has no files."""
+    """The error for a partition that had data and has no files."""
     topic, _, partition = directory.removeprefix("logs/").partition("/")
-    place = f"{topic}:{partition.rpartition('-')[2]}"
+    argument = f"{topic}:{partition.rpartition('-')[2]}"
     return CorruptData(
         f"it had data, and the files in {directory} are gone; stop the node and restore the directory from a "
-        f"backup, or give up what was in it with 'tidemill log repair {place} --accept-loss'",
+        f"backup, or give up what was in it with 'tidemill log repair {argument} --accept-loss'",
         path=directory,
         position=0,
     )
@@ -98,7 +96,7 @@ def open_log(
 
 
 class _Opening:
-    """The steps of ``open_log``, which share a good deal of state."""
+    """The steps of ``open_log``, and the state that they share."""
 
     def __init__(
         self,
@@ -116,9 +114,9 @@ class _Opening:
         self.cache = cache
         self.now_ms = now_ms
         self.report = RecoveryReport(directory)
-        #: Left-overs of a deletion that a crash brought back.
+        #: Segments below the log start: left-overs of a deletion that a crash brought back.
         self.stale: list[Segment] = []
-        #: What should be on disk and found no room there.
+        #: Side files that should be on disk and found no space there.
         self.due: list[SideFile] = []
         self.torn: TornTail | None = None
         self.seen_epochs: list[tuple[int, int]] = []
@@ -145,7 +143,7 @@ class _Opening:
             if CLEAN_POINT_NAME in names:
                 log.first_dirty_offset = load_clean_point(self.storage, self.directory, log.end_offset)
             if not self.report.clean and not self.due:
-                # Last: while what it was derived from is not on disk, the next start must read as much again.
+                # Saved last: until all side files are on disk, the next start must read as much again.
                 checkpoint.save(Checkpoint(log.log_start_offset, log.end_offset))
             for segment in self.stale:
                 segment.remove()
@@ -217,7 +215,7 @@ class _Opening:
             if segment.next_offset >= recovery_point:
                 self._write_back(segment, recovery_point)
                 if segment is segments[-1] and self.torn is None:
-                    # So with its end: a truncation whose sync failed may be undone by a power loss.
+                    # The file's end, too: a truncation whose sync failed may be undone by a power loss.
                     segment.file.truncate(segment.size_bytes + 1)
                     segment.file.truncate(segment.size_bytes)
                 segment.file.sync()
@@ -251,7 +249,7 @@ class _Opening:
             self.due.append(side_file)
 
     def _check_first(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
-        """The oldest segment holds the log start; if it never became durable, nothing behind it did."""
+        """Check that the oldest segment holds the log start; if it never became durable, no later one did."""
         start = checkpoint.log_start_offset
         if not segments or segments[0].base_offset <= start:
             return
@@ -313,21 +311,18 @@ class _Opening:
         try:
             self.report.cuts.append(torn.cut(self.storage))
         except DiskFull as error:
-            # What is before it can be read all the same. It is cut before anything is written behind it.
+            # What is before the torn end can be read. The end is cut before anything is appended.
             self.torn = torn
             self.report.warnings.append(f"its torn end is cut when there is room: {error}")
 
     def _cut_following(self, segments: list[Segment], number: int) -> None:
         for segment in segments[number + 1 :]:
             size = segment.file.size()
-            kept_in = unused_name(self.storage, f"{segment.log_path}.cut-0")
             segment.close()
-            self.storage.rename(segment.log_path, kept_in)
+            reason = "it follows a batch that did not check out"
+            self.report.cuts.append(put_aside(self.storage, segment.log_path, size, reason))
             if self.storage.exists(segment.index_path):
                 self.storage.remove(segment.index_path)
-            self.report.cuts.append(
-                Cut(segment.log_path, 0, size, kept_in, "it follows a batch that did not check out")
-            )
         del segments[number + 1 :]
 
     # --- the folds
@@ -338,9 +333,8 @@ class _Opening:
         producers = self._producers(segments, start, end_offset)
         epochs = self._epochs(segments, start, end_offset)
         if not self.report.clean:
-            # Retention may take any segment from now on, so what they said of producers is kept first.
-            path, data = f"{self.directory}/{snapshot_name(end_offset)}", producers.to_bytes()
-            self._write_side_file(SideFile(path, pack_checked(SNAPSHOT_KIND, data), end_offset))
+            # Retention may delete any segment from now on, so the producers' states are saved first.
+            self._write_side_file(snapshot_file(self.directory, producers, end_offset))
         return PartitionLog(
             self.storage,
             self.directory,
@@ -369,9 +363,11 @@ class _Opening:
             news = True
             self.seen_epochs = []
             for segment in segments:
-                for _, header in self._batches(segment):
+                end = self._end_position(segment)
+                for _, header in walk_contiguous(segment.file, segment.base_offset, end):
                     self._note_epoch(header)
-        history.truncate_end(end_offset)
+        # Written to disk, too: the log may grow over an entry for offsets that were cut, in an older epoch.
+        news = history.truncate_end(end_offset) or news
         for epoch, offset in self.seen_epochs:
             news = history.assign(epoch, offset) or news
         history.truncate_start(start_offset)
@@ -379,25 +375,17 @@ class _Opening:
             self._write_side_file(SideFile(path, pack_checked(EPOCHS_KIND, history.to_bytes()), end_offset))
         return history
 
-    def _batches(self, segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
+    def _end_position(self, segment: Segment) -> int:
+        """The byte where the segment ends, or where it is torn."""
         torn = self.torn
-        end = torn.position if torn is not None and torn.segment is segment else segment.file.size()
-        expected = segment.base_offset
-        try:
-            for position, header in walk(segment.file, 0, end, verify=True):
-                if header.base_offset != expected:
-                    raise BrokenBatch(position, f"offset {header.base_offset} where {expected} must be")
-                expected = header.next_offset
-                yield position, header
-        except BrokenBatch as broken:
-            raise CorruptData(broken.reason, path=segment.log_path, position=broken.position) from broken
+        return torn.position if torn is not None and torn.segment is segment else segment.file.size()
 
     def _producers(self, segments: list[Segment], start_offset: int, end_offset: int) -> ProducerStates:
         states, offset = self._newest_snapshot(end_offset)
         if start_offset > 0 and offset == 0:
             states.forgetful = True
         for segment in self.stale:
-            # Below the log start, but it may be all that is left of what some producer wrote last.
+            # It is below the log start, but it may hold the last batches of some producer.
             try:
                 self._replay(states, segment, offset)
             except StorageError as error:
@@ -408,24 +396,18 @@ class _Opening:
         return states
 
     def _replay(self, states: ProducerStates, segment: Segment, offset: int) -> None:
-        for position, header in self._batches(segment):
-            if header.base_offset >= offset:
-                read = partial(segment.read_batch, position, header)
-                states.replay(header, read, max(header.max_timestamp, self.now_ms))
+        end = self._end_position(segment)
+        replay_segment(states, segment.file, segment.base_offset, end, offset, self.now_ms)
 
     def _newest_snapshot(self, end_offset: int) -> tuple[ProducerStates, int]:
-        for offset in reversed(list_snapshots(self.storage, self.directory)):
-            path = f"{self.directory}/{snapshot_name(offset)}"
+        for offset in list_snapshots(self.storage, self.directory):
             if offset > end_offset:
-                # It speaks of batches that were cut: left in place it would come true again later.
-                self.storage.remove(path)
-                continue
-            try:
-                data = read_checked(self.storage, path, SNAPSHOT_KIND)
-            except StorageError as error:
-                # Gone, so that nobody counts on it: segments are deleted only once a snapshot covers them.
-                self.report.warnings.append(f"a producer snapshot is removed: {error}")
-                self.storage.remove(path)
-                continue
-            return ProducerStates.from_bytes(data), offset
-        return ProducerStates(), 0
+                # It covers batches that were cut: kept, it would be taken for valid when the log has grown
+                # again.
+                self.storage.remove(f"{self.directory}/{snapshot_name(offset)}")
+        return newest_snapshot(self.storage, self.directory, end_offset, self._remove_snapshot)
+
+    def _remove_snapshot(self, path: str, error: StorageError) -> None:
+        # Removed, so that retention does not rely on it: segments are deleted once a snapshot covers them.
+        self.report.warnings.append(f"a producer snapshot is removed: {error}")
+        self.storage.remove(path)

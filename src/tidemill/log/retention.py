@@ -1,4 +1,4 @@
-"""Which old segments may go: a pure decision over sizes and times."""
+"""Retention: which old segments may be deleted, decided by sizes and times. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ("SegmentFacts", "retained_start")
 
 
 class SegmentFacts(Protocol):
-    """What the decision needs to know of a segment."""
+    """The properties of a segment that retention decides by."""
 
     base_offset: int
     next_offset: int
@@ -21,11 +21,12 @@ class SegmentFacts(Protocol):
 
 
 def retained_start(
-    segments: Sequence[SegmentFacts], config: TopicConfig, *, durable_offset: int, now_ms: int
+    segments: Sequence[SegmentFacts], config: TopicConfig, *, high_watermark: int, now_ms: int
 ) -> int | None:
     """The offset that the log should start at, or None if all is kept.
 
-    Whole segments go, oldest first, while they are too old or the log is too large; none that is not durable.
+    Whole segments go, oldest first, while they are too old or the log is too large; none above the high
+    watermark.
     If that takes every segment, the result is the end of the last one: the caller rolls first.
     """
     if not config.deletes:
@@ -33,7 +34,7 @@ def retained_start(
     excess = sum(segment.size_bytes for segment in segments) - config.retention_bytes
     start = None
     for segment in segments:
-        if segment.next_offset > durable_offset or segment.size_bytes == 0:
+        if segment.next_offset > high_watermark or segment.size_bytes == 0:
             break
         newest = segment.max_timestamp if segment.max_timestamp >= 0 else segment.first_append_ms
         # Records without timestamps whose time of append was lost in a crash are of unknown age: kept.

@@ -1,4 +1,4 @@
-"""One segment of a partition's log: a file of batches, with its sparse index. ``reading`` reads them."""
+"""One segment of a partition's log: a file of batches and its sparse index. ``segment_reader`` reads it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from tidemill.errors import CorruptData, StorageError
 from tidemill.log.checked_file import pack_checked, read_checked
 from tidemill.log.index import IndexCache, SegmentSummary, SparseIndex
+from tidemill.log.segment_walk import BrokenBatch, walk
 from tidemill.log.storage import Buffer, Storage, StorageFile
-from tidemill.log.walk import BrokenBatch, walk
 from tidemill.records.batch import NO_TIMESTAMP, BatchHeader
 
 __all__ = ("INDEX_KIND", "Segment", "segment_name")
@@ -61,9 +61,9 @@ class Segment:
         self.first_append_ms = 0
 
     def age_ms(self, now_ms: int) -> int:
-        """How long ago the first append was; 0 if that is not known.
+        """The time since the first append; 0 if that is not known.
 
-        A first append that lies ahead is the work of a clock that was set back since: it counts from now on,
+        A first append in the future means that the clock was set back: then the age counts from now on, and
         not from when the clock gets there again.
         """
         self.first_append_ms = min(self.first_append_ms, now_ms)
@@ -101,7 +101,7 @@ class Segment:
         self.max_timestamp, self.max_timestamp_batch = NO_TIMESTAMP, self.base_offset
         for position, header in walk(file, 0, file.size(), verify=verify):
             if header.base_offset != self.next_offset:
-                # The checksum does not cover the offset, so that it follows on is the only check there is.
+                # The checksum does not cover the offset; that it follows on is the only check of it.
                 raise BrokenBatch(position, f"offset {header.base_offset} where {self.next_offset} must be")
             self.note(position, header, header.base_offset, header.max_timestamp)
             yield position, header
@@ -119,25 +119,61 @@ class Segment:
         self._cache.drop(self.path)
 
     def seal(self) -> bytes:
-        """No more appends. Returns the bytes of the index file; the index is let go when memory is short."""
+        """End appends; returns the bytes of the index file. The index may be dropped from memory now."""
         data = self.index_bytes()
         self.unpin()
         return data
 
     def unpin(self) -> None:
-        """Let the index go when memory is short; its file is there, or due."""
+        """Allow the index to be dropped from memory; its file exists or is due."""
         if self._index is not None:
             self._cache.put(self.path, self._index)
             self._index = None
 
     def hold(self) -> None:
-        """Go on without the names of the files: another segment takes them. The last handle is the file's."""
+        """Keep reading through the open handle: another segment is about to take over the file names."""
         _ = self.file
         self._index = self.index
         self._cache.drop(self.path)
 
+    def cut_to(self, position: int, next_offset: int) -> Segment:
+        """This segment as it is once its file ends at ``position``, where the batch of ``next_offset`` began.
+
+        The index is cut, not built again: only the batches behind its last entry are looked at, and those
+        that may hold the largest timestamp.
+        """
+        directory = self.path.rpartition("/")[0]
+        cut = Segment(self._storage, directory, self.base_offset, self._index_interval_bytes, self._cache)
+        cut._index = index = self.index.before_position(position)
+        cut.size_bytes, cut.next_offset = position, next_offset
+        cut.first_append_ms = self.first_append_ms
+        if self.max_timestamp_batch < next_offset:
+            cut.max_timestamp, cut.max_timestamp_batch = self.max_timestamp, self.max_timestamp_batch
+            return cut
+        try:
+            cut.max_timestamp, cut.max_timestamp_batch = self._max_timestamp_before(position, index)
+        except BrokenBatch as broken:
+            raise CorruptData(broken.reason, path=self.log_path, position=broken.position) from broken
+        return cut
+
+    def _max_timestamp_before(self, position: int, index: SparseIndex) -> tuple[int, int]:
+        """The largest timestamp of the batches before a byte, and the first batch that has it."""
+        largest = NO_TIMESTAMP if index.last_time is None else index.last_time
+        for _, header in walk(self.file, index.last_position, position):
+            largest = max(largest, header.max_timestamp)
+        if largest > NO_TIMESTAMP:
+            for _, header in walk(self.file, index.entry_before_time(largest)[1], position):
+                if header.max_timestamp == largest:
+                    return largest, header.base_offset
+        return largest, self.base_offset
+
+    def take_file(self, other: Segment) -> None:
+        """Take over the open file of ``other``, which is not used any more."""
+        self._file = other.detach()
+        other.close()
+
     def detach(self) -> StorageFile | None:
-        """The open file, for the caller to close: nobody reads the segment any more."""
+        """Hand the open file to the caller to close: nobody reads the segment any more."""
         file, self._file = self._file, None
         return file
 
@@ -221,7 +257,7 @@ class Segment:
         self.note(self.size_bytes, header, base_offset, timestamp)
 
     def note(self, position: int, header: BatchHeader, base_offset: int, timestamp: int) -> None:
-        """Take account of a batch that stands at ``position``, the end of what is known so far."""
+        """Note a batch at ``position``, the end of what is known so far."""
         index = self.index
         if position - index.last_position >= self._index_interval_bytes:
             index.append(base_offset - self.base_offset, position, self.max_timestamp)

@@ -57,7 +57,7 @@ class StorageFile(Protocol):
 
 
 class Storage(Protocol):
-    """A directory tree."""
+    """A directory tree with the files of logs."""
 
     def open(self, path: str, *, create: bool = False) -> StorageFile: ...
 
@@ -97,13 +97,13 @@ def write_atomic(storage: Storage, path: str, data: bytes) -> None:
 
 
 class _Fail(Protocol):
-    """Raises what an error of the operating system means."""
+    """Raises the storage error for an error of the operating system."""
 
     def __call__(self, action: str, path: str, error: OSError) -> NoReturn: ...
 
 
 class LocalFile:
-    """A file of the operating system."""
+    """The ``StorageFile`` over a file of the operating system."""
 
     def __init__(self, path: str, descriptor: int, fail: _Fail) -> None:
         self._path = path
@@ -160,10 +160,10 @@ class LocalFile:
 
 
 class LocalStorage:
-    """The real disk, below one root directory."""
+    """The ``Storage`` over the real disk, below one root directory."""
 
     def __init__(self, root: str | Path, on_full: Callable[[DiskFull], None] | None = None) -> None:
-        """``on_full`` is told of everything that finds no room, from any thread."""
+        """``on_full`` is called for every write that finds no space, from any thread."""
         self._root = str(root)
         self._on_full = on_full
 

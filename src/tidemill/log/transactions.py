@@ -1,7 +1,7 @@
-"""What a partition knows of transactions: those that are open, and those that were aborted. Pure.
+"""The transactions of a partition: those that are open, and those that were aborted. Pure.
 
 A transaction opens with its producer's first transactional batch and ends with a marker. Until the marker is
-durable nobody who reads committed data may pass the first batch: that is the last stable offset. What an
+committed nobody who reads committed data may pass the first batch: that is the last stable offset. What an
 aborted transaction wrote stays in the log; readers are told which producer's batches to leave out, from where
 to where.
 """
@@ -18,7 +18,7 @@ __all__ = ("AbortedTransaction", "TransactionStates", "with_markers")
 
 
 class AbortedTransaction(NamedTuple):
-    """Batches of ``producer_id`` from ``first_offset`` to the marker at ``last_offset`` do not count."""
+    """An aborted transaction: batches of its producer from ``first_offset`` to the marker do not count."""
 
     producer_id: int
     first_offset: int
@@ -26,11 +26,10 @@ class AbortedTransaction(NamedTuple):
 
 
 def with_markers(aborted: list[AbortedTransaction], data: memoryview) -> list[AbortedTransaction]:
-    """Without those that end inside ``data``, batches of a compacted log, by a marker that is not there any
-    more.
+    """The aborted transactions without those whose marker compaction has removed from ``data``.
 
-    Nothing of them is left to leave out, but a reader that was told of them would go on leaving out what
-    their producer wrote later. Snapshots may speak of them long after the compaction.
+    None of their batches are left. But a reader that is told of them would leave out what their producer
+    wrote later, because no marker ends that. Producer snapshots may name them long after the compaction.
     """
     markers = set()
     position, end_offset = 0, 0
@@ -44,11 +43,11 @@ def with_markers(aborted: list[AbortedTransaction], data: memoryview) -> list[Ab
 
 
 class TransactionStates:
-    """A fold over the log, like the producers it belongs to."""
+    """Open and aborted transactions of a partition, computed from its log."""
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
-        #: (first offset, marker's offset) of transactions whose marker may not be durable yet.
+        #: (first offset, marker's offset) of transactions whose marker may not be committed yet.
         self._ending: list[tuple[int, int]] = []
         # Aborted transactions in the order of their markers, as columns: there may be very many. ``stable``
         # is the last stable offset right behind the marker, below which no later entry can start.
@@ -82,14 +81,14 @@ class TransactionStates:
             self._lasts.append(marker_offset)
             self._stables.append(min(self._open.values(), default=marker_offset + 1))
 
-    def last_stable_offset(self, durable_offset: int) -> int:
-        """Where a reader of committed data must stop."""
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """The last stable offset: where a reader of committed data must stop."""
         if self._ending:
-            self._ending = [entry for entry in self._ending if entry[1] >= durable_offset]
-        first = min(self._open.values(), default=durable_offset)
+            self._ending = [entry for entry in self._ending if entry[1] >= high_watermark]
+        first = min(self._open.values(), default=high_watermark)
         for ending, _ in self._ending:
             first = min(first, ending)
-        return min(first, durable_offset)
+        return min(first, high_watermark)
 
     def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Aborted transactions that have batches in the half-open range."""
@@ -104,13 +103,13 @@ class TransactionStates:
         return found
 
     def truncate_start(self, log_start_offset: int) -> None:
-        """Let go of aborted transactions whose data is all deleted."""
+        """Forget aborted transactions whose data is all deleted."""
         keep_from = bisect_left(self._lasts, log_start_offset)
         for column in (self._producers, self._firsts, self._lasts, self._stables):
             del column[:keep_from]
 
     def forget_aborted(self, start_offset: int, end_offset: int, kept_markers: frozenset[int]) -> None:
-        """Let go of those whose marker was in the half-open range and is not in the log any more.
+        """Forget aborted transactions whose marker was in the half-open range and is no longer in the log.
 
         A reader that was told of them would leave out what their producer wrote later: the marker is what
         ends the leaving out.
@@ -121,7 +120,7 @@ class TransactionStates:
             column[first:behind] = array("q", [column[number] for number in kept])
 
     def to_value(self) -> Any:
-        """For a snapshot: plain lists."""
+        """The states as plain lists, for a producer snapshot."""
         columns = (self._producers, self._firsts, self._lasts, self._stables)
         return [self._open, [list(entry) for entry in self._ending], *(column.tolist() for column in columns)]
 

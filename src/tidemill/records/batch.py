@@ -25,6 +25,7 @@ from tidemill.errors import ApiError, ErrorCode
 __all__ = (
     "HEADER_BYTES",
     "LENGTH_PREFIX_BYTES",
+    "MAGIC",
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
     "NO_TIMESTAMP",
@@ -62,7 +63,7 @@ _PREFIX = struct.Struct(">qii")
 
 
 class BatchHeader(NamedTuple):
-    """One batch's header as it stands in the bytes."""
+    """The header of a batch, as it stands in its bytes."""
 
     base_offset: int
     batch_length: int
@@ -130,14 +131,12 @@ def next_sequence(sequence: int) -> int:
 
 
 def parse_header(data: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
-    """Read a header without judging it. At least ``HEADER_BYTES`` must be there."""
+    """Read a header without checking it. ``data`` must have at least ``HEADER_BYTES``."""
     return BatchHeader._make(_HEADER.unpack_from(data, position))
 
 
 def behind_empty_batches(data: bytes | bytearray | memoryview) -> int | None:
-    """The offset behind ``data``, whole batches, if none of them has a record; None if one has, or there are
-    none.
-    """
+    """The offset behind whole batches that all are empty; None if one has records, or there are none."""
     position, behind = 0, None
     while position + HEADER_BYTES <= len(data):
         header = parse_header(data, position)
@@ -154,17 +153,19 @@ def check_crc(data: bytes | bytearray | memoryview, header: BatchHeader, positio
     return crc32c(view) == header.crc
 
 
-def check_batch(data: bytes | bytearray | memoryview) -> BatchHeader:
+def check_batch(data: bytes | bytearray | memoryview, header: BatchHeader | None = None) -> BatchHeader:
     """Check that ``data`` is exactly one sound v2 batch as a producer may send it.
 
-    The records inside are not decoded: count, length and checksum must agree. Raises ``ApiError`` with
-    the code that Kafka would answer.
+    The records inside are not decoded: count, length and checksum must agree. ``header`` is what
+    ``parse_header`` gave, if the caller has called it already. Raises ``ApiError`` with the code that Kafka
+    would answer.
     """
     if len(data) < HEADER_BYTES:
         if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] < MAGIC:
             raise _old_format(data[MAGIC_POSITION])
         raise _corrupt(f"{len(data)} bytes are fewer than a batch header's {HEADER_BYTES}")
-    header = parse_header(data)
+    if header is None:
+        header = parse_header(data)
     if header.magic < 0 or header.magic > MAGIC:
         raise _corrupt(f"record format {header.magic} does not exist")
     if header.magic != MAGIC:

@@ -31,7 +31,7 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _FIRST_GUESS_BYTES = 64 * 1024
 _MAPPED_MIN_BYTES = 1024 * 1024
-#: Three bytes of snappy give at most 64: a larger claim is a lie and is refused before memory is taken.
+#: Three bytes of snappy give at most 64: a larger claim is refused before memory is taken.
 _SNAPPY_EXPANSION_MAX = 22
 
 _LEVELLED: dict[int, tuple[Callable[..., cramjam.Buffer], int]] = {
@@ -85,8 +85,10 @@ def _decompress_bounded(
 
 
 def _buffer(size: int) -> bytearray | mmap.mmap:
-    """Memory to decompress into. What is large comes from the system untouched: a ``bytearray`` is filled
-    with zeros first, and every thread of the process would wait for that.
+    """Memory to decompress into.
+
+    A large one comes from the system untouched: a ``bytearray`` would be filled with zeros first, and every
+    thread of the process would wait for that.
     """
     return bytearray(size) if size < _MAPPED_MIN_BYTES else mmap.mmap(-1, size)
 

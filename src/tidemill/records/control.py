@@ -18,7 +18,7 @@ _COMMIT = 1
 
 
 class Marker(NamedTuple):
-    """How a transaction ended."""
+    """A transaction marker: whether the transaction was committed, and its coordinator's epoch."""
 
     commit: bool
     coordinator_epoch: int
@@ -27,7 +27,7 @@ class Marker(NamedTuple):
 def build_marker(
     marker: Marker, *, producer_id: int, producer_epoch: int, timestamp_ms: int, leader_epoch: int = -1
 ) -> bytes:
-    """A batch with the one control record that commits or aborts.
+    """Build a control batch with one marker.
 
     >>> batch = build_marker(Marker(True, 3), producer_id=7, producer_epoch=0, timestamp_ms=1)
     >>> read_marker(batch)

@@ -1,4 +1,4 @@
-"""Which partition a key belongs to: murmur2 as Java's clients compute it.
+"""The partition that a key belongs to, by murmur2 as Java's clients compute it.
 
 Every client that keeps records of one key in one partition must agree on this function to the bit.
 """

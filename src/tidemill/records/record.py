@@ -19,6 +19,7 @@ from tidemill.records.compression import NONE, compress, decompress
 
 __all__ = (
     "MAX_DECOMPRESSED_BYTES",
+    "RECORD_BYTES_MIN",
     "Header",
     "Record",
     "build_batch",
@@ -29,6 +30,9 @@ __all__ = (
 
 #: What one batch may decompress to. Kafka has no such limit; a bomb must not take the node's memory.
 MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
+#: The smallest record has seven fields of a byte each: length, attributes, timestamp, offset, length of the
+#: key, length of the value, number of headers. A header that counts more records than fit is wrong.
+RECORD_BYTES_MIN = 7
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _VARINT_SHIFT_MAX = 63
 
@@ -81,7 +85,7 @@ def build_batch(
 
 
 def build_empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
-    """A batch without records that takes the place of lost ones: readers pass over its offsets."""
+    """Build a batch without records that stands for lost or removed ones: readers pass over its offsets."""
     return _frame(
         b"",
         base_offset=base_offset,
@@ -95,7 +99,7 @@ def build_empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> 
 
 
 def recompress(header: BatchHeader, plain: bytes | memoryview, codec: int) -> bytes:
-    """The batch of ``header``, whose uncompressed records are ``plain``, under another codec.
+    """Compress the batch of ``header``, whose uncompressed records are ``plain``, with another codec.
 
     Every header field but codec, length and checksum is kept.
     """
@@ -122,7 +126,7 @@ def read_records(
         raise _corrupt(f"the batch claims {header.size_bytes} bytes, {len(data)} are there")
     body = decompress(header.codec, memoryview(data)[HEADER_BYTES : header.size_bytes], max_bytes)
     reader = _Reader(bytes(body))
-    # Seven bytes is the smallest record, so a lying count is found before any loop runs on it.
+    # The smallest record has seven bytes, so a wrong count is found before any loop runs on it.
     if header.record_count < 0 or header.record_count * 7 > len(body):
         raise _corrupt(f"{header.record_count} records do not fit in {len(body)} bytes")
     append_time = header.max_timestamp if header.is_append_time else None
@@ -222,7 +226,7 @@ class _Reader:
             while byte >= 0x80:
                 result |= (byte & 0x7F) << shift
                 shift += 7
-                # Inside the loop: a run of such bytes would otherwise cost the square of its length.
+                # Checked inside the loop: a run of such bytes would otherwise cost the square of its length.
                 if shift > _VARINT_SHIFT_MAX:
                     raise _corrupt("a number does not fit in 64 bits")
                 position += 1

@@ -1,4 +1,4 @@
-"""Batches that lose some of their records, as compaction makes them: their headers, and records one by one.
+"""Rewrites batches without some of their records, as compaction needs it: headers, and records in a loop.
 
 What is kept is copied as the bytes that are there, because offsets and timestamps are relative to the batch,
 whose base stays. The one exception is the delete horizon. When a batch with tombstones, or a marker whose
@@ -6,10 +6,10 @@ transaction has nothing left, is first compacted, the time from which these may 
 timestamp was, under an attribute bit (KIP-534). The timestamps of its records are then written anew, relative
 to that.
 
-Records are found by ``rewriting_columns``, many batches at once. What it cannot judge it leaves to
+Records are found by ``columns.rewriting``, many batches at once. What it cannot judge it leaves to
 ``index_records`` here, which says what a record is: its numbers fit in 64 bits, all but value and headers,
-which nobody looks at here, is inside its length, and offsets grow within those of the batch. Of everything
-else compaction keeps its hands off.
+which are not read here, is inside its length, and offsets grow within those of the batch. Compaction leaves
+everything else as it is.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _CODEC_MASK = 0x07
 #: So many records are looked at between two calls of ``breathe``.
 _RECORDS_PER_BREATH = 256
 
-#: What is known of a record: where it starts, and where its timestamp ends; the timestamp and the offset,
+#: Numbers for each record: where it starts, and where its timestamp ends; the timestamp and the offset,
 #: relative to the batch; where its key starts and ends (-1 if there is none); whether it has no value.
 INDEX_FIELDS = 7
 
 
 def no_breath() -> None:
-    """For those who are not in a hurry and keep nobody waiting."""
+    """A ``breathe`` that does nothing, for callers that keep no other thread waiting."""
 
 
 def delete_horizon(header: BatchHeader) -> int | None:
-    """The time from which tombstones and markers in the batch may go; None if it was not set yet."""
+    """The delete horizon of a batch: when its tombstones and markers may go; None if it is not set yet."""
     return header.base_timestamp if header.attributes & DELETE_HORIZON_BIT else None
 
 
 def index_records(header: BatchHeader, body: bytes, breathe: Callable[[], None] = no_breath) -> array[int]:
     """``INDEX_FIELDS`` numbers for each record in the uncompressed ``body``, one record after the other.
 
-    Raises ``ApiError`` if these are not exactly the records that ``header`` speaks of. ``breathe`` is called
+    Raises ``ApiError`` if these are not exactly the records that ``header`` counts. ``breathe`` is called
     now and then, so that a large batch does not keep other threads waiting.
     """
     found = array("q")
@@ -83,7 +83,7 @@ def index_records(header: BatchHeader, body: bytes, breathe: Callable[[], None] 
 def _index_record(
     header: BatchHeader, body: bytes, start: int, offset_before: int, found: array[int]
 ) -> tuple[int, int]:
-    """Adds the record at ``start`` to ``found``; returns where it ends, and its relative offset."""
+    """Add the record at ``start`` to ``found``; returns where it ends, and its relative offset."""
     length, position = read_varint(body, start)
     end = position + length
     timestamp_delta, after_timestamp = read_varint(body, position + 1)  # behind attributes that mean nothing
@@ -103,7 +103,7 @@ def _index_record(
 def rebuild_batch(
     header: BatchHeader, records: bytes, count: int, max_timestamp: int, new_horizon_ms: int | None
 ) -> bytes:
-    """The batch with ``count`` other ``records``, compressed as it was.
+    """Build the batch with ``count`` other ``records``, compressed as it was.
 
     Offsets and the producer's fields stay what they were; ``new_horizon_ms`` sets a delete horizon.
     """
@@ -118,7 +118,7 @@ def rebuild_batch(
 
 
 def header_only(header: BatchHeader) -> bytes:
-    """The batch without its records: it still says what its producer's sequence numbers were."""
+    """The batch without its records, which keeps its producer's sequence numbers in the log."""
     changed = header._replace(
         attributes=header.attributes & ~(_CODEC_MASK | DELETE_HORIZON_BIT),
         base_timestamp=NO_TIMESTAMP,
@@ -176,10 +176,10 @@ def to_varint(value: int) -> bytes:
 
 
 def fits_64_bits(number: int) -> bool:
-    """Whether the number can be a timestamp."""
+    """Whether the number fits into a signed 64-bit field."""
     return _INT64_MIN <= number <= _INT64_MAX
 
 
 def not_records() -> ApiError:
-    """The error for a body that is not the records which its header speaks of."""
+    """The error for a body that does not hold the records that its header counts."""
     return ApiError(ErrorCode.corrupt_message, "corrupt record batch: its records do not fit its length")

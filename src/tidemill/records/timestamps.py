@@ -1,7 +1,7 @@
 """Finding a record of a batch by its timestamp, without decoding more than timestamps and offsets.
 
-Batches were not always checked when they came in, so nothing is believed here: bytes that are not records
-raise ``ApiError``. A search stops at the first record that will do, and a batch of millions of records is
+Older releases did not check records when they came in, so nothing is trusted here: bytes that are not records
+raise ``ApiError``. A search stops at the first record that fits, and a batch of millions of records is
 looked at in windows, in memory that does not grow with their number.
 """
 
@@ -13,22 +13,23 @@ import numpy as np
 
 from tidemill.errors import ApiError
 from tidemill.records.batch import HEADER_BYTES, BatchHeader
-from tidemill.records.columns_scalar import Int64s, corrupt, read_varint
+from tidemill.records.columns.fields import (
+    PLAIN_TIMESTAMP_MAX,
+    WINDOW_RECORDS,
+    Unusual,
+    find_starts,
+    read_times,
+    words_of,
+)
+from tidemill.records.columns.scalar import Int64s, corrupt, read_varint
 from tidemill.records.compression import decompress
-from tidemill.records.record_starts import find_starts
+from tidemill.records.record import RECORD_BYTES_MIN
 from tidemill.records.rewriting import no_breath
-from tidemill.records.validation import RECORD_BYTES_MIN
-from tidemill.records.word_numbers import Unusual, Words, load_numbers, numbers_at
 
 __all__ = ("find_first_at", "find_largest")
 
 #: (timestamp, offset) of a record.
 Timed = tuple[int, int]
-
-_WINDOW_RECORDS = 8192
-_WORD_BYTES = 8
-#: Timestamps this far from zero can be added to any number of seven bytes.
-_PLAIN_TIMESTAMP_MAX = 2**62
 
 
 def find_first_at(
@@ -65,24 +66,24 @@ def find_largest(
     for timestamps, offsets in _windows(data, header, max_bytes, breathe):
         found = np.flatnonzero((timestamps >= least[0]) & (offsets >= least[1]))
         if len(found):
-            place = found[timestamps[found].argmax()]
-            if best is None or timestamps[place] > best[0]:
-                best = int(timestamps[place]), int(offsets[place])
+            index = found[timestamps[found].argmax()]
+            if best is None or timestamps[index] > best[0]:
+                best = int(timestamps[index]), int(offsets[index])
     return best
 
 
 def _windows(
     data: bytes | memoryview, header: BatchHeader, max_bytes: int, breathe: Callable[[], None]
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Timestamps and offsets of the records, in order. Raises ``ApiError`` for what are none."""
+    """Timestamps and offsets of the records, in order. Raises ``ApiError`` for bytes that are not records."""
     body = memoryview(decompress(header.codec, memoryview(data)[HEADER_BYTES : header.size_bytes], max_bytes))
     breathe()
     count = header.record_count
     if count < 0 or count * RECORD_BYTES_MIN > len(body):
         raise corrupt(f"{count} records do not fit in {len(body)} bytes")
     position = 0
-    for first in range(0, count, _WINDOW_RECORDS):
-        number = min(_WINDOW_RECORDS, count - first)
+    for first in range(0, count, WINDOW_RECORDS):
+        number = min(WINDOW_RECORDS, count - first)
         try:
             deltas, offsets, position = _read_columns(header, body, position, number)
         except (Unusual, IndexError, ApiError):
@@ -95,16 +96,13 @@ def _windows(
 def _read_columns(
     header: BatchHeader, body: memoryview, position: int, count: int
 ) -> tuple[Int64s, Int64s, int]:
-    if abs(header.base_timestamp) > _PLAIN_TIMESTAMP_MAX:
+    if abs(header.base_timestamp) > PLAIN_TIMESTAMP_MAX:
         raise Unusual
-    words: Words = np.ndarray((len(body) - _WORD_BYTES + 1,), np.dtype("<u8"), body, strides=(1,))
     starts, end = find_starts(body, position, count)
-    _, _, places = load_numbers(words, starts)
-    deltas, places = numbers_at(words, places + 1)  # behind attributes that mean nothing
-    offsets, places = numbers_at(words, places)
-    if end > len(body) or (places > np.append(starts[1:], end)).any():
+    times = read_times(words_of(body), starts)
+    if end > len(body) or (times.behind > np.append(starts[1:], end)).any():
         raise Unusual
-    return deltas + header.base_timestamp, offsets + header.base_offset, end
+    return times.timestamp_deltas + header.base_timestamp, times.offset_deltas + header.base_offset, end
 
 
 def _read_one_by_one(
@@ -116,8 +114,8 @@ def _read_one_by_one(
         position = start + length
         if length < 0 or position > len(body):
             raise corrupt(f"a record of {length} bytes does not fit in the batch")
-        delta, place = read_varint(body, start + 1)
-        offset, _ = read_varint(body, place)
+        delta, position = read_varint(body, start + 1)
+        offset, _ = read_varint(body, position)
         found.append((header.base_timestamp + delta, header.base_offset + offset))
     try:
         columns = np.array(found, np.int64).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""Whether the records of a producer's batch are what its header says: the rules of Kafka's LogValidator.
+"""Checks the records of a producer's batch against its header, by the rules of Kafka's LogValidator.
 
 - There are exactly as many records as the header counts, and nothing follows the last one.
 - Each record's length, and the lengths and numbers inside it, fit into it; header names are UTF-8.
@@ -6,8 +6,8 @@
 - A compacted topic needs a key in each record, and a topic may refuse timestamps that are too old.
 
 A batch that breaks a rule is refused whole, as INVALID_RECORD: its checksum is right, so sending it again
-would not help. Small batches are looked at here, record by record and without numpy, larger ones in
-``validation_columns``, which leaves whatever it cannot judge to the functions here.
+would not help. Small batches are checked here, record by record and without numpy, larger ones in
+``columns.validation``, which leaves whatever it cannot judge to the functions here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from typing import NamedTuple
 from tidemill.errors import ApiError, ErrorCode, InvalidRecords
 from tidemill.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchHeader
 from tidemill.records.compression import decompress
-from tidemill.records.record import MAX_DECOMPRESSED_BYTES, read_records
+from tidemill.records.record import MAX_DECOMPRESSED_BYTES, RECORD_BYTES_MIN, read_records
 from tidemill.records.rewriting import no_breath
 
 __all__ = (
     "NO_RULES",
-    "RECORD_BYTES_MIN",
     "SMALL_BATCH_RECORDS",
     "Body",
     "RecordRules",
@@ -36,23 +35,21 @@ __all__ = (
 #: Uncompressed records.
 Body = bytes | bytearray | memoryview
 
-#: The length of a record, its attributes, timestamp, offset, two lengths and header count have a byte each.
-RECORD_BYTES_MIN = 7
 #: Up to so many records a loop in Python costs less than some forty calls of numpy.
 SMALL_BATCH_RECORDS = 80
 #: So many records are looked at between two calls of ``breathe``.
 _RECORDS_PER_BREATH = 256
-#: So many records at fault are named in an answer; who sent more knows enough.
+#: The most records at fault that an answer names.
 _NAMED_RECORDS_MAX = 1_000
 _VARINT_BYTES_MAX = 10
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 class RecordRules(NamedTuple):
-    """What a topic asks of records beyond being sound."""
+    """The rules of a topic for records, beyond being sound."""
 
     needs_keys: bool = False
-    #: Timestamps below it are refused, but for those that are not set; None: any will do.
+    #: Timestamps below it are refused, except those that are not set; None accepts all.
     min_timestamp_ms: int | None = None
 
 
@@ -75,8 +72,8 @@ def check_records(
     if count <= SMALL_BATCH_RECORDS:
         end = check_each(header, body, 0, range(count), rules, breathe)
     else:
-        # Late: numpy costs a node that sees small batches only a fifth of its memory.
-        from tidemill.records.validation_columns import check_in_windows
+        # Imported late: numpy would cost a node that gets small batches only a fifth of its memory.
+        from tidemill.records.columns.validation import check_in_windows
 
         end = check_in_windows(header, body, rules, breathe)
     if end != len(body):
@@ -111,7 +108,7 @@ def check_each(
     rules: RecordRules,
     breathe: Callable[[], None] = no_breath,
 ) -> int:
-    """Check the records with these numbers, of which the first is at ``position``; gives where they end."""
+    """Check the records with these numbers, the first of which is at ``position``; returns where they end."""
     keyless: list[int] = []
     old: list[int] = []
     base_timestamp, oldest = header.base_timestamp, rules.min_timestamp_ms
@@ -134,7 +131,7 @@ def check_each(
 
 
 def record_faults(rules: RecordRules, keyless: list[int], old: list[int]) -> None:
-    """Raise the error that names the records which the topic does not take, if there are any."""
+    """Raise the error that names the records that the topic refuses, if there are any."""
     if rules.needs_keys and keyless:
         what = "a record without a key cannot be written to a compacted topic"
         raise InvalidRecords(what, record_errors=_named(keyless, what))
@@ -150,8 +147,10 @@ def _named(numbers: list[int], what: str) -> tuple[tuple[int, str], ...]:
 
 
 def _check_one(body: Body, position: int, number: int) -> tuple[int, int, int]:
-    """Where the record ends, its timestamp delta, and the length of its key. Raises ``IndexError`` where the
-    body ends too early. Numbers of one byte, which most are, are read in place: a call costs as much again.
+    """Check a record; returns where it ends, its timestamp delta, and the length of its key.
+
+    Raises ``IndexError`` where the body ends too early. Numbers of one byte, which most are, are read inline:
+    a call costs as much again.
     """
     length, start = _varint(body, position, number)
     end = start + length
@@ -194,7 +193,7 @@ def _check_one(body: Body, position: int, number: int) -> tuple[int, int, int]:
 
 
 def _check_headers(body: Body, position: int, end: int, number: int) -> int:
-    """Step over the headers whose count is at ``position``; gives where they end."""
+    """Check the headers whose count is at ``position``; returns where they end."""
     count, position = _varint(body, position, number)
     if count < 0 or count * 2 > end - position:
         raise _unsound(number, f"{count} headers do not fit in it")

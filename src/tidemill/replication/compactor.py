@@ -12,21 +12,22 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
+from tidemill.coordination.metrics import Metric, counter, gauge
 from tidemill.errors import CorruptData, StorageError
-from tidemill.log.cleaner import CleanedSegment, CleaningRun, CleaningStopped
-from tidemill.log.compacting import carry_swap
+from tidemill.log.compaction.cleaner import CleanedSegment, CleaningRun, CleaningStopped
+from tidemill.log.compaction.runs import carry_swap
 from tidemill.log.pace import Pace
 from tidemill.log.storage import Storage, StorageFile
 from tidemill.replication.partition import Partition
 
-__all__ = ("CompactionCounts", "Compactor")
+__all__ = ("COMPACTION_METRICS", "CompactionCounts", "Compactor")
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class CompactionCounts:
-    """What was done since the start of the node."""
+    """Counters of compaction since the start of the node."""
 
     runs: int = 0
     runs_given_up: int = 0
@@ -47,16 +48,17 @@ class CompactionCounts:
     last_run_ms: int = 0
     #: Bytes written by the last run, for each byte that was there.
     last_ratio: float = 0.0
-    #: Partitions where damage was found, by topic id and index, and the damage.
+    #: The damage that ended compaction of a partition, by topic id and index.
     damaged: dict[tuple[UUID, int], StorageError] = field(default_factory=dict)
 
 
 class Compactor:
-    """One per node. ``compact`` runs on the event loop."""
+    """Compacts the partitions of a node, one at a time. ``compact`` runs on the event loop."""
 
     def __init__(
         self,
         storage: Storage,
+        pool: Executor,
         *,
         map_bytes: int,
         bytes_per_second: int,
@@ -68,14 +70,23 @@ class Compactor:
         self._bytes_per_second = bytes_per_second
         self._max_decompressed_bytes = max_decompressed_bytes
         self._clock_ms = clock_ms
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tidemill-compact")
+        #: An executor with one thread.
+        self._pool = pool
+        self._turn = asyncio.Lock()
         self._closing = False
         self._changed = threading.Condition()
         self._topic_at_work: UUID | None = None
         self.counts = CompactionCounts()
 
     async def compact(self, partitions: Iterable[Partition]) -> None:
-        """Compact all of ``partitions`` that are due; those of which most is dirty come first."""
+        """Compact all of ``partitions`` that are due; those of which most is dirty come first.
+
+        Calls wait for each other: two runs over one partition would take each other's segments away.
+        """
+        async with self._turn:
+            await self._compact_due(partitions)
+
+    async def _compact_due(self, partitions: Iterable[Partition]) -> None:
         now_ms = self._clock_ms()
         due = []
         for partition in partitions:
@@ -89,7 +100,7 @@ class Compactor:
             if ratio is not None:
                 due.append((ratio, partition))
         for _, partition in sorted(due, key=lambda entry: -entry[0]):
-            if partition.log.failure is None and not self._closing:
+            if partition.local_log.failure is None and not self._closing:
                 await self._compact(partition)
 
     async def _compact(self, partition: Partition) -> None:
@@ -107,7 +118,7 @@ class Compactor:
             logger.warning("a compaction of %s was given up, it is tried again later: %s", name, error)
 
     async def _run(self, partition: Partition) -> bool:
-        """One run. False if its map was full before everything was compacted."""
+        """Compact a partition once. False if the map of keys was full before everything was compacted."""
         started, now_ms = time.perf_counter(), self._clock_ms()
         order = partition.order_cleaning(now_ms)
         if order is None:
@@ -118,7 +129,7 @@ class Compactor:
             map_bytes=self._map_bytes,
             pace=Pace(self._bytes_per_second),
             max_decompressed_bytes=self._max_decompressed_bytes,
-            is_stopped=lambda: self._closing or partition.log.failure is not None,
+            is_stopped=lambda: self._closing or partition.local_log.failure is not None,
         )
         await self._in_thread(partition, run.map_keys)
         written_before = 0
@@ -126,15 +137,15 @@ class Compactor:
             written_before += sum(segment.size_bytes for segment in cleaned.old)
             await self._swap(partition, cleaned)
         await self._in_thread(partition, run.finish)
-        partition.log.first_dirty_offset = run.mapped_to
+        partition.local_log.first_dirty_offset = run.mapped_to
         self._count(run, written_before, time.perf_counter() - started, now_ms)
         return run.is_complete
 
     async def _swap(self, partition: Partition, cleaned: CleanedSegment) -> None:
-        """Put a compacted segment in the place of the old ones."""
+        """Replace old segments by a compacted one."""
         partition.begin_swap(cleaned)
         try:
-            directory = partition.log.directory
+            directory = partition.local_log.directory
             await self._in_thread(partition, partial(carry_swap, self._storage, directory, cleaned))
         except StorageError as error:
             partition.end_swap(cleaned, error)
@@ -186,3 +197,47 @@ def _close(files: list[StorageFile]) -> None:
     for file in files:
         # The last handle of a removed file: closing it is what frees the space, and takes its time.
         file.close()
+
+
+COMPACTION_METRICS: Final[Sequence[Metric[CompactionCounts]]] = (
+    counter("tidemill_compaction_runs_total", "Compactions of a partition.", lambda counts: counts.runs),
+    counter(
+        "tidemill_compaction_given_up_total",
+        "Compactions given up, to be tried again.",
+        lambda counts: counts.runs_given_up,
+    ),
+    counter(
+        "tidemill_compaction_read_bytes_total", "Bytes read for compaction.", lambda counts: counts.bytes_in
+    ),
+    counter(
+        "tidemill_compaction_written_bytes_total",
+        "Bytes written by compaction.",
+        lambda counts: counts.bytes_out,
+    ),
+    counter(
+        "tidemill_compaction_records_total",
+        "Records looked at by compaction.",
+        lambda counts: counts.records_in,
+    ),
+    counter(
+        "tidemill_compaction_records_kept_total",
+        "Records that compaction left in place.",
+        lambda counts: counts.records_kept,
+    ),
+    counter("tidemill_compaction_seconds_total", "Time spent in compaction.", lambda counts: counts.seconds),
+    gauge(
+        "tidemill_compaction_last_run_timestamp_ms",
+        "When the last compaction began.",
+        lambda counts: counts.last_run_ms,
+    ),
+    gauge(
+        "tidemill_compaction_last_ratio",
+        "Bytes that the last compaction left, of each byte.",
+        lambda counts: counts.last_ratio,
+    ),
+    gauge(
+        "tidemill_compaction_damaged_partitions",
+        "Partitions that cannot be compacted.",
+        lambda counts: len(counts.damaged),
+    ),
+)

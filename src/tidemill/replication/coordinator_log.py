@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
-from tidemill.errors import ApiError, CorruptData, StorageError
+from tidemill.errors import ApiError, CorruptData, TidemillError
 from tidemill.records.batch import NO_PRODUCER_ID, BatchHeader, next_sequence, parse_header
 from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.control import read_marker
@@ -19,10 +19,10 @@ _TRANSACTIONAL = 0x10
 
 
 def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
-    """A future that is done when everything below ``offset`` is durable."""
+    """A future that is done when the high watermark has reached ``offset``."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def resolve(error: StorageError | None) -> None:
+    def resolve(error: TidemillError | None) -> None:
         if future.done():
             return
         if error is None:
@@ -35,7 +35,7 @@ def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
 
 
 class PartitionCoordinatorLog:
-    """Implements the ``CoordinatorLog`` that the services expect."""
+    """The ``CoordinatorLog`` over a partition of an internal topic."""
 
     def __init__(
         self,
@@ -54,14 +54,21 @@ class PartitionCoordinatorLog:
 
     def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
         """Write one batch; returns the offset behind it. Raises, and then nothing was written."""
+        return self.append_built(self.build(records))
+
+    def build(self, records: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+        """Build one batch, compressed if it is large."""
         now_ms = self._clock_ms()
         size_bytes = sum(len(key) + len(value or b"") for key, value in records)
         large = self._compress_above_bytes is not None and size_bytes > self._compress_above_bytes
-        batch = build_batch(
+        return build_batch(
             [Record(key, value, timestamp_ms=now_ms) for key, value in records],
             codec=ZSTD if large else NONE,
         )
-        return self._partition.append(batch, now_ms, records_checked=True).last_offset + 1
+
+    def append_built(self, batch: bytes) -> int:
+        """Write a batch that ``build`` has made; returns the offset behind it."""
+        return self._partition.append(batch, self._clock_ms(), records_checked=True).last_offset + 1
 
     def append_transactional(
         self, records: Sequence[tuple[bytes, bytes | None]], producer_id: int, producer_epoch: int
@@ -71,7 +78,7 @@ class PartitionCoordinatorLog:
         The batch was not numbered by its producer, so it simply follows what that producer has here.
         """
         now_ms = self._clock_ms()
-        known = self._partition.log.producers.get(producer_id)
+        known = self._partition.local_log.producers.get(producer_id)
         goes_on = known is not None and known.epoch == producer_epoch
         batch = build_batch(
             [Record(key, value, timestamp_ms=now_ms) for key, value in records],
@@ -98,24 +105,37 @@ class PartitionCoordinatorLog:
     def committed(self, offset: int) -> asyncio.Future[None]:
         return wait_committed(self._partition, offset)
 
-    def replay(self) -> Iterator[ReplayedRecord | ReplayedMarker]:
-        """Every committed record and marker in order. Raises ``CorruptData`` at what cannot be read."""
+    @property
+    def end_offset(self) -> int:
+        return self._partition.local_log.end_offset
+
+    def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
+        self._partition.depend(key, leadership_lost)
+
+    def release(self, key: object) -> None:
+        self._partition.release(key)
+
+    def replay(self, end_offset: int) -> Iterator[ReplayedRecord | ReplayedMarker]:
+        """Every record and marker below the offset in order. Raises ``CorruptData`` at what cannot be read.
+
+        Also those above the high watermark, which may become committed later.
+        """
         partition = self._partition
-        for batch in partition.log.read_batches(partition.log_start_offset, partition.high_watermark):
+        for batch in partition.local_log.read_batches(partition.log_start_offset, end_offset):
             header = parse_header(batch)
             try:
                 yield from _entries(batch, header)
             except ApiError as error:
-                path, position = self.place_of(header.base_offset)
+                path, position = self.position_of(header.base_offset)
                 raise CorruptData(
                     f"the batch at offset {header.base_offset} cannot be decoded: {error.message}",
                     path=path,
                     position=position,
                 ) from error
 
-    def place_of(self, offset: int) -> tuple[str, int]:
+    def position_of(self, offset: int) -> tuple[str, int]:
         """File and position of the batch that holds ``offset``, for people who look for it."""
-        return self._partition.log.place_of(offset)
+        return self._partition.local_log.position_of(offset)
 
 
 def _entries(batch: bytes, header: BatchHeader) -> Iterator[ReplayedRecord | ReplayedMarker]:

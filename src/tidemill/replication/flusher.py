@@ -1,29 +1,37 @@
-"""Runs flushes in a small thread pool, one at a time per partition, many appends per flush."""
+"""Runs flushes in a small pool, one at a time per partition, many appends per flush."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Final
 
+from tidemill.coordination.clock import wall_clock_ms
+from tidemill.coordination.metrics import Metric, counter
 from tidemill.errors import StorageError, SyncFailed
 from tidemill.log.flush import FlushJob
 from tidemill.replication.partition import Partition
 
-__all__ = ("Flusher", "wall_clock_ms")
-
-
-def wall_clock_ms() -> int:
-    """The time of day."""
-    return time.time_ns() // 1_000_000
+__all__ = (
+    "FLUSH_METRICS",
+    "Flusher",
+)
 
 
 class Flusher:
-    """Whatever is appended while a flush runs is taken by the next one: flushes of one file are joined."""
+    """Flushes partitions in a thread pool. What is appended while a flush runs shares the next one."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pool: Executor,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
         self._loop = loop
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tidemill-flush")
+        self._pool = pool
+        self._clock_ms = clock_ms
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -40,7 +48,7 @@ class Flusher:
             return
         partition.flush_scheduled = True
         # Never longer than the setting, whatever has happened to the clock since the first append.
-        delay_ms = min(partition.flush_due_ms() - wall_clock_ms(), partition.config.flush_ms)
+        delay_ms = min(partition.flush_due_ms() - self._clock_ms(), partition.config.flush_ms)
         if delay_ms <= 0:
             # At the end of this turn of the loop, so that all requests read in it share the flush.
             self._loop.call_soon(self._start, partition)
@@ -95,3 +103,9 @@ class Flusher:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
+
+
+FLUSH_METRICS: Final[Sequence[Metric[Flusher]]] = (
+    counter("tidemill_flushes_total", "Flushes to disk.", lambda flusher: flusher.flush_count),
+    counter("tidemill_flush_seconds_total", "Time spent in flushes.", lambda flusher: flusher.flush_seconds),
+)

@@ -1,55 +1,58 @@
-"""One partition as its leader sees it: the log, the high watermark, and who waits for it.
+"""One partition on this node: its log, its replication state, and who waits for it.
 
 The rules of durability.md live here:
 
-- the high watermark is the durable offset (this replica is the whole in-sync set), and nobody is
-  told of, or reads, anything at or above it;
+- nobody is told of, or reads, anything at or above the high watermark, which is the replication state's and
+  not the log's durable offset;
 - every append asks for a flush; ``begin_flush`` / ``flushed`` / ``flush_failed`` are called by the flusher;
-- a failed flush stops the partition: waiting producers and all later requests get ``KAFKA_STORAGE_ERROR``.
+- a failed flush stops the partition: waiting producers and all later requests get ``KAFKA_STORAGE_ERROR``;
+- when another node becomes the leader, whoever waits gets ``NOT_LEADER_OR_FOLLOWER``, and so does everybody
+  who asks later, until this node leads again.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, DamagedBatch, ErrorCode, StorageError, SyncFailed
-from tidemill.log.cleaner import CleanedSegment, CleaningOrder
-from tidemill.log.compacting import (
+from tidemill.errors import ApiError, DamagedBatch, ErrorCode, StorageError, SyncFailed, TidemillError
+from tidemill.log.by_time import TimeSearch
+from tidemill.log.compaction.cleaner import CleanedSegment, CleaningOrder
+from tidemill.log.compaction.policy import NO_FLOOR, is_due
+from tidemill.log.compaction.runs import (
     begin_swap,
     cleanable_part,
     end_swap,
     order_cleaning,
     roll_for_compaction,
 )
-from tidemill.log.compaction import NO_FLOOR, is_due
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import PreparedBatch, prepare_batch
 from tidemill.log.log import Appended, PartitionLog
 from tidemill.log.measuring import Measured, measure
-from tidemill.log.reading import ReadBudget
 from tidemill.log.retention import retained_start
 from tidemill.log.segment import Segment
+from tidemill.log.segment_reader import ReadBudget
 from tidemill.log.storage import Buffer, StorageFile
+from tidemill.log.transactions import AbortedTransaction
 from tidemill.records.batch import BatchHeader
 from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
+from tidemill.replication.state import ReplicationState, Role
+from tidemill.replication.waiting import OffsetWaiters, Waiter
 
 __all__ = ("ActiveProducer", "Partition", "Waiter")
 
-#: Called with None when the high watermark has passed, or with the error that stopped the partition.
-Waiter = Callable[[StorageError | None], None]
-
 _NEVER = 2**63 - 1
+#: Bound once, because every batch compares with them, and ``Role.LEADER`` costs more than the comparison.
+_LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 
 
 class ActiveProducer(NamedTuple):
-    """A producer that has written here, as far as it is remembered."""
+    """A producer whose state the partition still holds."""
 
     producer_id: int
     epoch: int
@@ -61,7 +64,7 @@ class ActiveProducer(NamedTuple):
 
 
 class Partition:
-    """A partition that this node leads."""
+    """A partition on this node. It leads when it is made; the metadata decides from then on."""
 
     def __init__(
         self,
@@ -73,12 +76,20 @@ class Partition:
         leader_epoch: int,
         request_flush: Callable[[Partition], None],
         max_decompressed_bytes: int,
+        followers: Iterable[int] = (),
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
-        self.log = log
-        self.leader_epoch = leader_epoch
+        #: This node's copy of the records. Only ``replication`` looks at it; others ask the partition.
+        self.local_log = log
+        known = log.high_watermark_checkpoint
+        self._state = ReplicationState(
+            high_watermark=log.log_start_offset if known is None else known,
+            durable_offset=log.durable_offset,
+        )
+        if self._state.become_leader(leader_epoch, log.end_offset, followers):
+            log.note_high_watermark(self._state.high_watermark)
         #: What clients have written and read here since it was opened; counted by the handlers.
         self.bytes_in = 0
         self.bytes_out = 0
@@ -86,8 +97,12 @@ class Partition:
         self.flush_scheduled = False
         self._request_flush = request_flush
         self._max_decompressed_bytes = max_decompressed_bytes
-        self._waiters: list[tuple[int, int, Waiter]] = []
-        self._waiter_numbers = count()
+        #: Callers that wait for the high watermark.
+        self._waiters = OffsetWaiters()
+        #: Callers that wait for this replica's own disk.
+        self._durable_waiters = OffsetWaiters()
+        #: By key: called once, when this node no longer leads.
+        self._dependents: dict[object, Callable[[], None]] = {}
         self._readers: dict[object, Callable[[], None]] = {}
         self._unflushed_since_ms = _NEVER
         self._stopped = False
@@ -102,34 +117,161 @@ class Partition:
     # --- offsets
 
     @property
+    def leader_epoch(self) -> int:
+        """The newest leader epoch that the metadata has told of."""
+        return self._state.leader_epoch
+
+    @property
     def high_watermark(self) -> int:
-        return self.log.durable_offset
+        """Everything below it is durable on every in-sync replica; nobody reads at or above it."""
+        return self._state.high_watermark
 
     @property
     def last_stable_offset(self) -> int:
-        return self.log.last_stable_offset
+        """The last stable offset: readers of committed data stop there. Never above the high watermark."""
+        return self.local_log.last_stable_offset(self._state.high_watermark)
+
+    @property
+    def has_reached_epoch_start(self) -> bool:
+        """Whether the high watermark is known to be no older than one that an earlier leader told."""
+        return self._state.has_reached_epoch_start
 
     @property
     def log_start_offset(self) -> int:
-        return self.log.log_start_offset
+        """The oldest offset that can be read."""
+        return self.local_log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The next offset that this node gives. What lies between the high watermark and it may be cut."""
+        return self.local_log.end_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the log's segments on disk."""
+        return self.local_log.size_bytes
+
+    @property
+    def failure(self) -> StorageError | None:
+        """The error that stopped the log for good; None if it is not stopped."""
+        return self.local_log.failure
 
     @property
     def epochs(self) -> EpochHistory:
-        """Which leader epoch wrote from where on. The present one counts before its first record, too.
+        """The history of leader epochs. The present one is in it before its first record, too.
 
         A reader that was told the present epoch at the log end must find it here after the next restart.
         """
-        history = self.log.epochs
+        history = self.local_log.epochs
         if history.latest_epoch >= self.leader_epoch:
             return history
-        return history.extended(self.leader_epoch, self.log.end_offset)
+        return history.extended(self.leader_epoch, self.local_log.end_offset)
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest known epoch not above ``epoch``, and the offset where it ended, or the log end.
+
+        The log end and not the high watermark: a reader that stands between the two was not cut off.
+        (-1, -1) for an epoch above all that are known.
+        """
+        return self.epochs.end_offset_for(epoch, self.local_log.end_offset)
+
+    def divergence(self, last_epoch: int, offset: int) -> tuple[int, int] | None:
+        """(epoch, end offset) behind which a reader's log is another one; None if it is a part of this one.
+
+        The reader stands at ``offset``, and what it has read last was written in ``last_epoch``. One that is
+        above all that are known here was led elsewhere, so all behind this log's end is another log's.
+        """
+        epoch, end_offset = self.end_of_epoch(last_epoch)
+        if epoch < 0:
+            return self.leader_epoch, self.local_log.end_offset
+        if epoch < last_epoch or end_offset < offset:
+            return epoch, end_offset
+        return None
 
     @property
     def config(self) -> TopicConfig:
-        return self.log.config
+        return self.local_log.config
 
     def configure(self, config: TopicConfig) -> None:
-        self.log.config = config
+        self.local_log.config = config
+
+    # --- the role
+
+    @property
+    def role(self) -> Role:
+        """The role of this node: leader, follower or offline."""
+        return self._state.role
+
+    def leads_at(self, epoch: int) -> bool:
+        """Whether this node leads the partition, in that epoch; also if its storage has stopped."""
+        return self._state.leader_epoch == epoch and self._state.role is not _FOLLOWER
+
+    def check_leads(self) -> None:
+        """Raise ``StorageError`` if the log is stopped, ``ApiError`` if this node does not lead."""
+        if self.local_log.failure is not None:
+            raise self.local_log.failure
+        if self._state.role is not _LEADER:
+            raise self.not_leader()
+
+    def become_leader(self, epoch: int, followers: Iterable[int] = ()) -> None:
+        """The metadata makes this node the leader from ``epoch`` on; an older one says nothing new.
+
+        Whoever waits goes on waiting if it led before: its log is as it was.
+        """
+        if epoch <= self._state.leader_epoch:
+            return
+        if self._state.become_leader(epoch, self.local_log.end_offset, followers):
+            self._high_watermark_moved()
+
+    def become_follower(self, epoch: int) -> None:
+        """The metadata makes another node the leader from ``epoch`` on; an older one says nothing new."""
+        if epoch <= self._state.leader_epoch:
+            return
+        self._state.become_follower(epoch)
+        # Coordinators gave these permissions to the leader, which this node no longer is.
+        self._allowed.clear()
+        self._fail_waiters(self.not_leader())
+        dependents, self._dependents = self._dependents, {}
+        for leadership_lost in dependents.values():
+            leadership_lost()
+        self._wake_readers()
+
+    def _fail_waiters(self, error: TidemillError) -> None:
+        self._durable_waiters.fail(error)
+        self._waiters.fail(error)
+
+    def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
+        """Call ``leadership_lost`` once when another node becomes the leader, unless ``release`` comes."""
+        self._dependents[key] = leadership_lost
+
+    def release(self, key: object) -> None:
+        """Remove what ``depend`` registered under ``key``."""
+        self._dependents.pop(key, None)
+
+    def not_leader(self) -> ApiError:
+        """The error for every request while another node leads."""
+        return ApiError(
+            ErrorCode.not_leader_or_follower,
+            f"this node does not lead {self.topic}-{self.index} in epoch {self.leader_epoch}; ask for the "
+            "metadata",
+        )
+
+    # --- the in-sync replicas
+
+    def change_in_sync(self, followers: Iterable[int]) -> None:
+        """The in-sync set is now this leader and ``followers``."""
+        if self._state.change_in_sync(followers):
+            self._high_watermark_moved()
+
+    def follower_flushed(self, node_id: int, durable_offset: int) -> None:
+        """An in-sync follower is durable up to an offset."""
+        if self._state.follower_flushed(node_id, durable_offset):
+            self._high_watermark_moved()
+
+    def _high_watermark_moved(self) -> None:
+        self.local_log.note_high_watermark(self._state.high_watermark)
+        self._waiters.reached(self._state.high_watermark)
+        self._wake_readers()
 
     # --- writing
 
@@ -145,19 +287,23 @@ class Partition:
         data: Buffer,
         now_ms: int,
         *,
+        header: BatchHeader | None = None,
+        batch_checked: bool = False,
         records_checked: bool = False,
         breathe: Callable[[], None] = no_breath,
     ) -> PreparedBatch:
         """Check one producer batch and bring it into the topic's form. Changes nothing; a thread may call it.
 
-        Raises ``ApiError``.
+        The arguments are those of ``prepare_batch``. Raises ``ApiError``.
         """
-        config = self.log.config
+        config = self.local_log.config
         prepared = prepare_batch(
             data,
             config,
             now_ms,
             self._max_decompressed_bytes,
+            header=header,
+            batch_checked=batch_checked,
             records_checked=records_checked,
             breathe=breathe,
         )
@@ -165,12 +311,15 @@ class Partition:
 
     def append_prepared(self, batch: PreparedBatch, now_ms: int) -> Appended:
         """Write one batch that was prepared for the present configuration. Raises as ``append`` does."""
-        assert batch.config is self.log.config, "the batch was prepared for another configuration"
-        if self.log.failure is not None:
-            raise self.log.failure
+        assert batch.config is self.local_log.config, "the batch was prepared for another configuration"
+        state = self._state
+        if state.role is not _LEADER or self.local_log.failure is not None:
+            self.check_leads()
         if batch.header.is_idempotent:
             self._check_transaction(batch.header)
-        return self._appended(self.log.append(batch.data, batch.header, self.leader_epoch, now_ms), now_ms)
+        return self._appended(
+            self.local_log.append(batch.data, batch.header, state.leader_epoch, now_ms), now_ms
+        )
 
     def _appended(self, appended: Appended, now_ms: int) -> Appended:
         if self._unflushed_since_ms == _NEVER:
@@ -191,8 +340,8 @@ class Partition:
         """Whether the producer has a transaction here that is known to its coordinator."""
         if self._allowed.get(producer_id) == producer_epoch:
             return True
-        entry = self.log.producers.get(producer_id)
-        is_open = producer_id in self.log.producers.transactions.open
+        entry = self.local_log.producers.get(producer_id)
+        is_open = producer_id in self.local_log.producers.transactions.open
         return is_open and entry is not None and entry.epoch == producer_epoch
 
     def _check_transaction(self, header: BatchHeader) -> None:
@@ -204,7 +353,7 @@ class Partition:
                     f"{self.topic}-{self.index} is not part of a transaction of producer "
                     f"{header.producer_id} epoch {header.producer_epoch}",
                 )
-        elif header.producer_id in self.log.producers.transactions.open:
+        elif header.producer_id in self.local_log.producers.transactions.open:
             raise ApiError(
                 ErrorCode.invalid_txn_state,
                 f"producer {header.producer_id} has an open transaction here and sent a batch outside of it",
@@ -214,11 +363,12 @@ class Partition:
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int, now_ms: int
     ) -> Appended:
         """End a producer's transaction here. Raises as ``append`` does."""
+        self.check_leads()
         marker = Marker(commit, coordinator_epoch)
         data = build_marker(
             marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms
         )
-        appended = self.log.append_marker(data, marker, self.leader_epoch, now_ms)
+        appended = self.local_log.append_marker(data, marker, self.leader_epoch, now_ms)
         self._allowed.pop(producer_id, None)
         return self._appended(appended, now_ms)
 
@@ -227,6 +377,7 @@ class Partition:
 
         No reader sees the end of one without the others'. Raises as ``append`` does.
         """
+        self.check_leads()
         built = [
             (
                 build_marker(
@@ -236,15 +387,19 @@ class Partition:
             )
             for producer_id, producer_epoch, marker in ends
         ]
-        appended = self.log.append_markers(built, self.leader_epoch, now_ms)
+        appended = self.local_log.append_markers(built, self.leader_epoch, now_ms)
         for producer_id, _, _ in ends:
             self._allowed.pop(producer_id, None)
         return self._appended(appended, now_ms)
 
+    def expire_producers(self, before_ms: int) -> None:
+        """Forget producers that have written nothing since ``before_ms``."""
+        self.local_log.producers.expire(before_ms)
+
     def producers(self) -> Iterator[ActiveProducer]:
-        """What DescribeProducers tells."""
-        started = self.log.producers.transactions.open
-        for producer_id, entry in self.log.producers:
+        """The producers that DescribeProducers lists."""
+        started = self.local_log.producers.transactions.open
+        for producer_id, entry in self.local_log.producers:
             yield ActiveProducer(
                 producer_id,
                 entry.epoch,
@@ -255,60 +410,76 @@ class Partition:
             )
 
     def when_committed(self, offset: int, waiter: Waiter) -> None:
-        """Call ``waiter`` once everything below ``offset`` is durable; at once if it is."""
-        if self.log.failure is not None:
-            waiter(self.log.failure)
-        elif self.log.durable_offset >= offset:
+        """Call ``waiter`` once the high watermark has reached ``offset``; at once if it has."""
+        if self.local_log.failure is not None:
+            waiter(self.local_log.failure)
+        elif self._state.role is not _LEADER:
+            waiter(self.not_leader())
+        elif self._state.high_watermark >= offset:
             waiter(None)
         else:
-            heapq.heappush(self._waiters, (offset, next(self._waiter_numbers), waiter))
+            self._waiters.add(offset, waiter)
+            self._request_flush(self)
+
+    def when_durable(self, offset: int, waiter: Waiter) -> None:
+        """Call ``waiter`` once everything below ``offset`` is on this node's disk; at once if it is.
+
+        What a client is told then can still be lost, with this node, until the high watermark has passed.
+        """
+        if self.local_log.failure is not None:
+            waiter(self.local_log.failure)
+        elif self._state.role is not _LEADER:
+            waiter(self.not_leader())
+        elif self._state.durable_offset >= offset:
+            waiter(None)
+        else:
+            self._durable_waiters.add(offset, waiter)
             self._request_flush(self)
 
     # --- flushing, called by the flusher
 
     @property
     def is_dirty(self) -> bool:
-        return self.log.failure is None and self.log.end_offset > self.log.durable_offset
+        return self.local_log.failure is None and self.local_log.end_offset > self.local_log.durable_offset
 
     def flush_due_ms(self) -> int:
         """When the next flush should start, on the clock that ``append`` was given; a past time means now.
 
         ``flush.ms`` and ``flush.messages`` let appends that nobody waits for gather; both are off by default.
         """
-        config = self.log.config
-        unflushed = self.log.end_offset - self.log.durable_offset
+        config = self.local_log.config
+        unflushed = self.local_log.end_offset - self.local_log.durable_offset
         lazy = config.flush_ms < _NEVER or config.flush_messages < _NEVER
-        if self._waiters or not lazy or unflushed >= config.flush_messages:
+        if self._waiters or self._durable_waiters or not lazy or unflushed >= config.flush_messages:
             return 0
         return min(_NEVER, self._unflushed_since_ms + config.flush_ms)
 
     def begin_flush(self) -> FlushJob | None:
-        """What there is to flush; the flusher says how it went by ``flushed`` or ``flush_failed``."""
+        """The next flush, if there is anything to flush; ``flushed`` or ``flush_failed`` has to follow."""
         self._unflushed_since_ms = _NEVER
-        job = self.log.begin_flush()
+        job = self.local_log.begin_flush()
         if job is None:
             self._let_go_if_stopped()
         return job
 
     def flushed(self, job: FlushJob) -> None:
-        if self.log.failure is not None:
+        if self.local_log.failure is not None:
             # Another sync has failed since the job began: after that, a success proves nothing.
-            self.flush_failed(self.log.failure)
+            self.flush_failed(self.local_log.failure)
             return
         self._let_go_if_stopped()
-        self.log.finish_flush(job)
-        reached = self.log.durable_offset
-        while self._waiters and self._waiters[0][0] <= reached:
-            heapq.heappop(self._waiters)[2](None)
-        self._wake_readers()
+        self.local_log.finish_flush(job)
+        moved = self._state.flushed(self.local_log.durable_offset)
+        self._durable_waiters.reached(self._state.durable_offset)
+        if moved:
+            self._high_watermark_moved()
 
     def flush_failed(self, error: StorageError) -> None:
         """Stop for good: after a failed sync nobody knows what is on disk."""
         self._let_go_if_stopped()
-        self.log.fail(error)
-        waiters, self._waiters = self._waiters, []
-        for _, _, waiter in waiters:
-            waiter(error)
+        self.local_log.fail(error)
+        self._state.go_offline()
+        self._fail_waiters(error)
         self._wake_readers()
 
     # --- reading
@@ -324,8 +495,21 @@ class Partition:
         for wake in list(self._readers.values()):
             wake()
 
+    def latest_offset(self, *, committed: bool) -> int:
+        """The offset at which a new reader begins that wants only what comes from now on.
+
+        Raises ``ApiError`` OFFSET_NOT_AVAILABLE while a leader before this one may have told a later one.
+        """
+        if not self._state.has_reached_epoch_start:
+            raise ApiError(
+                ErrorCode.offset_not_available,
+                f"{self.topic}-{self.index} does not know yet how far it was committed when leader epoch "
+                f"{self.leader_epoch} began; try again in a moment",
+            )
+        return self.upper_offset(committed=committed)
+
     def upper_offset(self, *, committed: bool) -> int:
-        """Where a reader stops: the last stable offset for committed data, else the high watermark."""
+        """The end for a reader: the last stable offset for committed data, else the high watermark."""
         return self.last_stable_offset if committed else self.high_watermark
 
     def check_position(self, offset: int) -> None:
@@ -333,7 +517,7 @@ class Partition:
 
         Between where readers stop and the log end there is just nothing to read yet.
         """
-        self.log.check_readable(offset, self.log.end_offset)
+        self.local_log.check_readable(offset, self.local_log.end_offset)
 
     def read(
         self,
@@ -349,24 +533,44 @@ class Partition:
         Raises ``DamagedBatch`` if that one is damaged; those behind it can be asked for. ``budget`` is shared
         by the reads of one turn of the event loop.
         """
-        if self.log.failure is not None:
-            raise self.log.failure
+        self.check_leads()
         self.check_position(offset)
         upper = self.upper_offset(committed=committed)
         if offset >= upper:
             return memoryview(b"")
-        return self.log.read_on(offset, max_bytes, upper, at_least_one=at_least_one, budget=budget)
+        return self.local_log.read_on(offset, max_bytes, upper, at_least_one=at_least_one, budget=budget)
+
+    def aborted_in(self, data: memoryview) -> list[AbortedTransaction]:
+        """Aborted transactions with batches in what ``read`` gave; may name a few that lie just behind it."""
+        return self.local_log.aborted_in(data)
+
+    def available_bytes(self, offset: int, *, committed: bool, enough: int) -> int:
+        """Bytes that a reader at ``offset`` would get, counted until ``enough``."""
+        upper = self.upper_offset(committed=committed)
+        return self.local_log.available_bytes(offset, upper, enough) if offset < upper else 0
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of the log: others after a roll, retention or compaction."""
+        return self.local_log.segments
+
+    def find_time(self, timestamp: int, upper_offset: int) -> TimeSearch:
+        """Search for the first record at or after ``timestamp``. Raises ``DamagedBatch``."""
+        return self.local_log.find_time(timestamp, upper_offset)
+
+    def find_max_timestamp(self, upper_offset: int) -> TimeSearch:
+        """Search for the record with the largest timestamp. Raises ``DamagedBatch``."""
+        return self.local_log.find_max_timestamp(upper_offset)
 
     def measure(self, start_offset: int, end_offset: int | None, max_bytes: int | None) -> Measured:
-        """Bytes of log from an offset to another one, or to the last stable one; see ``measuring``.
+        """Bytes of log from one offset to another, or to the last stable offset if there is no other.
 
         Raises ``ApiError`` if they are not in the log.
         """
-        if self.log.failure is not None:
-            raise self.log.failure
+        self.check_leads()
         self.check_position(start_offset)
         if end_offset is None:
-            # As in ``read``, a start behind the last stable offset is a good one.
+            # As in ``read``, a start between the last stable offset and the log end is valid.
             end_offset = max(start_offset, self.last_stable_offset)
         elif end_offset < start_offset:
             raise ApiError(
@@ -378,15 +582,14 @@ class Partition:
         if start_offset >= self.high_watermark:
             return Measured(start_offset, 0)
         try:
-            return measure(self.log, start_offset, min(end_offset, self.high_watermark), max_bytes)
+            return measure(self.local_log, start_offset, min(end_offset, self.high_watermark), max_bytes)
         except DamagedBatch as damage:
-            self.log.on_damage(damage)
+            self.local_log.on_damage(damage)
             raise
 
     def delete_records(self, offset: int) -> list[Segment]:
         """Move the log start to ``offset`` (-1: the high watermark); returns what can be discarded."""
-        if self.log.failure is not None:
-            raise self.log.failure
+        self.check_leads()
         target = self.high_watermark if offset == -1 else offset
         if target < 0 or target > self.high_watermark:
             raise ApiError(
@@ -398,10 +601,10 @@ class Partition:
 
     def apply_retention(self, now_ms: int) -> list[Segment]:
         """Move the log start past segments that are too old or too many; returns what can be discarded."""
-        log = self.log
-        if log.failure is not None:
+        log = self.local_log
+        if log.failure is not None or self._state.role is not _LEADER:
             return []
-        start = retained_start(log.segments, log.config, durable_offset=log.durable_offset, now_ms=now_ms)
+        start = retained_start(log.segments, log.config, high_watermark=self.high_watermark, now_ms=now_ms)
         if start is None:
             return []
         start = min(start, self.retention_floor())
@@ -410,9 +613,13 @@ class Partition:
             self._request_flush(self)
         return self._move_start(start)
 
+    def discard(self, segments: list[Segment]) -> None:
+        """Remove the files of segments that are no longer part of the log. May run in another thread."""
+        self.local_log.discard(segments)
+
     def _move_start(self, offset: int) -> list[Segment]:
         try:
-            return self.log.move_start(offset)
+            return self.local_log.move_start(offset)
         except SyncFailed as error:
             # Whether the new start is on disk is unknown: the same as any other failed sync.
             self.flush_failed(error)
@@ -421,45 +628,40 @@ class Partition:
     # --- compaction
 
     def compaction_due(self, now_ms: int) -> float | None:
-        """How much of the log is dirty, if it is time to compact it; None if not."""
-        log = self.log
+        """The dirty ratio of the log if it is time to compact it; None if not."""
+        log = self.local_log
         if log.failure is not None or not log.config.compacts:
             return None
         if roll_for_compaction(log, now_ms):
             self._request_flush(self)
-        cleanable = cleanable_part(log, now_ms, self.retention_floor())
+        cleanable = cleanable_part(
+            log, now_ms, high_watermark=self.high_watermark, floor_offset=self.retention_floor()
+        )
         return cleanable.dirty_ratio if is_due(cleanable, log.config, now_ms) else None
 
     def order_cleaning(self, now_ms: int) -> CleaningOrder | None:
-        """What a compaction would do now; None if nothing."""
-        return order_cleaning(self.log, now_ms, self.retention_floor())
+        """The work of a compaction that starts now; None if there is none."""
+        return order_cleaning(
+            self.local_log, now_ms, high_watermark=self.high_watermark, floor_offset=self.retention_floor()
+        )
 
     def begin_swap(self, cleaned: CleanedSegment) -> None:
-        """Before a compacted segment takes its place on disk. Raises ``StorageError`` if it cannot now."""
-        begin_swap(self.log, cleaned)
+        """Prepare for a compacted segment to replace old files. Raises ``StorageError`` if it may not."""
+        begin_swap(self.local_log, cleaned)
 
     def end_swap(self, cleaned: CleanedSegment, error: StorageError | None = None) -> list[StorageFile]:
-        """When it has done so, or has failed to; returns the old files, to be closed."""
-        files = end_swap(self.log, cleaned, error)
-        if self.log.failure is not None:
-            self.flush_failed(self.log.failure)
+        """Finish what ``begin_swap`` began, or undo it after ``error``; returns old files, to be closed."""
+        files = end_swap(self.local_log, cleaned, error)
+        if self.local_log.failure is not None:
+            self.flush_failed(self.local_log.failure)
         return files
-
-    def check_leader_epoch(self, epoch: int) -> None:
-        """Compare the epoch that a client believes in; -1 means that it does not say."""
-        if epoch < 0 or epoch == self.leader_epoch:
-            return
-        where = f"{self.topic}-{self.index} is at leader epoch {self.leader_epoch}, the request says {epoch}"
-        if epoch < self.leader_epoch:
-            raise ApiError(ErrorCode.fenced_leader_epoch, where)
-        raise ApiError(ErrorCode.unknown_leader_epoch, where)
 
     def close(self) -> None:
         """Stop in an orderly way; the caller has made sure that no flush is under way."""
-        if self.log.failure is None:
-            self.log.close()
+        if self.local_log.failure is None:
+            self.local_log.close()
         else:
-            self.log.abandon()
+            self.local_log.abandon()
 
     def stop(self, error: StorageError) -> None:
         """End everything that waits, because the partition goes away, and let go of its files."""
@@ -471,4 +673,4 @@ class Partition:
     def _let_go_if_stopped(self) -> None:
         # Not while a flush is planned or under way: it needs the files.
         if self._stopped:
-            self.log.abandon()
+            self.local_log.abandon()

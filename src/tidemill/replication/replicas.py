@@ -1,36 +1,38 @@
 """All partitions of this node: opened at their first use, kept open, closed in an orderly way.
 
-Where they are: ``logs/<topic>/<topic id>-<partition>``. A topic that is being deleted has a marker beside its
-partitions; only a directory with such a marker is ever removed. A directory that no metadata speaks of is
-left alone and reported.
+Where they are: ``logs/<topic>/<topic id>-<partition>``. A topic that is being deleted has a deletion note, a
+file beside its partitions; only a directory with such a note is ever removed. A directory that no
+metadata speaks of is left alone and reported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
+from tidemill.coordination.clock import wall_clock_ms
+from tidemill.coordination.metrics import Metric, counters, gauge, gauges
+from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import DiskFull, ErrorCode, StorageError
 from tidemill.log.checkpoint import CHECKPOINT_NAME
 from tidemill.log.index import IndexCache
-from tidemill.log.inspect import read_checkpoint
 from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
+from tidemill.log.offline.inspect import read_checkpoint
 from tidemill.log.recovery import RecoveryReport, open_log
 from tidemill.log.storage import Storage
 from tidemill.replication.damage import DamageRegister
-from tidemill.replication.flusher import wall_clock_ms
 from tidemill.replication.partition import Partition
 
-__all__ = ("LOGS", "PartitionKey", "Placement", "Replicas", "partition_directory")
+__all__ = ("LOGS", "REPLICA_METRICS", "PartitionKey", "Placement", "Replicas", "partition_directory")
 
 LOGS = "logs"
-_MARKER_ENDING = ".deleting"
+_NOTE_SUFFIX = ".deleting"
 _CLOSING_THREADS = 16
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ PartitionKey = tuple[UUID, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What the metadata says of a partition that this node leads."""
+    """A partition that this node leads, as the metadata describes it."""
 
     topic: str
     topic_id: UUID
@@ -50,7 +52,7 @@ class Placement:
 
 
 def partition_directory(topic: str, topic_id: UUID, index: int) -> str:
-    """Where a partition is, below the storage's root."""
+    """The directory of a partition, below the storage's root."""
     return f"{LOGS}/{topic}/{topic_id.hex}-{index}"
 
 
@@ -64,8 +66,10 @@ class Replicas:
         *,
         max_decompressed_bytes: int,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        pools: Pools = thread_pool,
     ) -> None:
         self._storage = storage
+        self._pools = pools
         self._clock_ms = clock_ms
         self._request_flush = request_flush
         self._max_decompressed_bytes = max_decompressed_bytes
@@ -79,6 +83,8 @@ class Replicas:
         self.damage = DamageRegister()
         #: Why no partition takes appends now; None if they do.
         self._refusal: StorageError | None = None
+        #: Called when a deletion found no space on the disk; returns whether there is more space now.
+        self.give_up_reserve: Callable[[DiskFull], bool] = lambda error: False
         #: Told of every partition that is opened.
         self.on_open: Callable[[Partition], None] = lambda partition: None
 
@@ -92,15 +98,27 @@ class Replicas:
     def __len__(self) -> int:
         return len(self._partitions)
 
+    def stopped(self) -> Iterator[tuple[str, int, StorageError]]:
+        """Topic and index of the partitions that are out of service, and why."""
+        for placement, error in self.offline.values():
+            yield placement.topic, placement.index, error
+        for partition in self:
+            if partition.failure is not None:
+                yield partition.topic, partition.index, partition.failure
+
     def peek(self, topic_id: UUID, index: int) -> Partition | None:
         """The partition if it is open."""
         return self._partitions.get((topic_id, index))
 
     def open(self, placement: Placement) -> Partition:
-        """The partition, opened and recovered now if it was not. Raises ``StorageError`` if it is stopped."""
+        """The partition, led at the placement's epoch. It is opened and recovered now if it was not.
+
+        Raises ``StorageError`` if it is stopped.
+        """
         key = placement.topic_id, placement.index
         partition = self._partitions.get(key)
         if partition is not None:
+            partition.become_leader(placement.leader_epoch)
             return partition
         if key in self.offline:
             raise self.offline[key][1]
@@ -115,7 +133,7 @@ class Replicas:
                 inventory=self.inventory,
             )
         except DiskFull:
-            # Recovery had something to keep and no room for it: tried again at the next request.
+            # Recovery had something to keep and no space for it: tried again at the next request.
             raise
         except StorageError as error:
             self.offline[key] = placement, error
@@ -170,7 +188,7 @@ class Replicas:
                     self.open(placement)
         for directory in self.inventory:
             if directory not in expected and not self._storage.exists(directory):
-                # Of a deleted topic; the crash came before the line could go.
+                # Its topic was deleted, and a crash came before the line was removed.
                 parent, _, name = directory.rpartition("/")
                 self.inventory.remove(parent, name)
         self._list(unlisted)
@@ -181,7 +199,7 @@ class Replicas:
         bounds = []
         try:
             for directory in directories:
-                # What was found may be the work of a process that was killed before it synced the name.
+                # The directory may have been made by a process that was killed before it synced the name.
                 self._storage.sync_dir(directory)
                 checkpoint = read_checkpoint(self._storage, directory)
                 bounds.append((directory, (checkpoint.recovery_point if checkpoint else 0) + OFFSETS_AHEAD))
@@ -197,7 +215,7 @@ class Replicas:
         """Take no appends to any partition, until this is called with None. Reads go on."""
         self._refusal = refusal
         for partition in self:
-            partition.log.refusal = refusal
+            partition.local_log.refusal = refusal
 
     def exists_on_disk(self, placement: Placement) -> bool:
         return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))
@@ -209,8 +227,8 @@ class Replicas:
 
     def close(self) -> bool:
         """Close all in an orderly way. False if some could not be: the next start has to look at them."""
-        # Each is a handful of syncs, which the disk takes side by side.
-        with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="tidemill-close") as pool:
+        # Closing a partition takes a few syncs, which the disk can do side by side.
+        with self._pools("close", _CLOSING_THREADS) as pool:
             orderly = all(list(pool.map(_close_and_report, self)))
         self._partitions.clear()
         self.inventory.close()
@@ -220,13 +238,19 @@ class Replicas:
 
     def mark_deleting(self, topic: str, topic_id: UUID) -> None:
         """Before the metadata forgets a topic: note that its directories are meant to go."""
-        if self._storage.exists(f"{LOGS}/{topic}"):
-            self._storage.open(self._marker(topic, topic_id), create=True).close()
-            self._storage.sync_dir(f"{LOGS}/{topic}")
+        if not self._storage.exists(f"{LOGS}/{topic}"):
+            return
+        try:
+            self._storage.open(self._deletion_note(topic, topic_id), create=True).close()
+        except DiskFull as error:
+            if not self.give_up_reserve(error):
+                raise
+            self._storage.open(self._deletion_note(topic, topic_id), create=True).close()
+        self._storage.sync_dir(f"{LOGS}/{topic}")
 
     def unmark_deleting(self, topic: str, topic_id: UUID) -> None:
-        if self._storage.exists(self._marker(topic, topic_id)):
-            self._storage.remove(self._marker(topic, topic_id))
+        if self._storage.exists(self._deletion_note(topic, topic_id)):
+            self._storage.remove(self._deletion_note(topic, topic_id))
 
     def stop_topic(self, topic: str, topic_id: UUID) -> None:
         """Answer everybody who waits for a partition of a deleted topic, and let go of its files."""
@@ -243,10 +267,10 @@ class Replicas:
         """Remove what a deleted topic left on disk. Slow: runs in a thread."""
         folder = f"{LOGS}/{topic}"
         for name in self._storage.list_dir(folder):
-            if name.startswith(topic_id.hex) and not name.endswith(_MARKER_ENDING):
+            if name.startswith(topic_id.hex) and not name.endswith(_NOTE_SUFFIX):
                 self._storage.remove_tree(f"{folder}/{name}")
         if self._storage.exists(folder):
-            # The marker outlives what it speaks of, also in a crash.
+            # The note must outlive the files that it covers, also in a crash.
             self._storage.sync_dir(folder)
         self.inventory.remove(folder, f"{topic_id.hex}-")
         self.unmark_deleting(topic, topic_id)
@@ -260,11 +284,11 @@ class Replicas:
             try:
                 names = self._storage.list_dir(f"{LOGS}/{topic}")
             except StorageError:
-                # Something that is no directory, and so none of ours.
+                # A file and not a directory, so it is not ours.
                 unknown.append(f"{LOGS}/{topic}")
                 continue
-            marked = {found.hex for found in map(_marked_id, names) if found is not None}
-            for hex_id in sorted(marked):
+            noted = {found.hex for found in map(_noted_topic, names) if found is not None}
+            for hex_id in sorted(noted):
                 if hex_id in known_ids:
                     self.unmark_deleting(topic, UUID(hex_id))
                 else:
@@ -272,20 +296,20 @@ class Replicas:
             unknown += [
                 f"{LOGS}/{topic}/{name}"
                 for name in names
-                if name.partition("-")[0] not in known_ids | marked and _marked_id(name) is None
+                if name.partition("-")[0] not in known_ids | noted and _noted_topic(name) is None
             ]
         return interrupted, unknown
 
-    def _marker(self, topic: str, topic_id: UUID) -> str:
-        return f"{LOGS}/{topic}/{topic_id.hex}{_MARKER_ENDING}"
+    def _deletion_note(self, topic: str, topic_id: UUID) -> str:
+        return f"{LOGS}/{topic}/{topic_id.hex}{_NOTE_SUFFIX}"
 
 
-def _marked_id(name: str) -> UUID | None:
-    """The topic that a deletion marker speaks of; None if the file is no marker."""
-    if not name.endswith(_MARKER_ENDING):
+def _noted_topic(name: str) -> UUID | None:
+    """The id of the topic that a deletion note is for; None if the file is no such note."""
+    if not name.endswith(_NOTE_SUFFIX):
         return None
     try:
-        return UUID(hex=name.removesuffix(_MARKER_ENDING))
+        return UUID(hex=name.removesuffix(_NOTE_SUFFIX))
     except ValueError:
         return None
 
@@ -296,4 +320,68 @@ def _close_and_report(partition: Partition) -> bool:
     except StorageError as error:
         logger.error("%s-%d did not stop cleanly: %s", partition.topic, partition.index, error)
         return False
-    return partition.log.failure is None
+    return partition.local_log.failure is None
+
+
+_Samples = list[tuple[tuple[str, ...], float]]
+
+
+def _by_partition(read: Callable[[Partition], float]) -> Callable[[Replicas], _Samples]:
+    """Samples of a metric: one for every open partition."""
+
+    def samples(replicas: Replicas) -> _Samples:
+        return [((each.topic, str(each.index)), read(each)) for each in replicas]
+
+    return samples
+
+
+def _by_topic(read: Callable[[Partition], float]) -> Callable[[Replicas], _Samples]:
+    """Samples of a metric: one for every topic, the sum over its open partitions."""
+
+    def samples(replicas: Replicas) -> _Samples:
+        sums: dict[str, float] = {}
+        for each in replicas:
+            sums[each.topic] = sums.get(each.topic, 0) + read(each)
+        return [((topic,), total) for topic, total in sums.items()]
+
+    return samples
+
+
+_PARTITION: Final = ("topic", "partition")
+
+REPLICA_METRICS: Final[Sequence[Metric[Replicas]]] = (
+    gauge("tidemill_partitions_open", "Partitions with open files.", len),
+    gauge(
+        "tidemill_partitions_stopped",
+        "Partitions out of service.",
+        lambda replicas: sum(1 for _ in replicas.stopped()),
+    ),
+    gauges(
+        "tidemill_log_end_offset", "Next offset.", _PARTITION, _by_partition(lambda each: each.log_end_offset)
+    ),
+    gauges(
+        "tidemill_high_watermark",
+        "First offset that consumers do not see yet.",
+        _PARTITION,
+        _by_partition(lambda each: each.high_watermark),
+    ),
+    gauges(
+        "tidemill_log_start_offset",
+        "Oldest offset.",
+        _PARTITION,
+        _by_partition(lambda each: each.log_start_offset),
+    ),
+    gauges("tidemill_log_bytes", "Bytes on disk.", _PARTITION, _by_partition(lambda each: each.size_bytes)),
+    counters(
+        "tidemill_topic_bytes_in_total",
+        "Bytes of batches produced.",
+        ("topic",),
+        _by_topic(lambda each: each.bytes_in),
+    ),
+    counters(
+        "tidemill_topic_bytes_out_total",
+        "Bytes of batches fetched.",
+        ("topic",),
+        _by_topic(lambda each: each.bytes_out),
+    ),
+)

@@ -15,27 +15,27 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from tidemill.coordination.metrics import Metric, counter, gauge
 from tidemill.errors import DamagedBatch, StorageError
+from tidemill.log.batch_checks import check_batches
 from tidemill.log.checked_file import pack_checked, read_checked
-from tidemill.log.checking import check_batches
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.log import PartitionLog
 from tidemill.log.pace import Pace
-from tidemill.log.scrubbing import PartitionKey, ScrubProgress, Suspect
+from tidemill.log.scrub_progress import PartitionKey, ScrubProgress, Suspect
 from tidemill.log.storage import StorageFile, write_atomic
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Placement, Replicas
 
-__all__ = ("PROGRESS_NAME", "ScrubCounts", "Scrubber")
+__all__ = ("PROGRESS_NAME", "SCRUB_METRICS", "ScrubCounts", "Scrubber")
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _PROGRESS_KIND = 5
 _CHUNK_BYTES = 256 * 1024
 #: Read between two looks at the log.
 _STEP_BYTES = 32 * 1024 * 1024
-_SAVE_INTERVAL_SECONDS = 30.0
+_SAVE_INTERVAL_MS = 30_000
 #: So many damaged batches in a row are noted in one turn of the event loop.
 _DAMAGE_PER_TURN_MAX = 50
 _CRC_START = 21
@@ -53,14 +53,14 @@ _CRC_START = 21
 
 @dataclass(slots=True)
 class ScrubCounts:
-    """What was done since the start of the node."""
+    """Counters of scrubbing since the start of the node."""
 
     bytes_read: int = 0
     batches: int = 0
     damaged_batches: int = 0
     #: Reads that the operating system refused.
     errors: int = 0
-    #: Of the present pass: partitions that it had to read, and how many of them it has read.
+    #: Partitions that the present pass has to read, and how many of them it has read.
     partitions: int = 0
     partitions_read: int = 0
 
@@ -76,7 +76,7 @@ class _Stretch(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What a step has read: sound batches up to ``offset``."""
+    """The result of a step: it has read sound batches up to ``offset``."""
 
     size_bytes: int
     batches: int
@@ -86,29 +86,33 @@ class _Step(NamedTuple):
 
 
 class Scrubber:
-    """One per node. ``run`` is a task of the event loop; an interval of 0 switches it off."""
+    """Reads every durable batch of a node in passes. ``run`` is a task; an interval of 0 switches it off."""
 
     def __init__(
         self,
         replicas: Replicas,
         placements: Callable[[], list[Placement]],
         placement: Callable[[PartitionKey], Placement | None],
+        pool: Executor,
         *,
         bytes_per_second: int,
         interval_ms: int,
         clock_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
     ) -> None:
         self._replicas = replicas
         self._placements = placements
         self._placement = placement
         self.interval_ms = interval_ms
         self._clock_ms = clock_ms
+        self._steady_ms = steady_ms
         self._stopping = threading.Event()
         self._pace = Pace(bytes_per_second, sleep=lambda seconds: _ignore(self._stopping.wait(seconds)))
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tidemill-scrub")
+        #: An executor with one thread.
+        self._pool = pool
         self._started = False
         self._saved: ScrubProgress | None = None
-        self._saved_at = 0.0
+        self._saved_at_ms = 0
         self.progress = ScrubProgress()
         self.counts = ScrubCounts()
 
@@ -122,12 +126,12 @@ class Scrubber:
             wait_ms = self.progress.due_in_ms(self.interval_ms, self._clock_ms())
             if wait_ms > 0:
                 await self._save_if_changed()
-                await asyncio.sleep(min(wait_ms / 1000, _SAVE_INTERVAL_SECONDS))
+                await asyncio.sleep(min(wait_ms, _SAVE_INTERVAL_MS) / 1000)
             else:
                 await self.scrub()
 
     def load(self) -> None:
-        """Take up what the last process has noted; comes before everything else."""
+        """Read the progress file of the last process. Called before everything else."""
         try:
             data = read_checked(self._replicas.storage, PROGRESS_NAME, _PROGRESS_KIND)
             self.progress = self._saved = ScrubProgress.from_bytes(data)
@@ -154,14 +158,14 @@ class Scrubber:
 
     @property
     def progress_ratio(self) -> float:
-        """How much of the present pass is done, by partitions; 0 between two."""
+        """The part of the present pass that is done, by partitions; 0 between two passes."""
         if self.progress.partition is None or not self.counts.partitions:
             return 0.0
         return self.counts.partitions_read / self.counts.partitions
 
     @property
     def damaged_count(self) -> int:
-        return sum(len(each.places) for each in self._replicas.damage)
+        return sum(len(each.batches) for each in self._replicas.damage)
 
     async def _scrub_partition(self, key: PartitionKey) -> None:
         while True:
@@ -180,14 +184,14 @@ class Scrubber:
                 self.counts.batches += step.batches
                 offset = self._confirm(key, step.offset) if step.is_broken else step.offset
             self.progress = self.progress.read_to(offset)
-            if time.monotonic() - self._saved_at >= _SAVE_INTERVAL_SECONDS:
+            if self._steady_ms() - self._saved_at_ms >= _SAVE_INTERVAL_MS:
                 await self._save()
 
     # --- on the event loop
 
     @contextlib.contextmanager
     def _opened(self, key: PartitionKey) -> Iterator[Partition | None]:
-        """The partition for a moment, without any await; None if it is gone, empty or stopped."""
+        """The partition, open while a block without any await runs; None if it is gone, empty or stopped."""
         placement = self._placement(key)
         partition = self._replicas.peek(*key)
         if placement is None or partition is not None:
@@ -207,14 +211,14 @@ class Scrubber:
                 self._replicas.close_partition(partition)
 
     def _next_stretch(self, key: PartitionKey, offset: int) -> _Stretch | int | None:
-        """What to read next; None if the partition has been read up to its durable end.
+        """The next bytes to read; None if the partition has been read up to its durable end.
 
         Behind a good deal of damage it is an offset: where to look on in another turn of the event loop.
         """
         with self._opened(key) as partition:
-            if partition is None or partition.log.failure is not None:
+            if partition is None or partition.local_log.failure is not None:
                 return None
-            log = partition.log
+            log = partition.local_log
             offset = max(offset, log.log_start_offset)
             for _ in range(_DAMAGE_PER_TURN_MAX):
                 if offset >= log.durable_offset:
@@ -232,9 +236,9 @@ class Scrubber:
     def _confirm(self, key: PartitionKey, offset: int) -> int:
         """Read a batch again in the log's own way, which notes damage; returns the offset behind it."""
         with self._opened(key) as partition:
-            if partition is None or partition.log.failure is not None:
+            if partition is None or partition.local_log.failure is not None:
                 return offset
-            log = partition.log
+            log = partition.local_log
             offset = max(offset, log.log_start_offset)
             if offset >= log.durable_offset:
                 return offset
@@ -249,12 +253,12 @@ class Scrubber:
                 return next(log.segments_from(offset)).next_offset
 
     def _leave_out(self, key: PartitionKey, stretch: _Stretch, error: StorageError) -> int:
-        """Where to go on behind a segment whose file could not be read, or in what took its place."""
+        """The offset to go on from after a segment whose file could not be read, or that was replaced."""
         with self._opened(key) as partition:
-            if partition is None or not partition.log.segments:
+            if partition is None or not partition.local_log.segments:
                 return stretch.offset
-            segment = next(partition.log.segments_from(stretch.offset))
-            if segment.log_path != stretch.path or segment in partition.log.held:
+            segment = next(partition.local_log.segments_from(stretch.offset))
+            if segment.log_path != stretch.path or segment in partition.local_log.held:
                 return stretch.offset
             self._count_error(error)
             return segment.next_offset
@@ -330,14 +334,14 @@ class Scrubber:
 
     async def _save(self) -> None:
         progress = self._known()
-        self._saved_at = time.monotonic()
+        self._saved_at_ms = self._steady_ms()
         await asyncio.get_running_loop().run_in_executor(self._pool, self._write, progress)
 
     def _known(self) -> ScrubProgress:
         suspects = [
             Suspect(each.topic_id, each.index, damage.first_offset)
             for each in self._replicas.damage
-            for damage in each.places.values()
+            for damage in each.batches.values()
         ]
         return self.progress.with_suspects(suspects)
 
@@ -347,7 +351,7 @@ class Scrubber:
                 self._replicas.storage, PROGRESS_NAME, pack_checked(_PROGRESS_KIND, progress.to_bytes())
             )
         except StorageError as error:
-            # It would only be known again later what is known now.
+            # Nothing is lost but work: the next process finds the same damage again.
             logger.warning("the scrubber's progress cannot be noted: %s", error)
         else:
             self._saved = progress
@@ -378,4 +382,43 @@ def _stretch_at(log: PartitionLog, offset: int) -> _Stretch:
 
 
 def _ignore(_: bool) -> None:
-    """``Pace`` sleeps, and does not want to know why it woke."""
+    """Drop the result of a wait: ``Pace`` takes a sleep that returns nothing."""
+
+
+SCRUB_METRICS: Final[Sequence[Metric[Scrubber]]] = (
+    counter(
+        "tidemill_scrub_read_bytes_total",
+        "Bytes of the logs read by the scrubber.",
+        lambda scrubber: scrubber.counts.bytes_read,
+    ),
+    counter(
+        "tidemill_scrub_batches_total",
+        "Batches that the scrubber found to be sound.",
+        lambda scrubber: scrubber.counts.batches,
+    ),
+    counter(
+        "tidemill_scrub_damaged_total",
+        "Damaged batches that the scrubber met.",
+        lambda scrubber: scrubber.counts.damaged_batches,
+    ),
+    counter(
+        "tidemill_scrub_errors_total",
+        "Segments that the scrubber could not read.",
+        lambda scrubber: scrubber.counts.errors,
+    ),
+    gauge(
+        "tidemill_scrub_interval_ms",
+        "How often a pass begins; 0 is never.",
+        lambda scrubber: scrubber.interval_ms,
+    ),
+    gauge(
+        "tidemill_scrub_last_pass_timestamp_ms",
+        "When the last whole pass ended.",
+        lambda scrubber: scrubber.progress.pass_ended_ms,
+    ),
+    gauge(
+        "tidemill_scrub_progress_ratio",
+        "Partitions read by the present pass, of all.",
+        lambda scrubber: scrubber.progress_ratio,
+    ),
+)

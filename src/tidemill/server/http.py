@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tidemill.config.values import Address
-from tidemill.server.network_errors import cannot_listen
+from tidemill.net.errors import cannot_listen
 from tidemill.server.node import Node
 
 __all__ = ("HttpServer", "make_app")
@@ -28,7 +28,7 @@ def make_app(node: Node) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        # A stopped partition is a matter for its owner; the others still want their requests.
+        # The node stays ready while a partition is stopped: the others serve requests.
         return JSONResponse(
             {"ready": node.ready, "problems": node.problems()}, status_code=200 if node.ready else 503
         )
@@ -44,12 +44,12 @@ def make_app(node: Node) -> Starlette:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
-        """Signals are the node's business, not the HTTP server's."""
+        """Leave signals alone: the node handles them."""
         yield
 
 
 class HttpServer:
-    """Serves on the node's event loop."""
+    """The HTTP server of a node, on the node's event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

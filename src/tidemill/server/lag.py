@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidemill.coordination.metrics import Metric, gauge, gauges
+from tidemill.coordination.turns import begin_slice, give_way
 from tidemill.log.checkpoint import read_recovery_point
 from tidemill.log.storage import Storage
-from tidemill.replication.replicas import PartitionKey, partition_directory
-from tidemill.server.broker import Broker
-from tidemill.server.metrics import Metric, Turn
+from tidemill.replication.replicas import PartitionKey, Replicas, partition_directory
 
-__all__ = ("ConsumerLag", "LagReport")
+if TYPE_CHECKING:
+    from tidemill.groups.coordinator import GroupCoordinator
+    from tidemill.server.broker.finding import PartitionFinder
+
+__all__ = ("LAG_METRICS", "ConsumerLag", "LagReport")
 
 
 class _PartitionLag(NamedTuple):
@@ -58,16 +62,16 @@ class LagReport:
     _partition_count: int = 0
 
     def add(self, group: str, topic: str, partition: int, lag: int) -> None:
-        """Take in one partition."""
+        """Add the lag of one partition."""
         self._topics.setdefault((group, topic), _TopicLag()).add(lag)
         self._partition_count += 1
         if self._partition_count <= self.series_max:
             self.partitions.append(_PartitionLag(group, topic, partition, lag))
 
     def close(self) -> None:
-        """All are in: leave out what is too much."""
+        """Finish the report: leave out series above the limit."""
         if self._partition_count > self.series_max:
-            # A part of the partitions would look like all of them.
+            # All partitions are left out, because some would look like all.
             self.left_out += self._partition_count
             self.partitions.clear()
         too_many = len(self._topics) - self.series_max
@@ -76,77 +80,90 @@ class LagReport:
             largest = heapq.nlargest(self.series_max, self._topics.items(), key=lambda item: item[1].total)
             self._topics = dict(largest)
 
-    def collect(self) -> Iterator[Metric]:
-        """The metrics of this report, as /metrics shows them."""
-        yield Metric("tidemill_groups", "gauge", "Groups that have committed offsets.", self.groups)
-        yield Metric(
-            "tidemill_group_lag_series_left_out",
-            "gauge",
-            "Lags that are not shown: more than lag_series_max.",
-            self.left_out,
-        )
-        for (group, topic), lag in self._topics.items():
-            labels = (("group", group), ("topic", topic))
-            yield Metric(
-                "tidemill_group_topic_lag", "gauge", "Lag of a group, all partitions.", lag.total, labels
-            )
-            yield Metric(
-                "tidemill_group_topic_lag_max",
-                "gauge",
-                "Lag in the partition with most.",
-                lag.largest,
-                labels,
-            )
-        for group, topic, partition, behind in self.partitions:
-            places = (("group", group), ("topic", topic), ("partition", str(partition)))
-            yield Metric(
-                "tidemill_group_lag", "gauge", "High watermark minus committed offset.", behind, places
-            )
+    def by_topic(self, read: Callable[[_TopicLag], int]) -> list[tuple[tuple[str, str], int]]:
+        """One figure of each group's lag in each topic."""
+        return [(key, read(lag)) for key, lag in self._topics.items()]
+
+    def by_partition(self) -> Iterator[tuple[tuple[str, str, str], int]]:
+        """The lag of each group in each partition, if they are few enough."""
+        for group, topic, partition, lag in self.partitions:
+            yield (group, topic, str(partition)), lag
+
+
+LAG_METRICS: Final[Sequence[Metric[LagReport]]] = (
+    gauge("tidemill_groups", "Groups that have committed offsets.", lambda report: report.groups),
+    gauge(
+        "tidemill_group_lag_series_left_out",
+        "Lags that are not shown: more than lag_series_max.",
+        lambda report: report.left_out,
+    ),
+    gauges(
+        "tidemill_group_topic_lag",
+        "Lag of a group, all partitions.",
+        ("group", "topic"),
+        lambda report: report.by_topic(lambda lag: lag.total),
+    ),
+    gauges(
+        "tidemill_group_topic_lag_max",
+        "Lag in the partition with most.",
+        ("group", "topic"),
+        lambda report: report.by_topic(lambda lag: lag.largest),
+    ),
+    gauges(
+        "tidemill_group_lag",
+        "High watermark minus committed offset.",
+        ("group", "topic", "partition"),
+        lambda report: report.by_partition(),
+    ),
+)
 
 
 class ConsumerLag:
     """Measures the lag of all groups that this node coordinates."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        #: Ends of logs that were closed when they were last looked at; None: not readable.
+    def __init__(
+        self, groups: GroupCoordinator, find: PartitionFinder, replicas: Replicas, series_max: int
+    ) -> None:
+        self._groups = groups
+        self._find = find
+        self._replicas = replicas
+        self._series_max = series_max
+        #: Ends of logs that were closed when they were last looked at; None if one could not be read.
         self._closed_ends: dict[PartitionKey, int | None] = {}
 
     async def measure(self) -> LagReport:
         """Compare committed offsets with high watermarks, now."""
-        broker = self._broker
-        report = LagReport(broker.settings.lag_series_max)
+        report = LagReport(self._series_max)
         await self._read_closed_ends()
-        turn = Turn()
-        for group, offsets in broker.groups.committed_offsets():
+        begin_slice()
+        for group, offsets in self._groups.committed_offsets():
             report.groups += 1
             for topic, partition, committed in offsets:
                 end = self._end_offset(topic, partition)
                 if end is not None:
                     report.add(group, topic, partition, max(0, end - committed))
-                if turn.is_over():
-                    await turn.pause()
+                await give_way()
         report.close()
         return report
 
     def _end_offset(self, topic_name: str, index: int) -> int | None:
-        topic = self._broker.image.topics.get(topic_name)
+        topic = self._find.image.topics.get(topic_name)
         if topic is None:
             return None
-        partition = self._broker.replicas.peek(topic.id, index)
+        partition = self._replicas.peek(topic.id, index)
         if partition is not None:
-            return None if partition.log.failure is not None else partition.high_watermark
+            return None if partition.failure is not None else partition.high_watermark
         return self._closed_ends.get((topic.id, index))
 
     async def _read_closed_ends(self) -> None:
         """Look up the ends of closed logs that some group reads and that are not known yet."""
-        broker, replicas = self._broker, self._broker.replicas
+        replicas, topics = self._replicas, self._find.image.topics
         known, wanted = self._closed_ends, dict[PartitionKey, str]()
         needed: dict[PartitionKey, int | None] = {}
-        turn = Turn()
-        for _, offsets in broker.groups.committed_offsets():
+        begin_slice()
+        for _, offsets in self._groups.committed_offsets():
             for name, index, _ in offsets:
-                topic = broker.image.topics.get(name)
+                topic = topics.get(name)
                 if topic is not None:
                     key = topic.id, index
                     if replicas.peek(*key) is None and key not in replicas.offline:
@@ -154,8 +171,7 @@ class ConsumerLag:
                             needed[key] = known[key]
                         else:
                             wanted[key] = partition_directory(name, *key)
-                if turn.is_over():
-                    await turn.pause()
+                await give_way()
         if wanted:
             needed |= await asyncio.to_thread(_read_ends, replicas.storage, wanted)
         self._closed_ends = needed

@@ -1,62 +1,59 @@
-"""What the operating system says of the process and of the disk below the data directory.
+"""Metrics of the process, from the operating system.
 
-The names of the process are those that Prometheus' own clients use, so that dashboards for any process fit.
+The names are those that Prometheus' own clients use, so that dashboards for any process fit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final, NamedTuple
 
-from tidemill.server.metrics import Metric
+from tidemill.coordination.metrics import Metric, counter, gauge
 
-__all__ = ("measure_machine",)
+__all__ = ("PROCESS_METRICS", "ProcessUsage", "measure_process")
 
-_PROC = Path("/proc/self")
-
-
-def measure_machine(data_dir: Path) -> list[Metric]:
-    """Samples of the process and of the disk. Does system calls, so it runs in a thread.
-
-    What the system does not tell is left out.
-    """
-    return [*_process(), *_disk(data_dir)]
+_PROC: Final = Path("/proc/self")
 
 
-def _process() -> Iterator[Metric]:
+class ProcessUsage(NamedTuple):
+    """Resources that the process uses; None for those that the system does not tell."""
+
+    cpu_seconds: float
+    resident_bytes: int | None
+    open_files: int | None
+    open_files_max: int
+
+
+async def measure_process() -> ProcessUsage:
+    """Measure the process, in a thread."""
+    return await asyncio.to_thread(_measure)
+
+
+def _measure() -> ProcessUsage:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    yield Metric(
-        "process_cpu_seconds_total", "counter", "CPU time of the process.", used.ru_utime + used.ru_stime
-    )
+    resident_bytes = open_files = None
     with suppress(OSError):
         # The second number is the resident set in pages.
-        pages = int((_PROC / "statm").read_text().split()[1])
-        yield Metric(
-            "process_resident_memory_bytes",
-            "gauge",
-            "Memory of the process that is in RAM.",
-            pages * resource.getpagesize(),
-        )
+        resident_bytes = int((_PROC / "statm").read_text().split()[1]) * resource.getpagesize()
     with suppress(OSError):
         # One of them is the listing itself.
         open_files = len(os.listdir(_PROC / "fd")) - 1
-        yield Metric("process_open_fds", "gauge", "Open files and sockets of the process.", open_files)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    yield Metric("process_max_fds", "gauge", "The most open files and sockets.", limit)
+    return ProcessUsage(used.ru_utime + used.ru_stime, resident_bytes, open_files, limit)
 
 
-def _disk(data_dir: Path) -> Iterator[Metric]:
-    with suppress(OSError):
-        found = os.statvfs(data_dir)
-        # What this user may write: a reserve of root's does not count.
-        free = found.f_bavail * found.f_frsize
-        yield Metric("tidemill_disk_free_bytes", "gauge", "Room left where the data directory is.", free)
-        yield Metric(
-            "tidemill_disk_total_bytes",
-            "gauge",
-            "Size of the disk of the data directory.",
-            found.f_blocks * found.f_frsize,
-        )
+PROCESS_METRICS: Final[Sequence[Metric[ProcessUsage]]] = (
+    counter("process_cpu_seconds_total", "CPU time of the process.", lambda usage: usage.cpu_seconds),
+    gauge(
+        "process_resident_memory_bytes",
+        "Memory of the process that is in RAM.",
+        lambda usage: usage.resident_bytes,
+    ),
+    gauge("process_open_fds", "Open files and sockets of the process.", lambda usage: usage.open_files),
+    gauge("process_max_fds", "The most open files and sockets.", lambda usage: usage.open_files_max),
+)

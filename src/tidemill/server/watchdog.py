@@ -19,20 +19,20 @@ import asyncio
 import logging
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from tidemill.coordination.metrics import Metric, counters, gauges
 from tidemill.coordination.turns import begin_slice
-from tidemill.server.metrics import Metric
 from tidemill.wire.apis import APIS
 
-__all__ = ("SLOW_TURN_SECONDS", "LoopWatchdog", "TurnStart", "begin_turn")
+__all__ = ("SLOW_TURN_SECONDS", "WATCHDOG_METRICS", "LoopWatchdog", "TurnStart", "begin_turn")
 
 logger = logging.getLogger(__name__)
 
 #: No request may hold the loop for longer.
 SLOW_TURN_SECONDS = 0.020
-#: Turns with so much processor time are told in the log, one of them in so many seconds.
+#: A turn with so much processor time is logged, but only one of them in so many seconds.
 _WARNING_SECONDS = 0.200
 _WARNING_INTERVAL_SECONDS = 10.0
 #: How often the heartbeat comes, and how long the longest turn is remembered as a recent one.
@@ -57,23 +57,23 @@ def begin_turn() -> TurnStart:
 
 
 class Asker(Protocol):
-    """A request, as far as the watchdog tells of it."""
+    """A request, as the watchdog names it in the log."""
 
     @property
     def who(self) -> str:
-        """Who asks, for the log."""
+        """The client in words, for the log."""
         ...
 
 
 class _Longest(NamedTuple):
-    """The longest turn of some time."""
+    """The longest turn of some span of time."""
 
     seconds: float = 0.0
     api: str = OTHER
 
 
 class LoopWatchdog:
-    """Belongs to one event loop, and is used on its thread."""
+    """Times the turns of one event loop. Used on that loop's thread only."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class LoopWatchdog:
         self._unwarned = 0
 
     def end_turn(self, start: TurnStart, api_key: int, asker: Asker) -> None:
-        """The loop has worked on a request since ``start``."""
+        """Note that the loop has worked on a request since ``start``."""
         seconds = self._clock() - start.seconds
         self._explained_seconds += seconds
         api = APIS[api_key].name if api_key in APIS else OTHER
@@ -135,7 +135,7 @@ class LoopWatchdog:
             self.beaten(self._clock() - due, self._cpu_clock() - cpu_before)
 
     def beaten(self, late_seconds: float, cpu_seconds: float) -> None:
-        """A beat came so late, and the loop has worked so long since the one before.
+        """Note a beat that came late, and how long the loop has worked since the one before.
 
         What requests do not explain is noted as something else.
         """
@@ -174,26 +174,47 @@ class LoopWatchdog:
         """The most processor time that one turn took, by API."""
         return dict(self._longest_cpu)
 
-    def collect(self) -> Iterator[Metric]:
+    def longest_recent(self) -> tuple[tuple[str], float]:
+        """The API and the length of the longest turn of the last one or two minutes."""
         recent = max(self._recent, self._recent_before)
-        yield Metric(
-            "tidemill_loop_longest_turn_seconds",
-            "gauge",
-            "Longest turn of the event loop in the last one or two minutes, and whose request it was.",
-            recent.seconds,
-            (("api", recent.api),),
-        )
-        for name, text, values in (
-            ("turn_seconds_max", "Longest turn of the event loop since the start.", self._longest),
-            ("turn_cpu_seconds_max", "Most processor time of a turn since the start.", self._longest_cpu),
-        ):
-            for api, seconds in sorted(values.items()):
-                yield Metric(f"tidemill_loop_{name}", "gauge", text, seconds, (("api", api),))
-        for api, count in sorted(self._slow.items()):
-            yield Metric(
-                "tidemill_loop_slow_turns_total",
-                "counter",
-                "Turns of the event loop above 20 ms.",
-                count,
-                (("api", api),),
-            )
+        return (recent.api,), recent.seconds
+
+    def longest_seconds(self) -> dict[str, float]:
+        """The longest turn, by API."""
+        return dict(self._longest)
+
+    def slow_turns(self) -> dict[str, int]:
+        """How many turns were slow, by API."""
+        return dict(self._slow)
+
+
+def _by_api(values: Mapping[str, float]) -> list[tuple[tuple[str], float]]:
+    return [((api,), value) for api, value in sorted(values.items())]
+
+
+WATCHDOG_METRICS: Final[Sequence[Metric[LoopWatchdog]]] = (
+    gauges(
+        "tidemill_loop_longest_turn_seconds",
+        "Longest turn of the event loop in the last one or two minutes, and whose request it was.",
+        ("api",),
+        lambda watchdog: [watchdog.longest_recent()],
+    ),
+    gauges(
+        "tidemill_loop_turn_seconds_max",
+        "Longest turn of the event loop since the start.",
+        ("api",),
+        lambda watchdog: _by_api(watchdog.longest_seconds()),
+    ),
+    gauges(
+        "tidemill_loop_turn_cpu_seconds_max",
+        "Most processor time of a turn since the start.",
+        ("api",),
+        lambda watchdog: _by_api(watchdog.longest_cpu_seconds()),
+    ),
+    counters(
+        "tidemill_loop_slow_turns_total",
+        "Turns of the event loop above 20 ms.",
+        ("api",),
+        lambda watchdog: _by_api(watchdog.slow_turns()),
+    ),
+)

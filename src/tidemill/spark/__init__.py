@@ -5,15 +5,17 @@ works as well; only the option ``pushFilters`` needs ``spark.sql.python.filterPu
 
 | module | idea |
 | --- | --- |
-| ``source`` | what Spark finds: which reader and writer an option asks for |
-| ``options`` | the options of reading, checked |
-| ``schemas``, ``filters`` | Arrow's types and Spark's; Spark's filters as predicates |
-| ``positions``, ``advancing`` | pure: what a stream's offset says, and how far the next batch goes |
-| ``batch_reading``, ``streaming`` | planning on the driver |
-| ``tasks``, ``batches``, ``decoding``, ``splits`` | reading in tasks, and how tasks are cut |
-| ``writing``, ``foreach`` | exactly-once writers, and their use in ``foreachBatch`` |
-| ``write_options``, ``write_schemas``, ``write_targets``, ``write_rows`` | what they write, and how |
-| ``connection``, ``sessions`` | the way to the nodes, and to Spark |
+| ``data_source`` | what Spark finds: which reader and writer an option asks for |
+| ``connection`` | one connection per process and address |
+| ``sessions``, ``worker_python`` | a Spark session, and the Python that its processes run |
+| ``reading.options``, ``reading.source`` | the options of reading, checked, and what they ask for |
+| ``reading.schemas``, ``reading.filters`` | Arrow's types and Spark's; Spark's filters as predicates |
+| ``reading.positions``, ``reading.advancing`` | pure: what a stream's offset says, how far a batch goes |
+| ``reading.edges`` | where reading begins and ends, as offsets |
+| ``reading.reader``, ``reading.stream_reader`` | planning on the driver |
+| ``reading.tasks``, ``reading.decoding`` | reading in tasks |
+| ``writing.writers``, ``writing.foreach`` | exactly-once writers, and their use in ``foreachBatch`` |
+| ``writing.options``, ``writing.targets``, ``writing.schemas``, ``writing.rows`` | what they write, and how |
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill.spark.foreach import each_batch
     from tidemill.spark.sessions import session
+    from tidemill.spark.writing.foreach import each_batch
 
 __all__ = ("each_batch", "session")
 
@@ -34,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
         return session
     if name == "each_batch":
-        from tidemill.spark.foreach import each_batch
+        from tidemill.spark.writing.foreach import each_batch
 
         return each_batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

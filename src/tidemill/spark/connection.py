@@ -6,31 +6,30 @@ kept for the next. A forked child never uses its parent's.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from queue import Empty, Full, Queue
 from typing import Any, Final, Generic, TypeVar
 
+from tidemill.client.async_client import AsyncTidemill
 from tidemill.client.cluster import Cluster
-from tidemill.client.connecting import AsyncTidemill
 from tidemill.client.loop_thread import LoopThread
-from tidemill.errors import NodeUnavailable, TidemillError
+from tidemill.errors import TidemillError
+from tidemill.net.retry import RetryPolicy, retry
 
 __all__ = ("DEFAULT_TIMEOUT_MS", "Connected", "connected")
 
 _T = TypeVar("_T")
 #: How long a node may be away before a task or the driver gives up: it may be started again.
 DEFAULT_TIMEOUT_MS: Final = 120_000
-#: Parts of a stream that are ready before they are asked for.
+#: Items that ``iterate`` has ready before they are asked for.
 _AHEAD: Final = 2
 _LOOK_SECONDS: Final = 0.2
-_PAUSE_SECONDS: Final = 0.2
+_PAUSE_MS: Final = 200
 _IMPATIENT_MS: Final = 3_000
 
 
@@ -48,15 +47,8 @@ class Connected:
             raise
 
     async def _first_contact(self, timeout_ms: int) -> None:
-        """A node that is being started again is waited for: a query must outlive that."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            try:
-                return await self.cluster.connect()
-            except NodeUnavailable:
-                if time.monotonic() >= deadline:
-                    raise
-            await asyncio.sleep(_PAUSE_SECONDS)
+        """Wait until a node answers: a query must survive that a node is started again."""
+        await retry(self.cluster.connect, RetryPolicy(timeout_ms, _PAUSE_MS, _PAUSE_MS))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """The result of a coroutine, for a caller that blocks."""
@@ -112,7 +104,7 @@ class Connected:
 
 
 class _Item(Generic[_T]):
-    """Something that was made, an error instead, or the end."""
+    """An entry of the queue between two threads: an item, an error, or the end of the items."""
 
     def __init__(
         self, value: _T | None = None, *, error: BaseException | None = None, ended: bool = False
@@ -126,12 +118,12 @@ async def _next(items: AsyncIterator[_T]) -> _T:
     try:
         return await anext(items)
     except StopAsyncIteration:
-        # A coroutine cannot end with it.
+        # Python does not let StopAsyncIteration leave a coroutine.
         raise _Ended from None
 
 
 class _Ended(Exception):
-    """There are no more items."""
+    """Stands for StopAsyncIteration: there are no more items."""
 
 
 def _drain(ready: Queue[Any]) -> None:
@@ -155,7 +147,7 @@ def connected(servers: str, timeout_ms: int = DEFAULT_TIMEOUT_MS, *, patient: bo
         found = _connections.get(key)
         if found is None:
             found = _connections[key] = Connected(servers, timeout_ms, patient=patient)
-            # Or the interpreter ends under a running loop, which complains about it.
+            # Otherwise the interpreter ends while the loop runs, which prints warnings.
             atexit.register(_close, key)
         return found
 

@@ -1,4 +1,4 @@
-"""What the connector refuses, in words that end a Spark trace well."""
+"""Errors of the connector. Their messages make sense as the last line of a Spark trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ("DataLost", "InvalidOption", "SchemaMismatch")
 
 
 class InvalidOption(ApiError):
-    """An option that says nothing that can be done."""
+    """An option, or several together, that the connector cannot work with."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.invalid_config, message)
@@ -18,7 +18,7 @@ class InvalidOption(ApiError):
 
 
 class SchemaMismatch(ApiError):
-    """Columns of a DataFrame that are not those of what is read or written."""
+    """Columns of a DataFrame that do not match what is read or written."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.invalid_record, message)

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemill.errors import ConfigError
-from tidemill.spark.java import check_java
 from tidemill.spark.worker_python import python_of_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ("session", "settings_for")
+__all__ = ("check_java", "session", "settings_for")
 
+_JAVA_MIN: Final = 17
+_JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Set by ``spark-submit``, which also says what the master is.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
@@ -70,7 +73,7 @@ def session(
 def settings_for(
     master: str | None, conf: Mapping[str, str] | None = None, log_level: str = "ERROR"
 ) -> dict[str, str]:
-    """What ``session`` sets."""
+    """The Spark settings of a session that ``session`` makes."""
     given = dict(conf or {})
     chosen = master or given.get("spark.master") or os.environ.get("SPARK_MASTER")
     settings = _CONF | {_JAVA_OPTIONS: _quiet(log_level)}
@@ -89,6 +92,34 @@ def settings_for(
 
 
 def _quiet(log_level: str) -> str:
-    """Java's options for a log that says nothing below a level, from the first line on."""
+    """Options of the Java machine that silence its log below a level, from the first line on."""
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     return f"-Dlog4j2.configurationFile={logging} -Dtidemill.spark.log={log_level.lower()}"
+
+
+def check_java(environ: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` with what to do if there is no Java that Spark can use."""
+    java = _java(environ)
+    if java is None:
+        raise ConfigError(
+            f"Spark needs Java {_JAVA_MIN} or newer, and there is none: install it (such as "
+            f"openjdk-{_JAVA_MIN}-jre-headless), or set JAVA_HOME to its folder"
+        )
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    found = _JAVA_VERSION.search(said.stderr + said.stdout)
+    if said.returncode or found is None:
+        raise ConfigError(
+            f"{java} does not run: '{java} -version' ended with {said.returncode}; mend JAVA_HOME"
+        )
+    if int(found[1]) < _JAVA_MIN:
+        raise ConfigError(
+            f"Spark needs Java {_JAVA_MIN} or newer, and {java} is version {found[1]}: install a newer one, "
+            "or set JAVA_HOME to its folder"
+        )
+
+
+def _java(environ: Mapping[str, str]) -> str | None:
+    if home := environ.get("JAVA_HOME"):
+        java = Path(home) / "bin" / "java"
+        return str(java) if os.access(java, os.X_OK) else None
+    return shutil.which("java", path=environ.get("PATH"))

@@ -1,4 +1,4 @@
-"""Which Python Spark's own processes run on this machine.
+"""The Python that Spark's own processes run on this machine.
 
 Spark puts its ``pyspark.zip`` in front of everything that its Python processes import. It holds no compiled
 modules, so that each process compiles PySpark anew: 0.6 to 0.8 s of processor time, for every streaming query
@@ -23,7 +23,7 @@ _SCRIPT: Final = Path(__file__).with_name("worker_python.sh")
 
 
 def python_of_workers(environ: Mapping[str, str], *, local: bool) -> dict[str, str]:
-    """What to add to the environment. Where it says which Python to run, nothing."""
+    """Environment variables that name the Python of Spark's workers; none if ``environ`` names one."""
     # The script is there if this process had a local session before.
     if environ.get("PYSPARK_PYTHON", str(_SCRIPT)) != str(_SCRIPT):
         return {}
@@ -34,7 +34,7 @@ def python_of_workers(environ: Mapping[str, str], *, local: bool) -> dict[str, s
 
 
 def installed_spark() -> Path | None:
-    """The folder of the package, which is also the home of the Spark in it."""
+    """The folder of the installed package ``pyspark``, which is also SPARK_HOME of the Spark in it."""
     found = find_spec("pyspark")
     return None if found is None or found.origin is None else Path(found.origin).parent
 

@@ -16,37 +16,44 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from tidemill.tables.routing import BucketMap
+from tidemill.tables.keys.routing import BucketMap
 
 if TYPE_CHECKING:
-    from tidemill.tables.formats import RowFormat
-    from tidemill.tables.keys import KeyCodec
-    from tidemill.tables.rows import RowCodec, VersionedRows
+    from tidemill.tables.keys.codec import KeyCodec
+    from tidemill.tables.rows.binary import RowCodec, VersionedRows
+    from tidemill.tables.rows.formats import RowFormat
 
-__all__ = ("INDEX_COLUMN", "Partition", "TableDefinition", "pack_bucket_map", "pack_schema", "unpack_schema")
+__all__ = (
+    "INDEX_COLUMN",
+    "PartitionDefinition",
+    "TableDefinition",
+    "pack_bucket_map",
+    "pack_schema",
+    "unpack_schema",
+)
 
-#: In answers to look-ups: which of the keys a row belongs to.
+#: Column of answers to look-ups: the index of the key that a row belongs to.
 INDEX_COLUMN = "_tidemill_index"
 
 
 def pack_schema(schema: pa.Schema) -> bytes:
-    """A schema as it is stored and sent: Arrow IPC."""
+    """Encode a schema as it is stored and sent: Arrow IPC."""
     return bytes(schema.serialize())
 
 
 def unpack_schema(data: bytes) -> pa.Schema:
-    """The inverse of ``pack_schema``."""
+    """Decode a schema: the inverse of ``pack_schema``."""
     return pa.ipc.read_schema(pa.py_buffer(data))
 
 
 def pack_bucket_map(bucket_map: BucketMap) -> bytes:
-    """A routing as it is stored and sent: MessagePack."""
+    """Encode a routing as it is stored and sent: MessagePack."""
     return msgspec.msgpack.encode(bucket_map.to_value())
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
-    """A part of a table, or all of it, with buckets of its own: the partitions of ``topic``."""
+class PartitionDefinition:
+    """A table partition, or all of a table that has none, with its buckets: the partitions of ``topic``."""
 
     id: int
     value: str | None
@@ -55,7 +62,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """See the module. ``schemas[i]`` has the id ``i``; the last one is the present one."""
+    """A table with the codecs of its keys and rows. ``schemas[i]`` has the id ``i``, the newest is last."""
 
     name: str
     table_id: int
@@ -66,14 +73,14 @@ class TableDefinition:
     row_format: str
     key_format: str
     partition_column: str | None
-    partitions: tuple[Partition, ...]
+    partitions: tuple[PartitionDefinition, ...]
     properties: Mapping[str, str]
     comment: str | None
     created_ms: int
 
     @classmethod
     def unpack(cls, *, schemas: Sequence[bytes], bucket_map: bytes, **fields: object) -> TableDefinition:
-        """From the stored form of schemas and routing; the other fields are as in the class."""
+        """A definition from the stored form of schemas and routing; the other fields are the class's."""
         return cls(
             schemas=tuple(map(unpack_schema, schemas)),
             bucket_map=BucketMap.from_value(msgspec.msgpack.decode(bucket_map)),
@@ -94,29 +101,29 @@ class TableDefinition:
 
     @cached_property
     def keys(self) -> KeyCodec:
-        """Only for tables with a primary key."""
-        from tidemill.tables.keys import KeyCodec
+        """The codec of keys. Only for tables with a primary key."""
+        from tidemill.tables.keys.codec import KeyCodec
 
         return KeyCodec(self.schema, self.primary_key, self.key_format)
 
     @cached_property
     def rows(self) -> VersionedRows:
-        """Reads rows of the ``row`` format, which is also that of the state."""
-        from tidemill.tables.rows import VersionedRows
+        """The reader of the ``row`` format, which is also the format of the state."""
+        from tidemill.tables.rows.binary import VersionedRows
 
         return VersionedRows(dict(enumerate(self.schemas)), self.schema_id)
 
     @cached_property
     def codec(self) -> RowCodec:
-        """Writes rows of the ``row`` format."""
-        from tidemill.tables.rows import RowCodec
+        """The writer of the ``row`` format."""
+        from tidemill.tables.rows.binary import RowCodec
 
         return RowCodec(self.schema, self.schema_id)
 
     @cached_property
     def format(self) -> RowFormat:
-        """Reads and writes the values of the log."""
-        from tidemill.tables.formats import make_format
+        """The reader and writer of the values of the log."""
+        from tidemill.tables.rows.formats import make_format
 
         return make_format(self.row_format, dict(enumerate(self.schemas)), self.schema_id, self.primary_key)
 
@@ -125,8 +132,8 @@ class TableDefinition:
         return tuple(self.schema.get_field_index(name) for name in self.primary_key)
 
     def key_columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The primary key's columns of rows in the present schema."""
+        """The primary key's columns of rows in the newest schema."""
         return [batch.column(index) for index in self.key_indexes]
 
-    def partition(self, partition_id: int) -> Partition | None:
+    def partition(self, partition_id: int) -> PartitionDefinition | None:
         return next((each for each in self.partitions if each.id == partition_id), None)

@@ -1,4 +1,4 @@
-"""Properties of a table: what it may be set to, and which of them are configs of its topics.
+"""Properties of a table: their names and values, and which of them are configs of its topics.
 
 Names: those of Tidemill's tables (below), every config of a Kafka topic, and ``user.…`` for whatever its
 owner wants to keep beside it. Anything else is refused: a misspelt property must not be silently without
@@ -20,8 +20,7 @@ __all__ = ("TABLE_PROPERTIES", "TableProperties", "topic_configs")
 _USER_PREFIX: Final = "user."
 _VALUE_CHARACTERS_MAX: Final = 10_000
 _NUMBER_CHARACTERS_MAX: Final = 100
-#: Tables are compacted unless their owner says otherwise: then any state can be built again from the log
-#: alone.
+#: Tables are compacted by default: then any state can be built again from the log alone.
 _KEYED_DEFAULTS: Final = {"cleanup.policy": "compact"}
 
 TABLE_PROPERTIES: Final[dict[str, str]] = {
@@ -32,7 +31,7 @@ TABLE_PROPERTIES: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TableProperties:
-    """The effective values."""
+    """The effective properties of a table."""
 
     snapshot_interval_ms: int
     snapshot_log_bytes: int
@@ -46,8 +45,9 @@ class TableProperties:
 
 
 def topic_configs(properties: Mapping[str, str], settings: Settings, *, keyed: bool) -> dict[str, str]:
-    """Check all properties of a table; gives the configs of its topics. Raises ``TableError`` or
-    ``ApiError``.
+    """Check all properties of a table; gives the configs of its topics.
+
+    Raises ``TableError`` or ``ApiError``.
     """
     configs = dict(_KEYED_DEFAULTS) if keyed else {}
     for name, value in properties.items():
@@ -75,7 +75,7 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     text = properties.get(name)
     if text is None:
         return default
-    # The length first: Python refuses to look at numbers of thousands of digits.
+    # The length first, because Python refuses numbers of thousands of digits.
     fits = len(text) <= _NUMBER_CHARACTERS_MAX and text.isascii() and text.isdigit()
     if not (fits and 0 < int(text) < 2**63):
         raise TableError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tidemill.client.embedded import EmbeddedNode
+    from tidemill.embedded.node import EmbeddedNode
 
 __all__ = ("tidemill_node", "tidemill_session_node")
 

@@ -6,10 +6,10 @@ job has as many transactional ids and producer ids as it had attempts at one tim
 
 | a slot is | stored as | goes to |
 | --- | --- | --- |
-| free | Empty or Complete…, without a batch | reserved |
+| free | Empty, CompleteCommit or CompleteAbort, without a batch | reserved |
 | reserved | Empty, with the batch of its attempt | writing, free |
 | writing | Ongoing, with the batch | busy |
-| busy | Prepare… | free |
+| busy | PrepareCommit or PrepareAbort | free |
 
 *Open* is reserved or writing. Every attempt has an epoch of its own, and every end takes one more: whoever
 had the slot before can neither write to a partition that has the marker nor add one.
@@ -18,7 +18,7 @@ had the slot before can neither write to a partition that has the marker nor add
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.transactions.messages import Producer
@@ -30,19 +30,17 @@ from tidemill.transactions.transaction import (
     TransactionState,
     abort_and_fence,
 )
+from tidemill.wire.jobs import JOB_PREFIX, AttemptId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = (
-    "JOB_PREFIX",
-    "AttemptId",
     "abort",
     "check_job",
     "commit",
     "is_free",
     "is_open",
-    "job_key",
     "parse_slot",
     "repeated",
     "reserve",
@@ -51,31 +49,16 @@ __all__ = (
     "why_gone",
 )
 
-JOB_PREFIX = "__tidemill_job:"
-"""Transactional ids that begin so are the coordinator's own: no client starts a producer with one."""
-
 _JOB_BYTES_MAX = 500
 _LAST_EPOCH = 0x7FFF - 4
-"""The highest epoch of an attempt. Its end takes one more, and one that is left over harms nobody."""
-
-
-class AttemptId(NamedTuple):
-    """What an attempt is known by, to its client and to the coordinator."""
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-
-    @property
-    def producer(self) -> Producer:
-        return Producer(self.producer_id, self.producer_epoch)
+"""Highest epoch given to an attempt; one more is kept for the bump that ends it."""
 
 
 # -- names -----------------------------------------------------------------------------------------------
 
 
 def check_job(job: str) -> None:
-    """Refuse a name that no job can have, before anything is kept for it."""
+    """Raise ``ApiError`` for a name that no job can have, before anything is kept for it."""
     size_bytes = len(job.encode())
     if not 1 <= size_bytes <= _JOB_BYTES_MAX:
         raise ApiError(
@@ -89,11 +72,6 @@ def check_job(job: str) -> None:
         )
 
 
-def job_key(job: str) -> str:
-    """What all transactional ids of a job begin with, and what its publication is stored under."""
-    return JOB_PREFIX + job
-
-
 def slot_id(job: str, slot: int) -> str:
     """The transactional id of a slot.
 
@@ -104,7 +82,7 @@ def slot_id(job: str, slot: int) -> str:
 
 
 def parse_slot(transactional_id: str) -> tuple[str, int] | None:
-    """Job and number of a slot; None for a transactional id that is none.
+    """Job and number of a slot; None for a transactional id of a client.
 
     >>> parse_slot("__tidemill_job:orders#3"), parse_slot("orders#3")
     (('orders', 3), None)
@@ -116,7 +94,7 @@ def parse_slot(transactional_id: str) -> tuple[str, int] | None:
 
 
 def routing_key(transactional_id: str) -> str:
-    """What decides where an id is coordinated: all ids of a job are in one place.
+    """The key by which the coordinator of an id is chosen: all ids of a job have the same one.
 
     >>> routing_key("__tidemill_job:orders#3"), routing_key("mine#3")
     ('__tidemill_job:orders', 'mine#3')
@@ -135,16 +113,16 @@ def is_free(value: Transaction) -> bool:
 
 
 def is_open(value: Transaction) -> bool:
-    """Whether an attempt has the slot, and nothing is decided."""
+    """Whether an attempt has the slot and it is not decided yet how that ends."""
     return value.batch != NO_BATCH and value.state in (TransactionState.EMPTY, TransactionState.ONGOING)
 
 
 def reserve(
     old: Transaction | None, batch: int, timeout_ms: int, fresh_id: int | None, now_ms: int
 ) -> Transaction:
-    """An attempt of ``batch`` gets the slot, which is free or new.
+    """The slot as an attempt of ``batch`` gets it. It must be free, or new (None).
 
-    Raises ``ProducerIdNeeded`` if it takes a ``fresh_id`` and there is none.
+    Raises ``ProducerIdNeeded`` if it needs a ``fresh_id`` and has none.
     """
     assert old is None or is_free(old), old
     if old is None or old.producer_epoch >= _LAST_EPOCH:
@@ -157,7 +135,7 @@ def reserve(
 
 
 def commit(old: Transaction, now_ms: int) -> Transaction:
-    """The attempt's batch is published with what it wrote; one that wrote nothing is just over."""
+    """The slot after its attempt was published; an attempt that wrote nothing frees it at once."""
     assert is_open(old), old
     if old.state is TransactionState.EMPTY:
         return _released(old, now_ms)
@@ -171,11 +149,11 @@ def commit(old: Transaction, now_ms: int) -> Transaction:
 
 
 def abort(old: Transaction, now_ms: int) -> Transaction:
-    """The attempt is given up."""
+    """The slot after its attempt was aborted."""
     assert is_open(old), old
     if old.state is TransactionState.EMPTY:
         return _released(old, now_ms)
-    # Marked as an end of the old kind: whoever had the attempt must not find its way back in.
+    # Marked as V1: a client of V2 is told the new epoch after an abort, and would write under it.
     return replace(abort_and_fence(old, now_ms), client_version=CLIENT_V1)
 
 
@@ -187,7 +165,7 @@ def why_gone(value: Transaction | None, attempt: AttemptId, batch: int) -> str |
     """Why an attempt cannot be published with ``batch``, in words; None if it can."""
     if value is None:
         return "nobody knows it: it was never opened, or was forgotten"
-    if value.producer != attempt.producer or not is_open(value):
+    if value.producer != Producer(attempt.producer_id, attempt.producer_epoch) or not is_open(value):
         return (
             "it was aborted, by its timeout, by request, or because its job published without it; "
             f"its slot is {value.state.label} at producer {value.producer_id} epoch {value.producer_epoch}"
@@ -198,7 +176,7 @@ def why_gone(value: Transaction | None, attempt: AttemptId, batch: int) -> str |
 
 
 def repeated(attempts: Sequence[AttemptId]) -> AttemptId | None:
-    """The first attempt that is listed twice."""
+    """The first attempt that is listed twice; None if there is none."""
     seen: set[str] = set()
     for attempt in attempts:
         if attempt.transactional_id in seen:

@@ -7,24 +7,27 @@ step in which that is still true: an end that came in between keeps it closed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from tidemill.coordination.binary import LONGEST_STRING
+from tidemill.coordination.coordinator import Coordinator
+from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.transactions.attempts import JOB_PREFIX, routing_key
+from tidemill.transactions.attempts import routing_key
 from tidemill.transactions.job_coordinator import JobCoordinator, with_producer_id
 from tidemill.transactions.messages import EndResult, InitResult, ListResult, Producer, TransactionDescription
 from tidemill.transactions.shard import TRANSACTIONS_TOPIC, TransactionShard
 from tidemill.transactions.state import parse_states
 from tidemill.transactions.transaction import CLIENT_V1, CLIENT_V2
+from tidemill.wire.guard import MAX_STRING_BYTES
+from tidemill.wire.jobs import JOB_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import LogAccess
-    from tidemill.errors import CorruptData
     from tidemill.transactions.messages import (
         TopicPartition,
         TransactionListing,
@@ -32,10 +35,13 @@ if TYPE_CHECKING:
     )
     from tidemill.transactions.settings import TransactionSettings
 
-__all__ = ("TransactionCoordinator",)
+__all__ = (
+    "TRANSACTION_METRICS",
+    "TransactionCoordinator",
+)
 
 
-class TransactionCoordinator:
+class TransactionCoordinator(Coordinator[TransactionShard]):
     """The transactional ids of the partitions of ``__transaction_state`` that this node leads."""
 
     def __init__(
@@ -46,18 +52,20 @@ class TransactionCoordinator:
         clock: Clock,
         next_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
+        super().__init__(
+            Shards(
+                TRANSACTIONS_TOPIC,
+                logs,
+                clock,
+                lambda partition, log, on_stop: TransactionShard(
+                    partition, log, partitions, settings, clock, on_stop
+                ),
+            )
+        )
         self._settings = settings
         self._partitions = partitions
         self._clock = clock
         self._next_producer_id = next_producer_id
-        self._shards: Shards[TransactionShard] = Shards(
-            TRANSACTIONS_TOPIC,
-            settings.partitions,
-            clock,
-            lambda partition, on_stop: TransactionShard(
-                partition, logs.open_log(partition), partitions, settings, clock, on_stop
-            ),
-        )
         #: Attempts of jobs and their publications.
         self.jobs = JobCoordinator(self._shards, settings, next_producer_id)
 
@@ -72,17 +80,9 @@ class TransactionCoordinator:
         for shard in shards if settle_ms > 0 else ():
             await shard.settled(max(0, deadline_ms - self._clock.now_ms()))
 
-    async def close(self) -> None:
-        """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all work."""
-        await self._shards.close()
-
-    def damaged(self) -> dict[TopicPartition, CorruptData]:
-        """The partitions that are not served because their log is damaged."""
-        return self._shards.damaged()
-
-    def partition_of(self, transactional_id: str) -> int:
-        """The partition that decides which node coordinates ``transactional_id``."""
-        return self._shards.partition_of(routing_key(transactional_id))
+    def partition_of(self, key: str) -> int:
+        """The partition that decides which node coordinates a transactional id."""
+        return self._shards.partition_of(routing_key(key))
 
     # -- producers -------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class TransactionCoordinator:
     ) -> InitResult:
         """InitProducerId with a transactional id. ``known``: who the producer thinks it is (v3 and later)."""
         if transactional_id.startswith(JOB_PREFIX):
-            # Of the coordinator's own: an attempt is opened, by OpenAttempt.
+            # The coordinator gives out these ids itself: an attempt is opened by OpenAttempt.
             return InitResult(ErrorCode.invalid_request)
         try:
             shard = await self._shard_of(transactional_id)
@@ -107,18 +107,18 @@ class TransactionCoordinator:
     # -- partitions ------------------------------------------------------------------------------------
 
     async def add_partitions(
-        self, transactional_id: str, producer: Producer, places: Collection[TopicPartition]
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> ErrorCode:
         """Make partitions part of the producer's transaction, and let it write to those led here."""
         try:
-            for topic, _ in places:
+            for topic, _ in partitions:
                 _check_length("a topic name", topic)
             shard = await self._shard_of(transactional_id)
             await shard.call(
                 transactional_id,
-                lambda now_ms: shard.state.add_partitions(transactional_id, producer, places, now_ms),
+                lambda now_ms: shard.state.add_partitions(transactional_id, producer, partitions, now_ms),
             )
-            self._allow(shard, transactional_id, producer, places)
+            self._allow(shard, transactional_id, producer, partitions)
         except TidemillError as failure:
             return client_error(failure)
         return ErrorCode.none
@@ -126,35 +126,35 @@ class TransactionCoordinator:
     async def verify(
         self, transactional_id: str, producer_id: int, producer_epoch: int, topic: str, partition: int
     ) -> ErrorCode:
-        """Whether a partition is part of the producer's transaction; if so, lets it write there."""
-        place = (topic, partition)
-        codes = await self.verify_all(transactional_id, Producer(producer_id, producer_epoch), [place])
-        return codes[place]
+        """Whether a partition is part of the producer's transaction; if so, the producer may write there."""
+        wanted = (topic, partition)
+        codes = await self.verify_all(transactional_id, Producer(producer_id, producer_epoch), [wanted])
+        return codes[wanted]
 
     async def verify_all(
-        self, transactional_id: str, producer: Producer, places: Collection[TopicPartition]
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
-        """The same for several partitions."""
+        """Which of the partitions are part of the producer's transaction; it may write to those."""
         try:
             shard = await self._shard_of(transactional_id)
-            # What is not durable yet must not let anybody write.
+            # What is not durable yet must not allow writes: a crash could take it back.
             await shard.barrier()
-            return self._allow(shard, transactional_id, producer, places)
+            return self._allow(shard, transactional_id, producer, partitions)
         except TidemillError as failure:
-            return dict.fromkeys(places, client_error(failure))
+            return dict.fromkeys(partitions, client_error(failure))
 
     def _allow(
         self,
         shard: TransactionShard,
         transactional_id: str,
         producer: Producer,
-        places: Collection[TopicPartition],
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, ErrorCode]:
-        """Let the producer write wherever it has a transaction at this moment."""
-        codes = shard.call_now(None, lambda _: shard.state.verify(transactional_id, producer, places))
-        for place, code in codes.items():
+        """Allow writes to those of the partitions that are part of the producer's transaction right now."""
+        codes = shard.call_now(None, lambda _: shard.state.verify(transactional_id, producer, partitions))
+        for partition, code in codes.items():
             if code is ErrorCode.none:
-                self._partitions.allow_writes(place, producer)
+                self._partitions.allow_writes(partition, producer)
         return codes
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -199,14 +199,14 @@ class TransactionCoordinator:
     ) -> ListResult:
         """ListTransactions over all shards of this node."""
         wanted, unknown = parse_states(states)
-        found: list[TransactionListing] = []
+        listed: list[TransactionListing] = []
 
         def collect(shard: TransactionShard, now_ms: int) -> None:
-            found.extend(shard.state.listing(wanted, producer_ids, longer_than_ms, now_ms))
+            listed.extend(shard.state.listing(wanted, producer_ids, longer_than_ms, now_ms))
 
         failures = await self._shards.on_all(collect)
         error = client_error(failures[0]) if failures else ErrorCode.none
-        return ListResult(error, unknown, tuple(found))
+        return ListResult(error, unknown, tuple(listed))
 
     async def describe_transactions(self, transactional_ids: Sequence[str]) -> list[TransactionDescription]:
         """DescribeTransactions, in the order asked for."""
@@ -220,7 +220,7 @@ class TransactionCoordinator:
             return TransactionDescription(transactional_id, client_error(failure))
 
     def open_count(self) -> int:
-        """How many transactions are under way in the shards that are loaded."""
+        """The number of transactions under way in the shards that are loaded."""
         return sum(
             not value.is_idle
             for shard in self._shards.loaded()
@@ -230,7 +230,7 @@ class TransactionCoordinator:
     # -- housekeeping ----------------------------------------------------------------------------------
 
     async def expire(self) -> None:
-        """Forget ids that nobody has used for long. Call it now and then.
+        """Forget transactional ids that nobody has used for long. Called now and then.
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
@@ -244,7 +244,16 @@ class TransactionCoordinator:
 
 
 def _check_length(what: str, text: str) -> None:
-    if len(text.encode()) > LONGEST_STRING:
+    if len(text.encode()) > MAX_STRING_BYTES:
         raise ApiError(
             ErrorCode.invalid_request, f"{what} of {len(text)} characters is too long to be stored"
         )
+
+
+TRANSACTION_METRICS: Final[Sequence[Metric[TransactionCoordinator]]] = (
+    gauge(
+        "tidemill_transactions_open",
+        "Transactions under way.",
+        lambda transactions: transactions.open_count(),
+    ),
+)

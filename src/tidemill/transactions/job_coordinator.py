@@ -1,6 +1,6 @@
-"""The jobs of this node, for their clients: which shard a job lives in, and waiting until it is visible.
+"""The jobs of this node as their clients use them: finding the shard of a job, waiting until it is visible.
 
-Unlike the answers to Kafka's requests, those about jobs have room for words: whatever is refused raises
+Unlike Kafka's responses, those about jobs can carry a message: whatever is refused raises
 ``TidemillError``, with a code that says whether the same request can succeed later.
 """
 
@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidemill.coordination.shards import client_error
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.transactions.attempts import check_job, job_key
+from tidemill.transactions.attempts import check_job
 from tidemill.transactions.transaction import ProducerIdNeeded
+from tidemill.wire.jobs import job_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from tidemill.coordination.shards import Shards
-    from tidemill.transactions.attempts import AttemptId
     from tidemill.transactions.publications import JobListing
     from tidemill.transactions.settings import TransactionSettings
     from tidemill.transactions.shard import TransactionShard
+    from tidemill.wire.jobs import AttemptId
 
 __all__ = ("JobCoordinator", "JobsListed", "with_producer_id")
 
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class JobsListed(NamedTuple):
-    """All jobs of the shards that could be asked, and what kept others from it."""
+    """All jobs of the shards that could be asked, and the error that kept others from answering."""
 
     jobs: list[JobListing]
     failure: TidemillError | None
@@ -48,7 +49,7 @@ class JobCoordinator:
         self._next_producer_id = next_producer_id
 
     async def open_attempt(self, job: str, batch: int, timeout_ms: int) -> AttemptId | None:
-        """A transaction for an attempt of a batch; None if the batch was published before."""
+        """Open an attempt of a batch; gives None if the batch was published before."""
         shard = await self._shard_of(job)
 
         def handler(fresh_id: int | None, now_ms: int) -> AttemptId | None:
@@ -91,17 +92,17 @@ class JobCoordinator:
         return len(aborted)
 
     async def keep(self, job: str) -> None:
-        """A sign of life: the job's attempts time out later."""
+        """Keep the job's attempts from timing out: its client is alive."""
         shard = await self._shard_of(job)
         shard.call_now(None, lambda now_ms: shard.publications.keep(job, now_ms))
 
     async def listing(self) -> JobsListed:
         """The jobs of all shards of this node, by name."""
-        found: list[JobListing] = []
+        jobs: list[JobListing] = []
         failures = await self._shards.on_all(
-            lambda shard, now_ms: found.extend(shard.publications.listing(now_ms))
+            lambda shard, now_ms: jobs.extend(shard.publications.listing(now_ms))
         )
-        return JobsListed(sorted(found), _for_client(failures[0]) if failures else None)
+        return JobsListed(sorted(jobs), _for_client(failures[0]) if failures else None)
 
     async def _wait_until_visible(self, shard: TransactionShard, job: str, batch: int) -> None:
         if not await shard.finished(shard.publications.unfinished(job), self._settings.publication_wait_ms):
@@ -127,7 +128,7 @@ async def with_producer_id(
     key: str | None,
     handler: Callable[[int | None, int], _T],
 ) -> _T:
-    """Run a handler that may ask for a producer id nobody had before."""
+    """Run a handler that may need a new producer id; such an id is fetched and the handler run again."""
     try:
         return await shard.call(key, lambda now_ms: handler(None, now_ms))
     except ProducerIdNeeded:

@@ -1,8 +1,8 @@
 """What a shard knows of each job besides its transactions: what it published, its slots, its signs of life.
 
 A ``Job`` is an index over the transactions of its slots, kept by the same ``replay`` that keeps them, so that
-neither giving out a slot nor a publication looks at the slots of other jobs, or at those that are not
-concerned. It goes with its last slot; what it published is kept apart, for longer and in little room. Pure.
+neither giving out a slot nor a publication looks at slots that are not concerned. It is dropped with its last
+slot; what it published is a small value of its own that is kept for longer. Pure.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ NOTHING_PUBLISHED = Publication(-1, -1)
 
 
 class Job:
-    """The slots of one job. ``open`` and ``busy`` are their numbers."""
+    """The slots of one job by number: ``open`` ones, ``busy`` ones and free ones."""
 
     def __init__(self) -> None:
-        #: The last sign of life of any of its attempts; a restart counts as one.
+        #: When any of its attempts last showed that it is alive; a restart counts.
         self.alive_ms = 0
         self.open: set[int] = set()
         self.busy: set[int] = set()
         self._free: set[int] = set()
-        #: The same, lowest first; may hold numbers that are not free any more, each once.
+        #: The free slots as a heap; may also hold numbers that are not free any more, each once.
         self._free_heap: list[int] = []
         self._in_heap: set[int] = set()
         self._next_slot = 0
@@ -49,7 +49,7 @@ class Job:
         return len(self.open) + len(self.busy) + len(self._free)
 
     def replay_slot(self, slot: int, value: Transaction | None) -> None:
-        """The slot has this value from now on; None: it is forgotten."""
+        """Set the value of a slot; None forgets it."""
         self.open.discard(slot)
         self.busy.discard(slot)
         self._free.discard(slot)
@@ -67,7 +67,7 @@ class Job:
             self.busy.add(slot)
 
     def next_slot(self) -> int:
-        """The slot for the next attempt: the lowest that is free, or a new one. Takes nothing."""
+        """Number of the next attempt's slot: the lowest that is free, or a new one. Does not reserve it."""
         while self._free_heap:
             if self._free_heap[0] in self._free:
                 return self._free_heap[0]

@@ -16,10 +16,10 @@ __all__ = (
     "EndResult",
     "InitResult",
     "ListResult",
-    "Marker",
     "Producer",
     "TopicPartition",
     "TransactionDescription",
+    "TransactionEnd",
     "TransactionListing",
     "TransactionPartitions",
 )
@@ -54,7 +54,7 @@ class EndResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class TransactionEnd:
     """The end of a producer's transaction, for one partition."""
 
     producer: Producer
@@ -64,7 +64,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """One line of ListTransactions."""
+    """One transaction in ListTransactions."""
 
     transactional_id: str
     producer_id: int
@@ -94,30 +94,30 @@ class TransactionDescription:
 
 
 class TransactionPartitions(Protocol):
-    """The partitions that transactions write to, wherever they are."""
+    """The partitions that transactions write to, on this node or on others."""
 
-    def allow_writes(self, place: TopicPartition, producer: Producer) -> None:
-        """The partition is part of the producer's transaction: let it write there, until a marker.
+    def allow_writes(self, partition: TopicPartition, producer: Producer) -> None:
+        """Let the producer write to a partition, which is part of its transaction, until the marker.
 
         Does nothing for a partition that is not led here: its leader asks the coordinator.
         """
 
-    async def write_marker(self, place: TopicPartition, marker: Marker) -> None:
+    async def write_marker(self, partition: TopicPartition, marker: TransactionEnd) -> None:
         """End the transaction there; returns once the marker is durable.
 
         Raises TidemillError; UNKNOWN_TOPIC_OR_PARTITION if there is no such partition any more.
         """
 
-    async def write_markers(self, place: TopicPartition, markers: Sequence[Marker]) -> None:
+    async def write_markers(self, partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         """End several transactions there, so that no reader sees the end of one without the others'.
 
         Raises as ``write_marker`` does; INVALID_PRODUCER_EPOCH if one of them is too old, and then none of
         them was written.
         """
 
-    def together(self, places: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
+    def together(self, partitions: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
         """Held while the markers of one decision are written to these partitions.
 
-        Readers that take a moment of several partitions at once take none in the middle of it, as far as
-        the partitions and the readers are here.
+        A read of several partitions never falls into the middle of it, as far as partitions and readers are
+        on this node; see ``coordination.moments``.
         """

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.transactions import attempts as steps
-from tidemill.transactions.attempts import AttemptId, job_key, parse_slot, slot_id
+from tidemill.transactions.attempts import parse_slot, slot_id
 from tidemill.transactions.jobs import NOTHING_PUBLISHED, Job, Publication
+from tidemill.transactions.messages import Producer
 from tidemill.transactions.records import chunks, stored_bytes
+from tidemill.wire.jobs import AttemptId, job_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +32,7 @@ _GONE_SHOWN = 5
 
 
 class JobListing(NamedTuple):
-    """A job as people are shown it. ``published_batch`` and ``published_ms`` are -1 if there is none."""
+    """One job in a listing. ``published_batch`` and ``published_ms`` are -1 if there is none."""
 
     job: str
     published_batch: int
@@ -40,7 +42,7 @@ class JobListing(NamedTuple):
 
 
 class Publications:
-    """The jobs of one shard: what their clients ask for."""
+    """Handlers of the requests about the jobs of one shard."""
 
     def __init__(self, state: TransactionsState) -> None:
         self._state = state
@@ -48,7 +50,7 @@ class Publications:
     def open_attempt(
         self, job: str, batch: int, timeout_ms: int, fresh_id: int | None, now_ms: int
     ) -> AttemptId | None:
-        """A slot for an attempt of ``batch``; None if the batch was published before.
+        """Open an attempt of ``batch``; gives None if the batch was published before.
 
         Raises ``ProducerIdNeeded`` if it needs a ``fresh_id`` and has none.
         """
@@ -102,7 +104,7 @@ class Publications:
         return True
 
     def abort(self, job: str, batch: int, listed: Sequence[AttemptId], now_ms: int) -> list[str]:
-        """Abort the listed attempts, or without any all that are open up to ``batch``; gives their slots.
+        """Abort the listed attempts, or if none is listed all open ones up to ``batch``; gives their slots.
 
         An attempt that is over already is passed over: asking again does no harm.
         """
@@ -113,17 +115,21 @@ class Publications:
             return []
         if not listed:
             return self._abort_left(job, known, batch, now_ms)
-        found: list[tuple[str, Transaction]] = []
+        slots: list[tuple[str, Transaction]] = []
         for attempt in listed:
             value = self._state.transactions.get(attempt.transactional_id)
             slot = parse_slot(attempt.transactional_id)
             ours = slot is not None and slot[0] == job and value is not None and steps.is_open(value)
-            if ours and value is not None and value.producer == attempt.producer:
-                found.append((attempt.transactional_id, value))
-        return self._abort_all(found, now_ms)
+            if (
+                ours
+                and value is not None
+                and value.producer == Producer(attempt.producer_id, attempt.producer_epoch)
+            ):
+                slots.append((attempt.transactional_id, value))
+        return self._abort_all(slots, now_ms)
 
     def keep(self, job: str, now_ms: int) -> None:
-        """A sign of life of the job. Of one that nobody knows nothing is kept."""
+        """Note that the job is alive. Does nothing for a job that is not known."""
         known = self._state.jobs.get(job)
         if known is not None:
             known.alive_ms = now_ms
@@ -140,7 +146,7 @@ class Publications:
         return self._state.published.get(job, NOTHING_PUBLISHED)
 
     def unfinished(self, job: str) -> list[str]:
-        """The slots of a job whose decisions are still on their way to the partitions."""
+        """The slots of a job whose decisions have not reached all partitions yet."""
         known = self._state.jobs.get(job)
         return [] if known is None else [slot_id(job, number) for number in sorted(known.busy)]
 
@@ -173,7 +179,7 @@ class Publications:
         twice = steps.repeated(listed)
         if twice is not None:
             raise ApiError(ErrorCode.invalid_request, f"attempt {_named(twice)} is listed twice")
-        found: dict[str, Transaction] = {}
+        slots: dict[str, Transaction] = {}
         gone: list[str] = []
         for attempt in listed:
             slot = parse_slot(attempt.transactional_id)
@@ -184,7 +190,7 @@ class Publications:
             if value is None or why is not None:
                 gone.append(f"{_named(attempt)}: {why}")
             else:
-                found[attempt.transactional_id] = value
+                slots[attempt.transactional_id] = value
         if gone:
             more = f", and {len(gone) - _GONE_SHOWN} more" if len(gone) > _GONE_SHOWN else ""
             raise ApiError(
@@ -192,7 +198,7 @@ class Publications:
                 f"batch {batch} of job {job!r} is not published, {len(gone)} of {len(listed)} attempts are "
                 f"gone; run the batch again. {'; '.join(gone[:_GONE_SHOWN])}{more}",
             )
-        return found
+        return slots
 
     def _check_size(self, job: str, batch: int, records: Iterable[StoredRecord]) -> None:
         size_bytes = sum(stored_bytes(name, value) for name, value in records)
@@ -205,23 +211,23 @@ class Publications:
                 "partitions at a time",
             )
 
-    # -- attempts that nobody needs --------------------------------------------------------------------
+    # -- aborting attempts -----------------------------------------------------------------------------
 
     def _value(self, job: str, number: int) -> Transaction:
         return self._state.transactions[slot_id(job, number)]
 
     def _open_up_to(self, job: str, known: Job, batch: int) -> list[tuple[str, Transaction]]:
-        found = ((slot_id(job, number), self._value(job, number)) for number in sorted(known.open))
-        return [(name, value) for name, value in found if value.batch <= batch]
+        slots = ((slot_id(job, number), self._value(job, number)) for number in sorted(known.open))
+        return [(name, value) for name, value in slots if value.batch <= batch]
 
     def _abort_left(self, job: str, known: Job, batch: int, now_ms: int) -> list[str]:
         return self._abort_all(self._open_up_to(job, known, batch), now_ms)
 
-    def _abort_all(self, found: Sequence[tuple[str, Transaction]], now_ms: int) -> list[str]:
-        # A dict, in case that one is listed twice.
-        for chunk in chunks({name: steps.abort(value, now_ms) for name, value in found}.items()):
+    def _abort_all(self, slots: Sequence[tuple[str, Transaction]], now_ms: int) -> list[str]:
+        # A dict, because an attempt may be listed twice.
+        for chunk in chunks({name: steps.abort(value, now_ms) for name, value in slots}.items()):
             self._state.write(chunk)
-        return list(dict.fromkeys(name for name, _ in found))
+        return list(dict.fromkeys(name for name, _ in slots))
 
 
 def _named(attempt: AttemptId) -> str:

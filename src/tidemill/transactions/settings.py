@@ -1,18 +1,25 @@
-"""Settings of the transaction coordinator, with Kafka's defaults and, in the docstring, Kafka's names."""
+"""Settings of the transaction coordinator. Those that a node can set have the node's defaults.
+
+``tidemill.config.settings`` holds these defaults.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from tidemill.config.settings import Settings
 
 __all__ = ("TransactionSettings",)
+
+_NODE: Final = Settings()
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """Limits and times. All times are in milliseconds.
+    """Limits and times of transactions. All times are in milliseconds; names in ``code`` are Kafka's.
 
     Attributes:
-        partitions: ``transaction.state.log.num.partitions``; must not change while the topic exists.
         max_timeout_ms: ``transaction.max.timeout.ms``: the longest timeout that a producer may ask for.
         expiration_ms: ``transactional.id.expiration.ms``: how long an id that nobody uses is remembered.
         end_wait_ms: how long the answer to EndTxn waits for the markers, so that what is committed is
@@ -25,12 +32,11 @@ class TransactionSettings:
             compressed.
     """
 
-    partitions: int = 50
-    max_timeout_ms: int = 900_000
-    expiration_ms: int = 7 * 24 * 60 * 60 * 1_000
+    max_timeout_ms: int = _NODE.transaction_max_timeout_ms
+    expiration_ms: int = _NODE.transactional_id_expiration_ms
     end_wait_ms: int = 1_000
     publication_wait_ms: int = 10_000
-    publication_retention_ms: int = 90 * 24 * 60 * 60 * 1_000
+    publication_retention_ms: int = _NODE.job_publication_retention_ms
     attempts_max: int = 1_000
     slots_max: int = 2_000
     publication_bytes_max: int = 64 * 1024 * 1024

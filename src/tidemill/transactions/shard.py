@@ -1,8 +1,8 @@
 """The shell around one shard of transactional ids: carries every decision to the partitions.
 
-- A decision (Prepare…) is durable before its first marker is written.
+- A decision (PrepareCommit, PrepareAbort) is durable before its first marker is written.
 - What was decided in one append is carried out as one: the markers of one partition are written in one step,
-  and those of several partitions while nobody takes a moment of them all.
+  and those of several partitions while nobody reads them all (``coordination.moments``).
 - Every marker is durable before the transaction is Complete.
 - A decision that a crash interrupted is found when the shard loads, and carried on from the start: a marker
   that a partition has already is written there again, which changes nothing.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.errors import ErrorCode, TidemillError
-from tidemill.transactions.messages import Marker, Producer
+from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.publications import Publications
 from tidemill.transactions.records import CorruptTransactionRecord, chunks, decode_record, encode_record
 from tidemill.transactions.state import TransactionsState
@@ -100,13 +100,13 @@ class TransactionShard(ShardShell):
             _logger.info("the transaction of %r has timed out and is aborted", name)
 
     def watch(self, key: str) -> None:
-        """See to it that the id's transaction times out."""
+        """Schedule the timeout of the id's transaction."""
         self._schedule(key)
 
     # -- decisions -------------------------------------------------------------------------------------
 
     async def finished(self, transactional_ids: Iterable[str], timeout_ms: int) -> bool:
-        """Wait until the decisions on these ids are carried out; at most so long. Says whether they are."""
+        """Wait until the decisions on these ids are carried out, but not longer; gives whether they are."""
         tasks = {self._finishing[each] for each in transactional_ids if each in self._finishing}
         if not tasks:
             return True
@@ -129,7 +129,7 @@ class TransactionShard(ShardShell):
                 task.remove_done_callback(done)
 
     async def settled(self, timeout_ms: int) -> bool:
-        """Wait until all decisions of now are carried out; at most so long. Says whether they are."""
+        """Wait until all decisions made so far are carried out, but not longer; gives whether they are."""
         return await self.finished(tuple(self._finishing), timeout_ms)
 
     def _finish_soon(self, decided: dict[str, Transaction]) -> None:
@@ -138,17 +138,19 @@ class TransactionShard(ShardShell):
         self._finishing.update(dict.fromkeys(decided, task))
 
     async def _finish(self, decided: dict[str, Transaction]) -> None:
-        """Carry what was decided in one append to its end, however long that takes."""
+        """Carry out what was decided in one append: markers, then Complete. Retries until that is done."""
         try:
             await self.barrier()
-            markers: dict[TopicPartition, list[Marker]] = {}
+            markers: dict[TopicPartition, list[TransactionEnd]] = {}
             for value in decided.values():
                 producer = Producer(value.producer_id, value.producer_epoch)
-                marker = Marker(producer, value.commits, self.log.leader_epoch)
-                for place in value.partitions:
-                    markers.setdefault(place, []).append(marker)
+                marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
+                for partition in value.partitions:
+                    markers.setdefault(partition, []).append(marker)
             async with self._partitions.together(markers):
-                await asyncio.gather(*(self._end_in(place, markers[place]) for place in sorted(markers)))
+                await asyncio.gather(
+                    *(self._end_in(partition, markers[partition]) for partition in sorted(markers))
+                )
             await self._complete(decided)
         except TidemillError:
             # The shard has stopped: whoever serves the partition next goes on from the log.
@@ -160,39 +162,40 @@ class TransactionShard(ShardShell):
             self._leave(decided)
 
     def _leave(self, decided: Iterable[str]) -> None:
-        """This task has nothing more to do with these ids: another decision on them may follow."""
+        """Take these ids off the list of unfinished ones, so that another decision on them may follow."""
         current = asyncio.current_task()
         for transactional_id in decided:
             if self._finishing.get(transactional_id) is current:
                 del self._finishing[transactional_id]
 
-    async def _end_in(self, place: TopicPartition, markers: Sequence[Marker]) -> None:
-        """Write one partition's markers, again and again until they are durable or cannot matter any more."""
+    async def _end_in(self, partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
+        """Write one partition's markers; retries until they are durable or cannot matter any more."""
         delay_ms = _FIRST_RETRY_MS
         while True:
             self._raise_if_stopped()
             try:
                 if len(markers) == 1:
-                    await self._partitions.write_marker(place, markers[0])
+                    await self._partitions.write_marker(partition, markers[0])
                 else:
-                    await self._partitions.write_markers(place, markers)
+                    await self._partitions.write_markers(partition, markers)
                 return
             except TidemillError as error:
                 if error.code is ErrorCode.transaction_coordinator_fenced:
                     self.stop(ErrorCode.not_coordinator)
                     continue
                 if error.code is ErrorCode.unknown_topic_or_partition:
-                    _logger.info("%s-%d is deleted: no marker for %s", *place, markers[0].producer)
+                    _logger.info("%s-%d is deleted: no marker for %s", *partition, markers[0].producer)
                     return
                 if error.code is ErrorCode.invalid_producer_epoch:
-                    # A later epoch has written there, which it could only after this transaction's end.
-                    _logger.warning("%s-%d refused a marker: %s", *place, error.message)
+                    # A later epoch could write there only after this transaction's end, so its marker is
+                    # there.
+                    _logger.warning("%s-%d refused a marker: %s", *partition, error.message)
                     if len(markers) > 1:
-                        await asyncio.gather(*(self._end_in(place, [each]) for each in markers))
+                        await asyncio.gather(*(self._end_in(partition, [each]) for each in markers))
                     return
                 _logger.warning(
                     "%s-%d: the marker of %s waits %d ms: %s",
-                    *place,
+                    *partition,
                     markers[0].producer,
                     delay_ms,
                     error.message,
@@ -201,7 +204,7 @@ class TransactionShard(ShardShell):
             delay_ms = min(2 * delay_ms, _LAST_RETRY_MS)
 
     async def _complete(self, decided: dict[str, Transaction]) -> None:
-        # Nobody needs these to be one: a crash in between has the rest finished once more.
+        # These need not be atomic: after a crash in between, the rest is finished once more.
         for chunk in chunks(decided.items()):
             await self._complete_some({name: decided[name] for name, _ in chunk})
 

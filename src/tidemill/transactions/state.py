@@ -21,6 +21,7 @@ from tidemill.transactions.jobs import Job, Publication
 from tidemill.transactions.messages import TransactionDescription, TransactionListing
 from tidemill.transactions.records import chunks, is_job_key
 from tidemill.transactions.transaction import Transaction, TransactionState
+from tidemill.wire.jobs import JOB_PREFIX, job_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,21 +37,21 @@ class Append(Protocol):
     """Puts records into the log as one batch, or raises and leaves the log as it was."""
 
     def __call__(self, records: Sequence[StoredRecord]) -> None:
-        """Each record is a name and its new value; None forgets it.
+        """Append records: pairs of a name and its new value. None forgets the name.
 
         The name is a transactional id or, for what a job has published, the job's key.
         """
 
 
 class TransactionsState:
-    """Transactional ids and their values."""
+    """The transactional ids and jobs of one shard."""
 
     def __init__(self, settings: TransactionSettings, append: Append) -> None:
         self.settings = settings
         self.transactions: dict[str, Transaction] = {}
         #: Jobs that have slots.
         self.jobs: dict[str, Job] = {}
-        #: What jobs have published last, also of those that have no slots any more.
+        #: The last publication of each job, also of jobs that have no slots any more.
         self.published: dict[str, Publication] = {}
         self._append = append
 
@@ -58,7 +59,7 @@ class TransactionsState:
         """Make a record that is in the log part of the state."""
         if isinstance(value, Publication) or is_job_key(name):
             assert value is None or isinstance(value, Publication), name
-            job = name[len(attempts.JOB_PREFIX) :]
+            job = name[len(JOB_PREFIX) :]
             if value is None:
                 self.published.pop(job, None)
             else:
@@ -76,12 +77,13 @@ class TransactionsState:
                 del self.jobs[slot[0]]
 
     def loaded(self, now_ms: int) -> None:
-        """Everything is replayed: from now on time counts."""
+        """Start timeouts, after everything was replayed."""
         for job in self.jobs.values():
             job.alive_ms = now_ms
         for name, value in self.transactions.items():
             if value.started_ms > now_ms:
-                # The clock was set back since: it would not time out until the clock gets there again.
+                # The clock was set back: without this, the timeout would wait for the clock to get there
+                # again.
                 self.transactions[name] = replace(value, started_ms=now_ms)
 
     def write(self, records: Sequence[StoredRecord]) -> None:
@@ -122,20 +124,20 @@ class TransactionsState:
     # -- partitions ------------------------------------------------------------------------------------
 
     def add_partitions(
-        self, transactional_id: str, producer: Producer, places: Collection[TopicPartition], now_ms: int
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], now_ms: int
     ) -> None:
-        """AddPartitionsToTxn, AddOffsetsToTxn, and the first write of a client of V2."""
+        """AddPartitionsToTxn, AddOffsetsToTxn, and the implicit addition by a write of a client of V2."""
         old = self.transactions.get(transactional_id)
         slot = parse_slot(transactional_id)
         if slot is not None and old is not None:
             self._check_attempt(transactional_id, steps.check_member(old, producer))
             self.jobs[slot[0]].alive_ms = now_ms
-        new = steps.add_partitions(old, producer, places, now_ms)
+        new = steps.add_partitions(old, producer, partitions, now_ms)
         if new is not old:
             self.write([(transactional_id, new)])
 
     def _check_attempt(self, transactional_id: str, value: Transaction) -> None:
-        """An attempt that is over begins no second transaction under its epoch."""
+        """Refuse a second transaction under the epoch of an attempt that is over."""
         if not attempts.is_open(value):
             raise ApiError(
                 ErrorCode.producer_fenced,
@@ -144,16 +146,16 @@ class TransactionsState:
             )
 
     def verify(
-        self, transactional_id: str, producer: Producer, places: Collection[TopicPartition]
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
         """Whether each partition is part of the producer's transaction now."""
         value = steps.check_member(self.transactions.get(transactional_id), producer)
         ongoing = value.state is TransactionState.ONGOING
         return {
-            place: ErrorCode.none
-            if ongoing and place in value.partitions
+            partition: ErrorCode.none
+            if ongoing and partition in value.partitions
             else ErrorCode.transaction_abortable
-            for place in places
+            for partition in partitions
         }
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class TransactionsState:
         fresh_id: int | None,
         now_ms: int,
     ) -> Producer:
-        """EndTxn. Gives who the producer is from now on.
+        """EndTxn; gives the producer's id and epoch from now on.
 
         Raises ``ProducerIdNeeded`` if it needs a ``fresh_id`` and has none.
         """
@@ -181,7 +183,7 @@ class TransactionsState:
         return new.producer
 
     def complete(self, decided: Mapping[str, Transaction], now_ms: int) -> None:
-        """Every partition of these decisions, which were made in one append, has its marker."""
+        """Complete decisions that were made in one append: every partition has its marker."""
         done: list[StoredRecord] = []
         for transactional_id, prepared in decided.items():
             assert self.transactions.get(transactional_id) == prepared, transactional_id
@@ -189,19 +191,19 @@ class TransactionsState:
         self.write(done)
 
     def prepared(self) -> list[dict[str, Transaction]]:
-        """Decisions that have not been carried to all partitions, with those of one job together."""
-        found: dict[str, dict[str, Transaction]] = {}
+        """Decisions that have not reached all partitions, grouped by job."""
+        by_job: dict[str, dict[str, Transaction]] = {}
         for name, value in self.transactions.items():
             if value.is_prepared:
-                found.setdefault(attempts.routing_key(name), {})[name] = value
-        return list(found.values())
+                by_job.setdefault(attempts.routing_key(name), {})[name] = value
+        return list(by_job.values())
 
     # -- time ------------------------------------------------------------------------------------------
 
     def next_deadline_ms(self, transactional_id: str) -> int | None:
-        """When the id's transaction is aborted unless it ends before.
+        """When the id's transaction times out; None if it does not.
 
-        That of an attempt depends on its job: the rows of early tasks stay while later ones are at work.
+        An attempt times out with its job: what early tasks wrote stays while later tasks are at work.
         """
         value = self.transactions.get(transactional_id)
         if value is None:
@@ -215,8 +217,9 @@ class TransactionsState:
         return value.started_ms + value.timeout_ms
 
     def tick(self, transactional_id: str, now_ms: int) -> list[str]:
-        """Abort a transaction that has taken too long, with all attempts of its job for which the same
-        holds; gives their names.
+        """Abort a transaction that has timed out; gives the ids that were aborted.
+
+        With an attempt of a job, all others of the job that have timed out are aborted.
         """
         if not self._is_late(transactional_id, now_ms):
             return []
@@ -239,7 +242,7 @@ class TransactionsState:
         return step(value, now_ms)
 
     def expire(self, now_ms: int) -> None:
-        """Forget ids that nobody has used for long, and what jobs published that have long been over."""
+        """Forget ids that nobody has used for long, and publications of jobs that ended long ago."""
         oldest_ms = now_ms - self.settings.expiration_ms
         expired: list[StoredRecord] = [
             (name, None)
@@ -249,7 +252,7 @@ class TransactionsState:
         oldest_ms = now_ms - self.settings.publication_retention_ms
         working = {name for name, job in self.jobs.items() if job.open or job.busy}
         expired += [
-            (attempts.job_key(name), None)
+            (job_key(name), None)
             for name, publication in self.published.items()
             if publication.published_ms <= oldest_ms and name not in working
         ]
@@ -293,7 +296,7 @@ class TransactionsState:
 
 
 def parse_states(names: Collection[str]) -> tuple[frozenset[TransactionState] | None, tuple[str, ...]]:
-    """(states to let through, names that are none); None without any names.
+    """Split names into (states to let through, unknown names); None without any names.
 
     >>> parse_states(["Ongoing", "Lost"])
     (frozenset({<TransactionState.ONGOING: 1>}), ('Lost',))

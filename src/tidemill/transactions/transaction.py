@@ -50,7 +50,7 @@ _NO_EPOCH = -1
 _NO_TIME = -1
 _EPOCH_MAX = 0x7FFF
 _LAST_CLIENT_EPOCH = _EPOCH_MAX - 1
-"""The highest epoch that a client gets: one more must be there to fence it."""
+"""The highest epoch that a client gets: one more is kept to fence it."""
 
 CLIENT_V1 = 0
 CLIENT_V2 = 2
@@ -58,7 +58,7 @@ NO_BATCH = -1
 
 
 class TransactionState(IntEnum):
-    """By the numbers that Kafka stores."""
+    """The states of a transactional id, by the numbers that Kafka stores."""
 
     EMPTY = 0
     ONGOING = 1
@@ -84,7 +84,7 @@ _COMPLETE = frozenset({TransactionState.COMPLETE_COMMIT, TransactionState.COMPLE
 
 
 class ProducerIdNeeded(Exception):
-    """The step needs a producer id that nobody had before: take one and try again."""
+    """The step needs a producer id that nobody had before: the caller takes one and tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Transaction:
 
     @property
     def producer(self) -> Producer:
-        """Who may write now; while an end is prepared, who it will be."""
+        """The producer that may write now; while an end is prepared, the one that may write after it."""
         if self.next_producer_id != _NO_ID:
             return Producer(self.next_producer_id, 0)
         return Producer(self.producer_id, self.producer_epoch)
@@ -142,7 +142,7 @@ class Transaction:
 def initialize(
     old: Transaction | None, known: Producer | None, timeout_ms: int, fresh_id: int | None, now_ms: int
 ) -> Transaction:
-    """A producer starts, or goes on after an error as the one it ``known``-s itself to be.
+    """InitProducerId: a producer starts, or goes on after an error as the producer ``known``.
 
     Gives a value in Empty with the producer's new epoch, or in PrepareAbort if a transaction has to be ended
     first, by which the producer that had begun it is fenced.
@@ -157,7 +157,7 @@ def initialize(
     if old.state is TransactionState.ONGOING:
         if known is not None and known.epoch != old.producer_epoch:
             raise _fenced(old, known)
-        # Marked as an end of the old kind: the producer that is replaced must not find its way back in.
+        # Marked as V1: a client of V2 is told the new epoch after an abort, and would write under it.
         return replace(abort_and_fence(old, now_ms), client_version=CLIENT_V1)
     empty = replace(
         old,
@@ -183,7 +183,7 @@ def _check_known(old: Transaction, known: Producer) -> None:
 
 def _bump(old: Transaction, empty: Transaction, known: Producer | None, fresh_id: int | None) -> Transaction:
     if known is not None and known.epoch == old.last_producer_epoch and known.epoch != old.producer_epoch:
-        # The answer to an earlier request of this producer was lost: it is given again.
+        # The answer to an earlier request of this producer was lost: it gets the same one again.
         return replace(empty, previous_producer_id=old.previous_producer_id)
     if known is not None and known.epoch != old.producer_epoch:
         raise _fenced(old, known)
@@ -196,7 +196,7 @@ def _bump(old: Transaction, empty: Transaction, known: Producer | None, fresh_id
 
 
 def abort_and_fence(old: Transaction, now_ms: int) -> Transaction:
-    """End an ongoing transaction without its producer, whose epoch is over by that.
+    """End an ongoing transaction without its producer, and fence the producer's epoch.
 
     A client of V2 that aborts as well is told the new epoch and goes on, unless that is the last there is.
     """
@@ -215,7 +215,7 @@ def abort_and_fence(old: Transaction, now_ms: int) -> Transaction:
 
 
 def check_member(transaction: Transaction | None, producer: Producer) -> Transaction:
-    """Insist that ``producer`` is the one with this transactional id, and that nothing is being ended."""
+    """Raise ``ApiError`` unless ``producer`` owns this transactional id and no end is being carried out."""
     if transaction is None:
         raise _not_mapped(transaction, producer)
     if transaction.is_prepared and transaction.producer == producer:
@@ -228,21 +228,21 @@ def check_member(transaction: Transaction | None, producer: Producer) -> Transac
 
 
 def add_partitions(
-    old: Transaction | None, producer: Producer, places: Collection[TopicPartition], now_ms: int
+    old: Transaction | None, producer: Producer, partitions: Collection[TopicPartition], now_ms: int
 ) -> Transaction:
-    """The transaction spreads to more partitions; it begins with the first.
+    """Add partitions to the transaction, which begins with the first one.
 
-    The same value if it has all of them.
+    Gives the same value if it has all of them.
     """
     old = check_member(old, producer)
     if old.state is TransactionState.ONGOING:
-        if old.partitions.issuperset(places):
+        if old.partitions.issuperset(partitions):
             return old
-        return replace(old, partitions=old.partitions.union(places), updated_ms=now_ms)
+        return replace(old, partitions=old.partitions.union(partitions), updated_ms=now_ms)
     return replace(
         old,
         state=TransactionState.ONGOING,
-        partitions=frozenset(places),
+        partitions=frozenset(partitions),
         started_ms=now_ms,
         updated_ms=now_ms,
         client_version=CLIENT_V1,
@@ -261,7 +261,7 @@ def end(
     fresh_id: int | None,
     now_ms: int,
 ) -> Transaction:
-    """The producer decides. The same value if it has decided so before and all is done."""
+    """EndTxn: commit or abort. Gives the same value if the same end was decided before and is complete."""
     if old is None:
         raise _not_mapped(old, producer)
     is_retry = client_version >= CLIENT_V2 and _is_retried_end(old, producer)
@@ -291,7 +291,7 @@ def end(
 
 
 def _is_retried_end(old: Transaction, producer: Producer) -> bool:
-    """Whether an end that took a new epoch is asked for again under the epoch before it."""
+    """Whether the producer repeats an EndTxn that gave it a new epoch, under its old epoch."""
     if old.client_version < CLIENT_V2 or not (old.is_prepared or old.state in _COMPLETE):
         return False
     if old.producer_id == producer.id:
@@ -317,7 +317,7 @@ def _prepared(
 
 
 def complete(old: Transaction, now_ms: int) -> Transaction:
-    """Every partition has its marker."""
+    """The value after every partition has its marker."""
     assert old.is_prepared, old
     done = replace(
         old,

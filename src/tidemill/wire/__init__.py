@@ -2,11 +2,11 @@
 
 ``frames``    the limits of a frame, and cutting a buffer into frames
 ``apis``      which APIs and versions are served, and their message classes
-``extra``     message versions that kio does not have yet
+``extra``     message versions that kio does not have yet; ``tables`` has the messages of our own APIs
 ``schema``    what a message class says about its bytes
 ``guard``     the walk over untrusted bytes that makes the native decoder safe
 ``requests``  headers and bodies from bytes to entities
-``encode``    bodies from mappings to bytes, by the writers in ``values``; ``keys`` finds misspelt keys
+``encode``    bodies from mappings to bytes, by the writers in ``values``
 ``hot``       the Produce and Fetch responses, packed by hand
 """
 

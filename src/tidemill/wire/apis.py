@@ -1,9 +1,10 @@
-"""The APIs that this server serves, and where their message classes are.
+"""The APIs of the protocol: key, name, versions, and where their message classes are.
 
 Rules:
 
-- A row in ``_ROWS`` is all that it takes to serve another API or version on this layer: ranges, classes
-  and header versions follow from it.
+- A row in ``_ROWS`` is all that clients and servers need to speak another API or version: ranges, classes
+  and header versions follow from it. A node completes the row beside the API's handler
+  (``server.requests.api_table``).
 - kio's modules are imported on first use, one per version: importing all of them would take longer than a
   node may take to start.
 - The header of a response has the flexible form (v1) when its body is flexible, except for ApiVersions: a
@@ -15,10 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tidemill.wire.schema import EntityClass
 
 __all__ = (
     "APIS",
+    "APIS_BY_NAME",
     "API_VERSIONS_KEY",
     "Api",
     "all_versions",
@@ -42,9 +47,16 @@ class Api:
     name: str
     """Kafka's own name, in CamelCase."""
     schema: str
-    """The name of kio's folder; empty for an extension, which kio does not know."""
+    """The name of kio's folder; empty for an extension, whose messages are in ``tables``."""
     min_version: int
     max_version: int
+    extra_versions: frozenset[int] = frozenset()
+    """Versions whose messages are in ``extra``: kio does not have them, or has them wrong."""
+
+    @property
+    def versions(self) -> range:
+        """The served versions."""
+        return range(self.min_version, self.max_version + 1)
 
     def serves(self, version: int) -> bool:
         """Whether ``version`` is in the served range."""
@@ -65,7 +77,7 @@ _ROWS: Final = (
     Api(14, "SyncGroup", "sync_group", 0, 5),
     Api(15, "DescribeGroups", "describe_groups", 0, 6),
     Api(16, "ListGroups", "list_groups", 0, 5),
-    Api(API_VERSIONS_KEY, "ApiVersions", "api_versions", 0, 5),
+    Api(API_VERSIONS_KEY, "ApiVersions", "api_versions", 0, 5, frozenset({5})),
     Api(19, "CreateTopics", "create_topics", 2, 7),
     Api(20, "DeleteTopics", "delete_topics", 1, 6),
     Api(21, "DeleteRecords", "delete_records", 0, 2),
@@ -75,7 +87,7 @@ _ROWS: Final = (
     Api(25, "AddOffsetsToTxn", "add_offsets_to_txn", 0, 4),
     Api(26, "EndTxn", "end_txn", 0, 5),
     Api(27, "WriteTxnMarkers", "write_txn_markers", 1, 2),
-    Api(28, "TxnOffsetCommit", "txn_offset_commit", 0, 6),
+    Api(28, "TxnOffsetCommit", "txn_offset_commit", 0, 6, frozenset({6})),
     Api(32, "DescribeConfigs", "describe_configs", 1, 4),
     Api(33, "AlterConfigs", "alter_configs", 0, 2),
     Api(35, "DescribeLogDirs", "describe_log_dirs", 1, 5),
@@ -88,7 +100,7 @@ _ROWS: Final = (
     Api(57, "UpdateFeatures", "update_features", 0, 2),
     Api(60, "DescribeCluster", "describe_cluster", 0, 2),
     Api(61, "DescribeProducers", "describe_producers", 0, 0),
-    Api(65, "DescribeTransactions", "describe_transactions", 0, 0),
+    Api(65, "DescribeTransactions", "describe_transactions", 0, 0, frozenset({0})),
     Api(66, "ListTransactions", "list_transactions", 0, 2),
     Api(68, "ConsumerGroupHeartbeat", "consumer_group_heartbeat", 0, 1),
     Api(69, "ConsumerGroupDescribe", "consumer_group_describe", 0, 1),
@@ -127,10 +139,10 @@ _ROWS: Final = (
 
 APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
 """The served APIs by key, in the order of their keys."""
+APIS_BY_NAME: Final[dict[str, Api]] = {api.name: api for api in _ROWS}
 
 _EXTRA_MODULE: Final = "tidemill.wire.extra"
 _TABLES_MODULE: Final = "tidemill.wire.tables"
-_IN_EXTRA_MODULE: Final = frozenset({("ApiVersions", 5), ("DescribeTransactions", 0), ("TxnOffsetCommit", 6)})
 
 
 def find_api(api_key: int) -> Api | None:
@@ -146,17 +158,17 @@ def is_served(api_key: int, api_version: int) -> bool:
 
 def all_versions() -> list[tuple[Api, int]]:
     """Every served pair of API and version."""
-    return [(api, version) for api in _ROWS for version in range(api.min_version, api.max_version + 1)]
+    return [(api, version) for api in _ROWS for version in api.versions]
 
 
 @cache
-def request_class(api_key: int, api_version: int) -> type[Any]:
+def request_class(api_key: int, api_version: int) -> EntityClass:
     """kio's class of the request body. Raises LookupError if the version is not served."""
     return _load(api_key, api_version, "request")
 
 
 @cache
-def response_class(api_key: int, api_version: int) -> type[Any]:
+def response_class(api_key: int, api_version: int) -> EntityClass:
     """kio's class of the response body. Raises LookupError if the version is not served."""
     return _load(api_key, api_version, "response")
 
@@ -168,26 +180,27 @@ def is_flexible(api_key: int, api_version: int) -> bool:
 
 
 def request_header_version(api_key: int, api_version: int) -> int:
-    """2 (with tagged fields) for a flexible version, else 1."""
+    """Version of the request's header: 2 (with tagged fields) for a flexible version, else 1."""
     return 2 if is_flexible(api_key, api_version) else 1
 
 
 def response_header_version(api_key: int, api_version: int) -> int:
-    """1 (with tagged fields) for a flexible version, else 0; always 0 for ApiVersions."""
+    """Version of the response's header: 1 (with tagged fields) if flexible, else 0; 0 for ApiVersions."""
     return 1 if api_key != API_VERSIONS_KEY and is_flexible(api_key, api_version) else 0
 
 
-def _load(api_key: int, api_version: int, side: str) -> type[Any]:
+def _load(api_key: int, api_version: int, side: str) -> EntityClass:
     api = APIS.get(api_key)
     if api is None or not api.serves(api_version):
         raise LookupError(f"API key {api_key} version {api_version} is not served: see tidemill.wire.apis")
     module = import_module(_module_name(api, api_version, side))
-    entity: type[Any] = getattr(module, f"{api.name}{side.capitalize()}")
+    entity: EntityClass = getattr(module, f"{api.name}{side.capitalize()}")
     return entity
 
 
 def _module_name(api: Api, api_version: int, side: str) -> str:
     if not api.schema:
         return _TABLES_MODULE
-    extra = (api.name, api_version) in _IN_EXTRA_MODULE
-    return _EXTRA_MODULE if extra else f"kio.schema.{api.schema}.v{api_version}.{side}"
+    if api_version in api.extra_versions:
+        return _EXTRA_MODULE
+    return f"kio.schema.{api.schema}.v{api_version}.{side}"

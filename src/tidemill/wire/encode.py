@@ -12,7 +12,7 @@ Rules:
 - A missing key stands for the schema's default, else null where null is allowed, else the zero of its type.
   So one body serves all versions: keys that only other versions have are ignored.
 - A key that no version has is a mistake in the program. Looking for it costs time, so it is looked for only
-  after ``set_strict(True)``, which the test suite calls.
+  by the test suite, through ``set_check``.
 - A tagged field is written if its value differs from its default.
 - A value that does not fit raises ValueError or TypeError with the name of its field.
 """
@@ -31,7 +31,7 @@ from tidemill.wire.guard import write_uvarint
 from tidemill.wire.schema import FIXED_FORMATS, MISSING, EntityClass, FieldSpec, fields_of
 from tidemill.wire.values import Writer, array_writer, number_default, primitive_writer, to_number
 
-__all__ = ("encode_entity", "encode_request", "encode_response", "set_strict")
+__all__ = ("encode_entity", "encode_request", "encode_response", "set_check", "value_writer")
 
 Body = Mapping[str, Any]
 _Step = Callable[[Body, bytearray], None]
@@ -41,30 +41,22 @@ _request_start: Final = Struct(">ihhih")
 
 
 class _Checks:
-    """Which checks are on, for the whole process."""
+    """The checks of bodies that are on, for the whole process."""
 
-    search_for_typos = False
+    body: Callable[[EntityClass, Body], None] | None = None
 
 
-def set_strict(strict: bool) -> None:
-    """Whether every encoded body is searched for keys that no version of its message has."""
-    _Checks.search_for_typos = strict
+def set_check(check: Callable[[EntityClass, Body], None] | None) -> None:
+    """Have every body checked before it is encoded, in this process; None turns that off."""
+    _Checks.body = check
 
 
 def encode_entity(entity: EntityClass, body: Body, out: bytearray) -> None:
     """Append the bytes of ``body`` as a value of kio's class ``entity``."""
-    if _Checks.search_for_typos:
-        _refuse_typos(entity, body)
+    if _Checks.body is not None:
+        _Checks.body(entity, body)
     for step in _steps(entity):
         step(body, out)
-
-
-def _refuse_typos(entity: EntityClass, body: Body) -> None:
-    # Late: only tests look for typos.
-    from tidemill.wire.keys import typos
-
-    if unknown := typos(entity, body):
-        raise TypeError(f"no version of {entity.__name__} has {', '.join(unknown)}")
 
 
 def encode_response(api_key: int, api_version: int, correlation_id: int, body: Body) -> memoryview:
@@ -72,7 +64,7 @@ def encode_response(api_key: int, api_version: int, correlation_id: int, body: B
     out = bytearray(_response_start.size + response_header_version(api_key, api_version))
     encode_entity(response_class(api_key, api_version), body, out)
     _response_start.pack_into(out, 0, len(out) - 4, correlation_id)
-    # A view: whoever sends it cuts off what was sent, and neither should copy megabytes.
+    # A view: the sender cuts off what was sent, and that should not copy megabytes.
     return memoryview(out).toreadonly()
 
 
@@ -117,7 +109,7 @@ def _steps(entity: EntityClass) -> tuple[_Step, ...]:
 
 
 def _run_step(specs: list[FieldSpec], *, no_tags: bool) -> _Step:
-    """Writes neighbouring numbers at once, and for ``no_tags`` that no tagged fields follow."""
+    """The step that writes a run of numbers at once; with ``no_tags``, also the empty tagged fields."""
     codes = "".join(FIXED_FORMATS[spec.kafka_type] for spec in specs)
     pack = Struct(f">{codes}{'x' if no_tags else ''}").pack
     if not specs:
@@ -149,7 +141,7 @@ def _run_step(specs: list[FieldSpec], *, no_tags: bool) -> _Step:
 
 
 def _field_step(spec: FieldSpec, flexible: bool) -> _Step:
-    name, default, write = spec.name, _default(spec), _writer(spec, flexible)
+    name, default, write = spec.name, _default(spec), value_writer(spec, flexible)
 
     def write_field(body: Body, out: bytearray) -> None:
         write(body.get(name, default), out)
@@ -157,7 +149,7 @@ def _field_step(spec: FieldSpec, flexible: bool) -> _Step:
     return write_field
 
 
-def _writer(spec: FieldSpec, flexible: bool) -> Writer:
+def value_writer(spec: FieldSpec, flexible: bool) -> Writer:
     """The writer of the value of one field."""
     write_struct = None if spec.struct is None else _struct_writer(spec.struct)
     if spec.is_array:
@@ -180,7 +172,7 @@ def _struct_writer(entity: EntityClass) -> Writer:
 
 
 def _nullable_struct_writer(write_struct: Writer) -> Writer:
-    """A struct behind a byte that says whether it is null (KIP-893)."""
+    """The writer of a struct behind a byte that says whether it is null (KIP-893)."""
 
     def write(body: Body | None, out: bytearray) -> None:
         if body is None:
@@ -193,10 +185,10 @@ def _nullable_struct_writer(write_struct: Writer) -> Writer:
 
 
 def _tags_step(specs: list[FieldSpec]) -> _Step:
-    """Writes the tagged fields whose values are not their defaults, in the order of their tags."""
+    """The step that writes the tagged fields that are not their defaults, in the order of their tags."""
     tagged: list[tuple[str, bytes, Writer, bytes]] = []
     for spec in sorted(specs, key=lambda spec: spec.tag or 0):
-        write = _writer(spec, flexible=True)
+        write = value_writer(spec, flexible=True)
         default = bytearray()
         write(_default(spec), default)
         tagged.append((spec.name, write_uvarint(spec.tag or 0), write, bytes(default)))
@@ -217,7 +209,7 @@ def _tags_step(specs: list[FieldSpec]) -> _Step:
 
 
 def _default(spec: FieldSpec) -> Any:
-    """What a missing field stands for, as its writer takes it."""
+    """The value that a missing field is written with."""
     if spec.default is not MISSING:
         is_struct = spec.struct is not None and not spec.is_array and spec.default is not None
         return asdict(spec.default) if is_struct else spec.default

@@ -1,5 +1,4 @@
-"""Message versions that kio does not have yet, in kio's shape, so that the same machinery reads and
-writes them.
+"""Message versions that kio does not have yet, in kio's shape: the same machinery reads and writes them.
 
 ApiVersions v5 (KIP-1242): the request may name the cluster and the node that the client believes it is
 talking to; the response is that of v4.
@@ -72,13 +71,13 @@ class TransactionState:
     __api_key__: ClassVar[i16] = i16(65)
     __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
     error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
-    """Whether the id is known."""
+    """Error code: whether the id is known."""
     transactional_id: TransactionalId = field(metadata={"kafka_type": "string"})
-    """The id."""
+    """The transactional id."""
     transaction_state: str = field(metadata={"kafka_type": "string"})
-    """The name of its state."""
+    """The name of the transaction's state."""
     transaction_timeout: i32Timedelta = field(metadata={"kafka_type": "timedelta_i32"})
-    """After which time a transaction is aborted."""
+    """The time after which a transaction is aborted."""
     transaction_start_time: i64 = field(metadata={"kafka_type": "int64"})
     """When the transaction began, in milliseconds; -1 if there was none."""
     producer_id: ProducerId = field(metadata={"kafka_type": "int64"})
@@ -133,9 +132,9 @@ class TxnOffsetCommitRequestTopic:
     __api_key__: ClassVar[i16] = i16(28)
     __header_schema__: ClassVar[type[RequestHeader]] = RequestHeader
     topic_id: UUID | None = field(metadata={"kafka_type": "uuid"})
-    """The topic."""
+    """The topic's id."""
     partitions: tuple[TxnOffsetCommitRequestPartition, ...]
-    """Its partitions."""
+    """The topic's partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +176,7 @@ class TxnOffsetCommitResponsePartition:
     partition_index: i32 = field(metadata={"kafka_type": "int32"})
     """The number of the partition."""
     error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
-    """How it went."""
+    """The result for the partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +189,9 @@ class TxnOffsetCommitResponseTopic:
     __api_key__: ClassVar[i16] = i16(28)
     __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
     topic_id: UUID | None = field(metadata={"kafka_type": "uuid"})
-    """The topic."""
+    """The topic's id."""
     partitions: tuple[TxnOffsetCommitResponsePartition, ...]
-    """Its partitions."""
+    """The topic's partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,4 +206,4 @@ class TxnOffsetCommitResponse:
     throttle_time: i32Timedelta = field(metadata={"kafka_type": "timedelta_i32"})
     """How long the client should pause."""
     topics: tuple[TxnOffsetCommitResponseTopic, ...]
-    """How it went, for each topic."""
+    """The results by topic."""

@@ -39,12 +39,12 @@ __all__ = (
 )
 
 Edit = tuple[int, int, bytes]
-"""(start, end, replacement): what to change in the message so that no unknown tagged field is left in it."""
+"""An edit of a message, (start, end, replacement), that removes an unknown tagged field."""
 
 _MIN_TAGGED_FIELD_BYTES: Final = 2
 _VARINT_MORE: Final = 0x80
 _VARINT_MAX_SHIFT: Final = 28
-_NULL_MARKER: Final = 0xFF
+_NULL_STRUCT: Final = 0xFF
 MAX_STRING_BYTES: Final = 32_767
 """The longest string in a request, as in Kafka."""
 _read_int16: Final = Struct(">h").unpack_from
@@ -52,11 +52,11 @@ _read_int32: Final = Struct(">i").unpack_from
 
 
 class TooManyElements(ProtocolError):
-    """A message whose arrays have more elements than were allowed; it may be sound."""
+    """A message whose arrays have more elements than were allowed. It may still be well-formed."""
 
 
 class _Walk:
-    """What is left of the limits during one walk."""
+    """The state of one walk: what is left of its limits, and the edits so far."""
 
     __slots__ = ("edits", "elements_left", "lifted", "max_string_bytes", "size")
 
@@ -74,7 +74,7 @@ class _Walk:
         self.max_string_bytes = max_string_bytes
 
     def take(self, count: int, position: int, min_element_bytes: int) -> None:
-        """Accept an array count, or refuse it before anything is done with it."""
+        """Accept an array count, or raise ``ProtocolError`` before anything is allocated for it."""
         if count * min_element_bytes > self.size - position:
             raise ProtocolError(
                 f"a count of {count} at byte {position} needs at least {count * min_element_bytes} bytes, "
@@ -96,8 +96,12 @@ def walk(
     max_elements: int,
     lifted: list[tuple[int, int]] | None = None,
     max_string_bytes: int = MAX_STRING_BYTES,
+    *,
+    whole: bool = True,
 ) -> list[Edit]:
     """Check that ``buffer`` from ``offset`` to its end is one message of class ``entity``.
+
+    Anything may follow a message that is not the ``whole``.
 
     Returns the edits that remove unknown tagged fields: in order, disjoint, almost always none. With a list
     ``lifted``, every field of records that is not null is noted there as (start, end), and the edits make it
@@ -105,7 +109,7 @@ def walk(
     """
     state = _Walk(len(buffer), max_elements, lifted, max_string_bytes)
     end = _struct_skipper(entity)(buffer, offset, state)
-    if end != state.size:
+    if end != state.size and (whole or end > state.size):
         verb = f"is followed by {state.size - end} bytes" if end < state.size else "is cut short"
         raise ProtocolError(f"the message {verb}")
     if len(state.edits) > 1:
@@ -116,10 +120,10 @@ def walk(
 def find_arrays(
     entity: EntityClass, buffer: Buffer, position: int, take_array: Callable[[FieldSpec, int, int, int], int]
 ) -> int:
-    """Step over one value of ``entity`` that ``walk`` has passed; gives where it ends.
+    """Step over one value of ``entity`` that ``walk`` has accepted; gives the position behind it.
 
     For each array of structs that is not empty, ``take_array`` is called with its field, the positions of its
-    count and of its first element, and the count; it gives where the last element ends.
+    count and of its first element, and the count; it gives the position behind the last element.
     """
     state = _Walk(len(buffer), len(buffer), None)
     for spec, skip in _field_steps(entity):
@@ -132,7 +136,7 @@ def find_arrays(
 
 
 def _read_count(buffer: Buffer, position: int, flexible: bool) -> tuple[int, int]:
-    """The count of an array, -1 if it is null, and the position behind it."""
+    """The count of an array (-1 if it is null), and the position behind it."""
     if flexible:
         count, position = read_uvarint(buffer, position)
         return count - 1, position
@@ -141,7 +145,7 @@ def _read_count(buffer: Buffer, position: int, flexible: bool) -> tuple[int, int
 
 @cache
 def _field_steps(entity: EntityClass) -> tuple[tuple[FieldSpec | None, _Skip], ...]:
-    """Each field of ``entity`` and how to step over it; None stands for the tagged fields."""
+    """The fields of ``entity``, each with a function that steps over it; None is the tagged fields."""
     flexible: bool = entity.__flexible__
     specs = [spec for spec in fields_of(entity) if spec.tag is None]
     steps: list[tuple[FieldSpec | None, _Skip]] = [(spec, _field_skipper(spec, flexible)) for spec in specs]
@@ -151,7 +155,7 @@ def _field_steps(entity: EntityClass) -> tuple[tuple[FieldSpec | None, _Skip], .
 
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """An unsigned varint of at most five bytes: (value, position behind it)."""
+    """Read an unsigned varint of at most five bytes; gives (value, position behind it)."""
     value = shift = 0
     while True:
         byte = buffer[position]
@@ -220,7 +224,7 @@ def _field_skipper(spec: FieldSpec, flexible: bool) -> _Skip:
 
 
 def _element_skipper(spec: FieldSpec, flexible: bool, nullable: bool) -> _Skip:
-    """Steps over one primitive."""
+    """A function that steps over one primitive."""
     if spec.fixed_size is not None:
         return _fixed_skipper(spec.fixed_size)
     if flexible:
@@ -231,7 +235,7 @@ def _element_skipper(spec: FieldSpec, flexible: bool, nullable: bool) -> _Skip:
 
 
 def _lifting_skipper(skip: _Skip, flexible: bool) -> _Skip:
-    """Steps over a field of records, and notes it for whoever wants to take it out."""
+    """A function that steps over a field of records and notes its position in ``lifted``."""
     empty = b"\x01" if flexible else b"\x00\x00\x00\x00"
 
     def skip_and_note(buffer: Buffer, position: int, state: _Walk) -> int:
@@ -289,11 +293,11 @@ def _legacy_bytes_skipper(name: str, nullable: bool, *, is_string: bool) -> _Ski
 
 def _nullable_struct_skipper(inner: _Skip) -> _Skip:
     def skip(buffer: Buffer, position: int, state: _Walk) -> int:
-        marker = buffer[position]
-        if marker == 1:
+        presence = buffer[position]
+        if presence == 1:
             return inner(buffer, position + 1, state)
-        if marker != _NULL_MARKER:
-            raise ProtocolError(f"byte {position} should say whether a struct is null, and is {marker}")
+        if presence != _NULL_STRUCT:
+            raise ProtocolError(f"byte {position} should say whether a struct is null, and is {presence}")
         return position + 1
 
     return skip
@@ -341,7 +345,7 @@ def _compact_array_skipper(spec: FieldSpec) -> _Skip:
 def _elements_skipper(
     spec: FieldSpec, *, flexible: bool
 ) -> tuple[Callable[[Buffer, int, _Walk, int], int], int]:
-    """(function that steps over n elements, bytes of the smallest element)."""
+    """A function that steps over n elements, and the size of the smallest element in bytes."""
     if spec.fixed_size is not None:
         size = spec.fixed_size
         return lambda buffer, position, state, count: position + count * size, size
@@ -360,7 +364,7 @@ def _elements_skipper(
 
 
 def _tags_skipper(entity: EntityClass, run: int) -> _Skip:
-    """Steps over ``run`` bytes of fixed fields and the tagged fields behind them."""
+    """A function that steps over ``run`` bytes of fixed fields and the tagged fields behind them."""
     known = {
         spec.tag: _field_skipper(spec, flexible=True) for spec in fields_of(entity) if spec.tag is not None
     }

@@ -1,4 +1,4 @@
-"""The two responses that carry the load, packed by hand: Produce and Fetch.
+"""Produce and Fetch responses, packed by hand because they carry the load.
 
 Rules:
 
@@ -33,7 +33,7 @@ RecordBuffer = bytes | bytearray | memoryview
 
 
 class NodeEndpoint(NamedTuple):
-    """Where a node listens, for a client that was told about a new leader."""
+    """A node's address, for a client that is told about a new leader."""
 
     node_id: int
     host: str
@@ -42,7 +42,7 @@ class NodeEndpoint(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """The outcome of a Produce request for one partition."""
+    """The result of a Produce request for one partition."""
 
     partition_index: int
     error_code: int
@@ -53,11 +53,11 @@ class PartitionResult(NamedTuple):
     """(index in the batch, message) of every record that was refused."""
     error_message: str | None = None
     current_leader: tuple[int, int] | None = None
-    """(node id, leader epoch)."""
+    """The present leader, if it is another one: (node id, leader epoch)."""
 
 
 class FetchPartition(NamedTuple):
-    """What a Fetch request gets of one partition."""
+    """The part of a Fetch response for one partition."""
 
     partition_index: int
     error_code: int
@@ -69,11 +69,11 @@ class FetchPartition(NamedTuple):
     preferred_read_replica: int = -1
     records: Sequence[RecordBuffer] = ()
     diverging_epoch: tuple[int, int] | None = None
-    """(epoch, end offset)."""
+    """Where the follower's log diverges from the leader's: (epoch, end offset)."""
     current_leader: tuple[int, int] | None = None
-    """(node id, leader epoch)."""
+    """The present leader, if it is another one: (node id, leader epoch)."""
     snapshot_id: tuple[int, int] | None = None
-    """(end offset, epoch)."""
+    """The snapshot to fetch instead, in Kafka's metadata log: (end offset, epoch)."""
 
 
 _PRODUCE_FLEXIBLE: Final = 9
@@ -97,7 +97,7 @@ _int32: Final = Struct(">i").pack
 _frame_start: Final = Struct(">ii")
 _produce_v3: Final = Struct(">ihqq").pack
 _produce_v5: Final = Struct(">ihqqq").pack
-# A partition without errors to explain: no record errors, no message, no tagged fields.
+# A partition without an error: no record errors, no message, no tagged fields.
 _produce_v8_plain: Final = Struct(">ihqqqih").pack
 _produce_v9_plain: Final = Struct(">ihqqqBxx").pack
 _fetch_v4: Final = Struct(">ihqq").pack
@@ -209,7 +209,7 @@ def encode_fetch_response(
 
 
 def _fetch_partition(version: int, partition: FetchPartition) -> bytes:
-    """A fetched partition up to its records."""
+    """The bytes of a fetched partition up to its records."""
     index, error, high_watermark, last_stable, log_start, aborted, read_replica = partition[:7]
     flexible = version >= _FETCH_FLEXIBLE
     if version >= _FETCH_LOG_START:
@@ -239,7 +239,7 @@ def _fetch_tags(partition: FetchPartition) -> bytes:
 
 
 def _endpoints_tag(endpoints: Sequence[NodeEndpoint]) -> bytes:
-    """The tagged fields of a response: where the nodes listen that its partitions name as leaders."""
+    """The tagged fields of a response with the addresses of the leaders that its partitions name."""
     if not endpoints:
         return b"\0"
     value = bytearray(_count(len(endpoints), flexible=True))

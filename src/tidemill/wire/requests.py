@@ -1,4 +1,4 @@
-"""Requests (and for our own client, responses) from bytes to kio's entities.
+"""Decoding of requests, and for our own client of responses, from bytes to kio's entities.
 
 Rules:
 
@@ -64,25 +64,29 @@ __all__ = (
 )
 
 MAX_REQUEST_ELEMENTS: Final = 100_000
-"""Array elements in one request, all arrays together: ten times what a fetch of ten thousand partitions has
-(which decodes in 3 ms)."""
+"""The most array elements in one request, all arrays together.
+
+Ten times what a fetch of ten thousand partitions has (which decodes in 3 ms).
+"""
 QUICK_REQUEST_ELEMENTS: Final = 4_000
-"""The same for a request that is decoded by the event loop, in at most about 10 ms; one with more is decoded
-in a thread, in pieces."""
+"""The most array elements in a request that the event loop decodes, which takes at most about 10 ms.
+
+One with more is decoded in a thread, in pieces.
+"""
 _FEWER_ELEMENTS: Final = {0: 20_000, 19: 20_000}
-"""The same for APIs (Produce, CreateTopics) whose elements are dear, and of which nobody sends so many."""
+"""The most array elements for APIs (Produce, CreateTopics) whose elements are costly to decode."""
 MAX_RESPONSE_ELEMENTS: Final = 4_000_000
-"""The same for a response, which our own client asked for."""
+"""The most array elements in a response to our own client."""
 
 Decode = Callable[[Any, Buffer, int], tuple[Any, int]]
-"""From a class, bytes and a position to a value and its size: what the native decoder does."""
+"""A decoder: takes a class, bytes and a position; gives the value and its size."""
 
 _PREFIX_BYTES: Final = 8
-#: More than any length can say.
+#: No limit: more than any length can say.
 _ANY_STRING_BYTES: Final = 2**36
 _PRODUCE_KEY: Final = 0
 _METADATA_KEY: Final = 3
-#: From this size on it is cheaper to leave the records of a Produce request where they are.
+#: From this size on, records of a Produce request are not copied but become views of the frame.
 _LIFT_MIN_BYTES: Final = 16 * 1024
 _CLIENT_ID_AT: Final = 10
 _read_header: Final = Struct(">hhih").unpack_from
@@ -99,7 +103,7 @@ class RequestHeader:
     correlation_id: int
     client_id: str | None
     body_offset: int
-    """Where the body starts in the frame."""
+    """The position in the frame at which the body starts."""
 
 
 def parse_header(frame: Buffer) -> RequestHeader:
@@ -140,8 +144,10 @@ def decode_request(
     max_elements: int = MAX_REQUEST_ELEMENTS,
     decode: Decode | None = None,
 ) -> Any:
-    """The body of a request as kio's entity. Raises ProtocolError for anything that is not exactly such a
-    body, and ``TooManyElements`` for one that may be sound but has more than ``max_elements``.
+    """The body of a request as kio's entity.
+
+    Raises ProtocolError for anything that is not exactly such a body, and ``TooManyElements`` for one that
+    may be well-formed but has more than ``max_elements``.
     """
     api_key, api_version = header.api_key, header.api_version
     if not is_served(api_key, api_version):
@@ -158,8 +164,10 @@ def decode_request(
 
 
 def decode_large_request(header: RequestHeader, frame: Buffer, breathe: Callable[[], None]) -> Any:
-    """``decode_request`` for a thread: structs are decoded one by one, since a call of the native decoder
-    keeps all other threads waiting. ``breathe`` is called now and then, so that they have their turn.
+    """``decode_request`` for a thread: structs are decoded one by one.
+
+    A call of the native decoder keeps all other threads waiting. ``breathe`` is called between structs, so
+    that they have their turn.
     """
 
     def decode(entity: EntityClass, body: Buffer, offset: int) -> tuple[Any, int]:
@@ -173,7 +181,7 @@ def decode_large_request(header: RequestHeader, frame: Buffer, breathe: Callable
 
         def take_array(spec: FieldSpec, start: int, first: int, count: int) -> int:
             nonlocal behind
-            # To the native decoder the array is empty.
+            # The native decoder sees an empty array; its structs are decoded below.
             parts.extend((body[behind:start], b"\x01" if entity.__flexible__ else bytes(4)))
             elements = []
             behind = first
@@ -196,7 +204,7 @@ def decode_large_request(header: RequestHeader, frame: Buffer, breathe: Callable
 
 
 def _asks_for_all_topics_like_librdkafka(header: RequestHeader, frame: Buffer) -> bool:
-    """Whether a null list of topics is followed by three zero bytes that do not belong there.
+    """Whether the request has librdkafka's three stray zero bytes behind a null list of topics.
 
     librdkafka keeps four bytes for the count of topics, and in flexible versions forgets to take three of
     them back when the list is null, which is how it asks for all topics. Kafka does not notice.
@@ -212,7 +220,7 @@ def _asks_for_all_topics_like_librdkafka(header: RequestHeader, frame: Buffer) -
 def _decode_large_produce(
     entity: EntityClass, frame: Buffer, offset: int, max_elements: int, decode: Decode | None
 ) -> Any:
-    """A Produce request whose records are views of the frame instead of copies."""
+    """Decode a Produce request whose records become views of the frame instead of copies."""
     lifted: list[tuple[int, int]] = []
     request = decode_entity(entity, frame, offset, max_elements, lifted, decode)
     view = memoryview(frame)
@@ -226,8 +234,10 @@ def _decode_large_produce(
 
 
 def decode_response(api_key: int, api_version: int, frame: Buffer) -> tuple[int, Any]:
-    """(correlation id, body) of a response. Raises ProtocolError for anything that is not exactly such a
-    response."""
+    """The correlation id and the body of a response.
+
+    Raises ProtocolError for anything that is not exactly such a response.
+    """
     try:
         correlation_id: int = _read_correlation_id(frame, 0)[0]
         offset = 4
@@ -236,7 +246,7 @@ def decode_response(api_key: int, api_version: int, frame: Buffer) -> tuple[int,
     except (struct.error, IndexError):
         raise ProtocolError(f"a response header cut short in a frame of {len(frame)} bytes") from None
     entity = response_class(api_key, api_version)
-    # A node may tell values that are longer than what it would take.
+    # A node may send longer strings than it would accept.
     return correlation_id, decode_entity(
         entity, frame, offset, MAX_RESPONSE_ELEMENTS, max_string_bytes=_ANY_STRING_BYTES
     )
@@ -250,14 +260,18 @@ def decode_entity(
     lifted: list[tuple[int, int]] | None = None,
     decode: Decode | None = None,
     max_string_bytes: int = MAX_STRING_BYTES,
+    *,
+    whole: bool = True,
 ) -> Any:
-    """The bytes of ``frame`` from ``offset`` to the end as one value of kio's class ``entity``.
+    """Decode one value of kio's class ``entity`` from ``frame``, from ``offset`` to the end.
 
-    With a list ``lifted``, fields of records come out empty and their places are put into the list.
+    Anything may follow a value that is not the ``whole``.
+
+    With a list ``lifted``, fields of records come out empty and their positions are put into the list.
     ``decode`` is used instead of the native decoder, on bytes that were walked.
     """
     try:
-        edits = walk(entity, frame, offset, max_elements, lifted, max_string_bytes)
+        edits = walk(entity, frame, offset, max_elements, lifted, max_string_bytes, whole=whole)
     except ProtocolError as error:
         raise type(error)(f"{_title(entity)}: {error.message}") from None
     except (IndexError, struct.error):
@@ -273,14 +287,14 @@ def decode_entity(
         if type(error).__name__ != "PanicException":
             raise
         raise ProtocolError(f"{_title(entity)}: the decoder failed: {error}") from None
-    if offset + size != len(frame):
+    if whole and offset + size != len(frame):
         raise ProtocolError(f"{_title(entity)}: the decoder read {size} bytes of {len(frame) - offset}")
     return value
 
 
 def load_messages(api: Api) -> None:
-    """Load all that reads and writes an API's messages, in every version: else the first request does it."""
-    for version in range(api.min_version, api.max_version + 1):
+    """Import all that reads and writes an API's messages, so that the first request need not wait for it."""
+    for version in api.versions:
         entity: EntityClass = request_class(api.key, version)
         _reader(entity)
         response_class(api.key, version)
@@ -310,7 +324,7 @@ def _reader(entity: EntityClass) -> Any:
 
 
 def _skip_header_tags(frame: Buffer, position: int) -> int:
-    """The position behind the tagged fields of a header; none are known, so all are skipped."""
+    """The position behind the tagged fields of a header. None of them are known, so all are skipped."""
     count, position = read_uvarint(frame, position)
     if count * 2 > len(frame) - position:
         raise ProtocolError(f"{count} tagged fields in a header with {len(frame) - position} bytes left")
@@ -322,8 +336,10 @@ def _skip_header_tags(frame: Buffer, position: int) -> int:
 
 
 def _apply(edits: list[Edit], frame: Buffer, offset: int) -> bytes:
-    """The body with the edits made. Sizes of tagged fields around an edit stay as they are: kio ignores
-    them."""
+    """The body with the edits made.
+
+    Sizes of tagged fields around an edit stay as they are: kio ignores them.
+    """
     parts: list[Buffer] = []
     for start, end, replacement in edits:
         parts += (frame[offset:start], replacement)
@@ -339,8 +355,10 @@ def _header_of_unserved(api_key: int, api_version: int, correlation_id: int) -> 
 
 
 def _header_of_short_frame(frame: Buffer) -> RequestHeader:
-    """A frame too short for a client id still says enough if it is an ApiVersions request of an unknown
-    version."""
+    """The header of a frame that is too short for a client id.
+
+    It is enough for an ApiVersions request of an unknown version; all others raise ``ProtocolError``.
+    """
     try:
         api_key, api_version, correlation_id = _read_prefix(frame, 0)
     except struct.error:

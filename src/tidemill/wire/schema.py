@@ -1,4 +1,4 @@
-"""What a kio entity class says about its bytes, as plain values.
+"""The layout of a kio entity class as plain values.
 
 kio describes every message of every version as a frozen dataclass; the Kafka type, the tag and the
 default of a field are in the dataclass field. The encoder, the guard in front of the decoder and the
@@ -36,8 +36,10 @@ FIXED_FORMATS: Final[dict[str, str]] = {
     "timedelta_i64": "q",
     "datetime_i64": "q",
 }
-"""Kafka types of constant size that ``struct`` packs, with their format character. ``uuid`` is constant
-too (16 bytes) but is no number, so it is not in this table."""
+"""Kafka types of constant size that ``struct`` packs, with their format character.
+
+``uuid`` is constant too (16 bytes) but is no number, so it is not in this table.
+"""
 
 _FORMAT_SIZES: Final = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8, "d": 8}
 
@@ -54,15 +56,14 @@ class FieldSpec:
     """The nested entity class, or None for a primitive."""
     is_array: bool
     nullable: bool
-    """Whether null has an encoding: for an array, of the array itself."""
+    """Whether null has an encoding; for an array, whether the array itself may be null."""
     tag: int | None
     default: Any
     """The schema's default, or ``MISSING``."""
 
     @property
     def fixed_size(self) -> int | None:
-        """Bytes of one element if that is the same for every value, else None. Structs are not looked
-        into."""
+        """Size of one element if it is the same for every value, else None. Structs are not looked into."""
         if self.kafka_type == "uuid":
             return 16
         code = FIXED_FORMATS.get(self.kafka_type)
@@ -77,8 +78,7 @@ def fields_of(entity: EntityClass) -> tuple[FieldSpec, ...]:
 
 @cache
 def min_size(entity: EntityClass) -> int:
-    """The fewest bytes that any value of ``entity`` takes. At least 1, so that no array count is free of
-    charge."""
+    """The fewest bytes that a value of ``entity`` takes: at least 1, so that no array count is free."""
     size = sum(_min_field_size(spec, entity.__flexible__) for spec in fields_of(entity) if spec.tag is None)
     return max(1, size + (1 if entity.__flexible__ else 0))
 
@@ -113,7 +113,7 @@ def _field_spec(field: dataclasses.Field[Any]) -> FieldSpec:
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """``X | None`` gives (X, True), any other ``X`` gives (X, False)."""
+    """The type without ``| None``, and whether it had that."""
     if get_origin(annotation) not in (UnionType, Union):
         return annotation, False
     (value_type,) = (arg for arg in get_args(annotation) if arg is not NoneType)

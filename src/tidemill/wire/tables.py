@@ -1,35 +1,25 @@
 """The messages of the table APIs: what Kafka does not have, in Kafka's own encoding.
 
-Keys are from 1000 up, all versions are flexible, and ``ApiVersions`` lists them like any other. Codes in
-``error_code`` are Kafka's or ``TableCode``'s. Rows travel as Arrow IPC streams, one batch each; keys as state
-keys, whose encoding is in ``tidemill.tables.state_keys``. The one partition of a table that is not
-partitioned has the id 0.
+Their keys, which ``apis`` has, are from 1000 up; all versions are flexible, and ``ApiVersions`` lists them
+like any other. Codes in ``error_code`` are Kafka's or ``TableCode``'s. Rows travel as Arrow IPC streams, one
+batch each; keys as state keys, whose encoding is in ``tidemill.tables.keys.state_keys``. The one partition of
+a table that is not partitioned has the id 0.
 
-``_message`` makes a class in kio's shape out of a list of fields. A field's type is a Kafka primitive,
-another message of this module, ``[x]`` for an array of it, or ``x?`` where null is allowed.
+``tidemill.wire.declare`` says how fields are written down, and makes the classes.
 """
 
-import dataclasses
 from typing import Any, Final
 
 from kio.schema.request_header.v2.header import RequestHeader
 from kio.schema.response_header.v1.header import ResponseHeader
 from kio.static.constants import EntityType
-from kio.static.primitive import i8, i16, i32, i64
+from kio.static.primitive import i16
 
-__all__ = ("TABLE_APIS",)
+from tidemill.wire.apis import APIS_BY_NAME
+from tidemill.wire.declare import declare
 
-_PRIMITIVES: Final[dict[str, Any]] = {
-    "bool": bool,
-    "int8": i8,
-    "int16": i16,
-    "int32": i32,
-    "int64": i64,
-    "string": str,
-    "bytes": bytes,
-}
+__all__ = ()
 
-#: API key → (Kafka-style name, fields of the request, fields of the response).
 _Fields = dict[str, Any]
 _PROPERTIES: Final[_Fields] = {"key": "string", "value": "string"}
 _OUTCOME: Final[_Fields] = {"error_code": "int16", "error_message": "string?"}
@@ -73,15 +63,14 @@ _TABLE: Final[_Fields] = {
     "older_schemas": ["bytes"],
 }
 
-_APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
-    1001: (
-        "CreateDatabase",
+#: Fields of the request and of the response, by the API's name.
+_MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
+    "CreateDatabase": (
         {"name": "string", "comment": "string?", "properties": [_PROPERTIES], "if_not_exists": "bool"},
         {"created": "bool"},
     ),
-    1002: ("DropDatabase", {"name": "string", "cascade": "bool", "if_exists": "bool"}, {"dropped": "bool"}),
-    1003: (
-        "ListDatabases",
+    "DropDatabase": ({"name": "string", "cascade": "bool", "if_exists": "bool"}, {"dropped": "bool"}),
+    "ListDatabases": (
         {},
         {
             "databases": [
@@ -95,8 +84,7 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
             ]
         },
     ),
-    1004: (
-        "AlterDatabase",
+    "AlterDatabase": (
         {
             "name": "string",
             "comment": "string?",
@@ -105,8 +93,7 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
         {},
     ),
-    1005: (
-        "CreateTable",
+    "CreateTable": (
         {
             "name": "string",
             "schema": "bytes",
@@ -122,10 +109,9 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
         {"created": "bool", "table_id": "int64"},
     ),
-    1006: ("DropTable", {"name": "string", "if_exists": "bool"}, {"dropped": "bool"}),
-    1007: ("DescribeTable", {"name": "string"}, {"table": _TABLE}),
-    1008: (
-        "ListTables",
+    "DropTable": ({"name": "string", "if_exists": "bool"}, {"dropped": "bool"}),
+    "DescribeTable": ({"name": "string"}, {"table": _TABLE}),
+    "ListTables": (
         {"database": "string?"},
         {
             "tables": [
@@ -142,8 +128,7 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
             ]
         },
     ),
-    1009: (
-        "AlterTable",
+    "AlterTable": (
         {
             "name": "string",
             "add_columns": "bytes?",
@@ -153,10 +138,9 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
         {"schema_id": "int32"},
     ),
-    1010: ("CreateTablePartition", {"table": "string", "value": "string"}, {"partition": _PARTITION}),
-    1011: ("DropTablePartition", {"table": "string", "value": "string"}, {}),
-    1012: (
-        "TableStats",
+    "CreateTablePartition": ({"table": "string", "value": "string"}, {"partition": _PARTITION}),
+    "DropTablePartition": ({"table": "string", "value": "string"}, {}),
+    "TableStats": (
         {"table": "string"},
         {
             "buckets": [
@@ -176,10 +160,9 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
             ]
         },
     ),
-    1020: ("ListSnapshots", {"table": "string"}, {"snapshots": [_SNAPSHOT]}),
-    1021: ("CreateSnapshot", {"table": "string"}, {"snapshots": [_SNAPSHOT]}),
-    1022: (
-        "AcquireLease",
+    "ListSnapshots": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
+    "CreateSnapshot": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
+    "AcquireLease": (
         {
             "table": "string",
             "lease_id": "string?",
@@ -189,10 +172,9 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
         {"lease": _LEASE},
     ),
-    1023: ("ReleaseLease", {"lease_id": "string"}, {}),
-    1024: ("ListLeases", {"table": "string?"}, {"leases": [_LEASE]}),
-    1060: (
-        "LookupKv",
+    "ReleaseLease": ({"lease_id": "string"}, {}),
+    "ListLeases": ({"table": "string?"}, {"leases": [_LEASE]}),
+    "LookupKv": (
         {
             "table_id": "int64",
             "partition_id": "int64",
@@ -205,8 +187,7 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
         {"log_offset": "int64", "records": "bytes?"},
     ),
-    1061: (
-        "ScanKv",
+    "ScanKv": (
         {
             "scanner_id": "bytes?",
             "table_id": "int64",
@@ -233,8 +214,7 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
             "records": "bytes?",
         },
     ),
-    1062: (
-        "PinTable",
+    "PinTable": (
         {
             "table_id": "int64",
             "min_offsets": [_BUCKET | {"offset": "int64"}],
@@ -247,9 +227,8 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
             "buckets": [_BUCKET | {"leader_epoch": "int32", "log_offset": "int64"}],
         },
     ),
-    1063: ("ReleasePin", {"pin_id": "string", "keep_alive": "bool"}, {}),
-    1064: (
-        "SplitBucket",
+    "ReleasePin": ({"pin_id": "string", "keep_alive": "bool"}, {}),
+    "SplitBucket": (
         {
             "table_id": "int64",
             "partition_id": "int64",
@@ -265,8 +244,7 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
         },
         {"pieces": [{"end_key": "bytes?", "row_count": "int64", "size_bytes": "int64"}]},
     ),
-    1065: (
-        "MeasureLog",
+    "MeasureLog": (
         {
             "ranges": [
                 _PLACE | {"start_offset": "int64", "end_offset": "int64", "max_bytes": "int64"},
@@ -280,24 +258,20 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
             ]
         },
     ),
-    1070: (
-        "OpenAttempt",
+    "OpenAttempt": (
         {"job": "string", "batch": "int64", "timeout_ms": "int32"},
         {"already_published": "bool"} | _ATTEMPT,
     ),
-    1071: (
-        "PublishAttempts",
+    "PublishAttempts": (
         {"job": "string", "batch": "int64", "attempts": [_ATTEMPT]},
         {"already_published": "bool"},
     ),
-    1072: (
-        "AbortAttempts",
+    "AbortAttempts": (
         {"job": "string", "batch": "int64", "attempts": [_ATTEMPT]},
         {"aborted_count": "int32"},
     ),
-    1073: ("KeepJob", {"job": "string"}, {}),
-    1074: (
-        "ListJobs",
+    "KeepJob": ({"job": "string"}, {}),
+    "ListJobs": (
         {},
         {
             "jobs": [
@@ -315,50 +289,17 @@ _APIS: Final[dict[int, tuple[str, _Fields, _Fields]]] = {
 
 
 def _message(name: str, key: int, kind: EntityType, fields: _Fields) -> type[Any]:
-    """A class in kio's shape; nested messages get classes of their own."""
-    made = [_field(name, key, kind, field, spec) for field, spec in fields.items()]
-    is_request = name.endswith("Request") or "Request" in name
-    entity = dataclasses.make_dataclass(
-        name,
-        made,
-        frozen=True,
-        slots=True,
-        kw_only=True,
-        namespace={
-            "__type__": kind,
-            "__version__": i16(0),
-            "__flexible__": True,
-            "__api_key__": i16(key),
-            "__header_schema__": RequestHeader if is_request else ResponseHeader,
-            "__doc__": f"{name} v0: {', '.join(fields) or 'nothing'}.",
-        },
+    """Make the class of one message in kio's shape; nested messages get classes of their own."""
+    header = RequestHeader if kind is EntityType.request else ResponseHeader
+    entity: type[Any] = declare(
+        name, fields, kind=kind, constants={"__api_key__": i16(key), "__header_schema__": header}
     )
-    entity.__module__ = __name__
     return entity
 
 
-def _field(name: str, key: int, kind: EntityType, field: str, spec: Any) -> tuple[str, Any, Any]:
-    is_array = isinstance(spec, list)
-    if is_array:
-        (spec,) = spec
-    if isinstance(spec, dict):
-        title = "".join(word.capitalize() for word in field.split("_"))
-        inner = _message(f"{name}{title}", key, EntityType.nested, spec)
-        return field, tuple[inner, ...] if is_array else inner, dataclasses.field()  # type: ignore[valid-type]
-    nullable = spec.endswith("?")
-    value_type: Any = _PRIMITIVES[spec.rstrip("?")]
-    if is_array:
-        value_type = tuple[value_type, ...]
-    if nullable:
-        value_type |= None
-    return field, value_type, dataclasses.field(metadata={"kafka_type": spec.rstrip("?")})
-
-
-#: API key → name.
-TABLE_APIS: Final[dict[int, str]] = {key: name for key, (name, _, _) in _APIS.items()}
-
-# The classes, under the names by which ``apis`` finds them.
-for _key, (_name, _request, _response) in _APIS.items():
+# The classes, under the names by which ``apis`` looks them up.
+for _name, (_request, _response) in _MESSAGES.items():
+    _key = APIS_BY_NAME[_name].key
     globals()[f"{_name}Request"] = _message(f"{_name}Request", _key, EntityType.request, _request)
     globals()[f"{_name}Response"] = _message(
         f"{_name}Response", _key, EntityType.response, _OUTCOME | _response

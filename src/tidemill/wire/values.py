@@ -32,7 +32,7 @@ _pack_int32: Final = Struct(">i").pack
 
 
 def number_default(spec: FieldSpec) -> Any:
-    """What a missing field of constant size is packed as."""
+    """The number that a missing field of constant size is packed as."""
     if spec.default is not MISSING:
         return to_number(spec.default, spec)
     return -1 if spec.nullable and spec.kafka_type == "datetime_i64" else 0
@@ -78,7 +78,7 @@ def array_writer(spec: FieldSpec, flexible: bool, write_struct: Writer | None) -
     return write
 
 
-#: How a value of so many bytes begins, for those whose length takes one byte.
+#: Length prefixes of values whose compact length takes one byte, by the length.
 _BYTES_PREFIXES: Final = tuple(bytes([length + 1]) for length in range(_ONE_BYTE_VARINTS - 1))
 
 

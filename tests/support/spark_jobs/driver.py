@@ -39,7 +39,8 @@ class Writing(threading.Thread):
 
     def run(self) -> None:
         # Sources are registered with a session, and a thread of Java's has none by itself.
-        self._session._jvm.SparkSession.setActiveSession(self._session._jsparkSession)
+        java: Any = self._session._jvm
+        java.SparkSession.setActiveSession(self._session._jsparkSession)
         try:
             self._writer.save()
         except Exception as error:

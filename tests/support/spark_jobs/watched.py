@@ -28,12 +28,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-import tidemill.client.attempts
-import tidemill.spark.writing
+import tidemill.client.producing.attempts
+import tidemill.spark.writing.writers
 from support.spark_jobs.points import Points
 from tidemill.errors import NodeUnavailable
-from tidemill.spark.source import TidemillSource
-from tidemill.spark.write_rows import gathered
+from tidemill.spark.data_source import TidemillSource
+from tidemill.spark.writing.rows import gathered
+from tidemill.spark.writing.writers import Written
 
 __all__ = ("WatchedSource",)
 
@@ -81,7 +82,7 @@ class WatchedStreamWriter(DataSourceStreamArrowWriter):
         self._points, self._inner = points, inner
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        batch = int(TaskContext.get().getLocalProperty("streaming.sql.batchId"))
+        batch = int(_task().getLocalProperty("streaming.sql.batchId") or "")
         return _write(self._points, batch, self._inner.write, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -92,18 +93,25 @@ class WatchedStreamWriter(DataSourceStreamArrowWriter):
         self._inner.abort(messages, batchId)
 
 
+def _task() -> TaskContext:
+    """The task that runs this; a writer's code runs nowhere else."""
+    task = TaskContext.get()
+    assert task is not None
+    return task
+
+
 def _write(
     points: Points,
     batch: int,
     write: Callable[[Iterator[pa.RecordBatch]], WriterCommitMessage],
     rows: Iterator[pa.RecordBatch],
 ) -> WriterCommitMessage:
-    context = TaskContext.get()
+    context = _task()
     about = {"partition": context.partitionId(), "attempt": context.attemptNumber()}
     points.reach("before-write", batch, **about)
     # Small chunks, one after the other: at half of a few hundred rows some are in the log for certain.
     small = patch.multiple(
-        tidemill.spark.writing, gathered=functools.partial(gathered, chunk_bytes=1), _UNDER_WAY=1
+        tidemill.spark.writing.writers, gathered=functools.partial(gathered, chunk_bytes=1), _UNDER_WAY=1
     )
     try:
         with small:
@@ -111,6 +119,7 @@ def _write(
     except BaseException as error:
         points.note("write-failed", batch, error=f"{type(error).__name__}: {error}", **about)
         raise
+    assert isinstance(message, Written)
     points.reach("after-write", batch, rows=message.rows, **about)
     return message
 
@@ -140,7 +149,7 @@ def _commit(points: Points, batch: int, commit: Callable[[], None]) -> None:
 @contextlib.contextmanager
 def _lossy(points: Points, batch: int) -> Iterator[None]:
     """If ``during-commit`` is held, the answer about the publication gets lost."""
-    request = tidemill.client.attempts._request
+    request = tidemill.client.producing.attempts._request
 
     async def lossy(cluster: Any, job: str, name: str, body: dict[str, Any]) -> Any:
         answer = await request(cluster, job, name, body)
@@ -148,5 +157,5 @@ def _lossy(points: Points, batch: int) -> Iterator[None]:
             raise NodeUnavailable("the test has lost the answer")
         return answer
 
-    with patch.object(tidemill.client.attempts, "_request", lossy):
+    with patch.object(tidemill.client.producing.attempts, "_request", lossy):
         yield

@@ -16,7 +16,8 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
-from worker import BOOTSTRAP, MemberState, scenario, serve
+
+from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve
 
 DEADLINE_SECONDS = 30.0
 CREATE_TIME, APPEND_TIME = 0, 1
@@ -139,7 +140,7 @@ async def idempotent_producer_writes_everything_once_and_in_order(topic: str) ->
 @scenario
 async def keys_headers_null_values_and_timestamps_survive(topic: str) -> None:
     await create(topic, retention_ms=-1)
-    records = [
+    records: list[dict[str, Any]] = [
         {"key": "k", "value": "v", "headers": [("a", b"1"), ("a", b"2")], "timestamp_ms": 1_000},
         {"key": "k", "value": None, "timestamp_ms": 2_000},
         {"key": None, "value": "", "timestamp_ms": 3_000},
@@ -291,7 +292,7 @@ async def a_missing_topic_is_an_error(topic: str) -> None:
 
 @scenario
 async def retention_by_size_moves_the_start(topic: str) -> None:
-    small_segments = {"internal.segment.bytes": "2000"}
+    small_segments: dict[str, Any] = {"internal.segment.bytes": "2000"}
     await create(topic, **small_segments)
     sent = [f"{number:03d}" + "x" * 500 for number in range(30)]
     await produce(topic, sent, max_batch_size=600)
@@ -449,7 +450,7 @@ async def topics_are_created_described_and_deleted(topic: str) -> None:
     assert await create(topic, 3, retention_ms=1_000_000) == [0]
     assert await create(topic) == [36]
     assert await create("no/slash") == [17]
-    assert await create(f"{topic}-2", **{"retention.mss": "1"}) == [40]
+    assert await create(f"{topic}-2", retention_mss=1) == [40]
     async with admin() as client:
         assert f"{topic}-2" not in await client.list_topics()
         (described,) = await client.describe_topics([topic])

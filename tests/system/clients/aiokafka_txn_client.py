@@ -7,7 +7,8 @@ from collections.abc import Awaitable
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
-from worker import BOOTSTRAP, scenario, serve
+
+from system.clients.worker import BOOTSTRAP, scenario, serve
 
 _producers: dict[str, AIOKafkaProducer] = {}
 

@@ -36,7 +36,8 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
-from worker import BOOTSTRAP, MemberState, scenario, serve, until
+
+from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve, until
 
 DEADLINE_SECONDS = 30.0
 BASE = {"bootstrap.servers": BOOTSTRAP, "log_level": 3, "reconnect.backoff.max.ms": 200}
@@ -163,7 +164,7 @@ def idempotent_producer_writes_everything_once_and_in_order(topic: str) -> None:
 @scenario
 def keys_headers_null_values_and_timestamps_survive(topic: str) -> None:
     create(topic, retention_ms=-1)
-    records = [
+    records: list[dict[str, Any]] = [
         {"key": "k", "value": "v", "headers": [("a", b"1"), ("a", b"2"), ("none", None)], "timestamp": 1_000},
         {"key": "k", "value": None, "timestamp": 2_000},
         {"key": None, "value": "", "timestamp": 3_000},

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from confluent_client import BASE, DEADLINE_SECONDS, create, done, produce
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, ConsumerGroupType, TopicPartition
 from confluent_kafka.admin import AdminClient
-from worker import MemberState, scenario, serve
+
+from system.clients.confluent_client import BASE, DEADLINE_SECONDS, create, done, produce
+from system.clients.worker import MemberState, scenario, serve
 
 
 class Member(threading.Thread):

@@ -6,7 +6,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from worker import BOOTSTRAP, scenario, serve
+
+from system.clients.worker import BOOTSTRAP, scenario, serve
 
 DEADLINE_SECONDS = 40.0
 _producers: dict[str, Producer] = {}
@@ -120,7 +121,7 @@ def read(topic: str, level: str, partition: int = 0) -> list[str]:
             "enable.partition.eof": True,
         }
     )
-    found = []
+    found: list[str] = []
     try:
         consumer.assign([TopicPartition(topic, partition, 0)])
         while True:

@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
-from worker import BOOTSTRAP, scenario, serve, until
+
+from system.clients.worker import BOOTSTRAP, scenario, serve, until
 
 BASE = {
     "bootstrap.servers": BOOTSTRAP,

@@ -15,7 +15,8 @@ from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, Membe
 from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.errors import KafkaError, NoError
 from kafka.structs import OffsetAndMetadata
-from worker import BOOTSTRAP, MemberState, scenario, serve, until
+
+from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve, until
 
 DEADLINE_SECONDS = 30.0
 CREATE_TIME, APPEND_TIME = 0, 1
@@ -139,7 +140,7 @@ def idempotent_producer_writes_everything_once_and_in_order(topic: str) -> None:
 @scenario
 def keys_headers_null_values_and_timestamps_survive(topic: str) -> None:
     create(topic, retention_ms=-1)
-    records = [
+    records: list[dict[str, Any]] = [
         {"key": "k", "value": "v", "headers": [("a", b"1"), ("a", b"2")], "timestamp_ms": 1_000},
         {"key": "k", "value": None, "timestamp_ms": 2_000},
         {"key": None, "value": "", "timestamp_ms": 3_000},

@@ -7,7 +7,8 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
-from worker import BOOTSTRAP, scenario, serve
+
+from system.clients.worker import BOOTSTRAP, scenario, serve
 
 DEADLINE_SECONDS = 40.0
 _producers: dict[str, KafkaProducer] = {}

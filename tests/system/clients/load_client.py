@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from worker import BOOTSTRAP, scenario, serve
 
 from support.history import Event, Kind
+from system.clients.worker import BOOTSTRAP, scenario, serve
 
 DEADLINE_SECONDS = 60.0
 MAX_WAITING = 500

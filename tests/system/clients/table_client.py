@@ -9,7 +9,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
-from worker import BOOTSTRAP, scenario, serve
+
+from system.clients.worker import BOOTSTRAP, scenario, serve
 
 DEADLINE_SECONDS = 60.0
 

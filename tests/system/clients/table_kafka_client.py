@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
-from worker import BOOTSTRAP, scenario, serve, until
+
+from system.clients.worker import BOOTSTRAP, scenario, serve, until
 
 DEADLINE_SECONDS = 60.0
 BASE = {

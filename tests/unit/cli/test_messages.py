@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import tidemill
 from tidemill.cli.app import app
-from tidemill.client.embedded import EmbeddedNode
+from tidemill.embedded.node import EmbeddedNode
 
 DEADLINE_SECONDS = 60
 
@@ -126,7 +126,7 @@ def test_a_table_without_a_key_is_read_by_following_it(node: EmbeddedNode) -> No
 
 def test_help_of_follow_shows_the_fields_that_lines_have(node: EmbeddedNode) -> None:
     said, _ = run("table", "follow", "--help")
-    assert "For people, or for programs" not in said, "there is one format only"
+    assert "json for programs" not in said, "there is one format only"
     shown = [json.loads(line) for line in said.splitlines() if line.lstrip().startswith("{")]
     fields = {line["op"]: set(line) for line in shown}
     where = ("--server", node.bootstrap_servers)

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 import tidemill
-from tidemill.client.connecting import AsyncTidemill
-from tidemill.client.embedded import EmbeddedNode
-from tidemill.client.sync import Table, Tidemill
+from tidemill.client.async_client import AsyncTidemill
+from tidemill.client.sync_client import Tidemill
+from tidemill.client.sync_table import Table
+from tidemill.embedded.node import EmbeddedNode
 from tidemill.errors import ConnectionClosed
 
 # Said by Python 3.12 and later of every fork beside threads, which is what is tried here.
@@ -82,7 +83,7 @@ TABLE_CALLS: dict[str, Callable[[Any], Any]] = {
     "stats": lambda table: table.stats(),
     "upsert": lambda table: table.upsert({"id": 1}),
 }
-PLAIN_TABLE_CALLS = {
+PLAIN_TABLE_CALLS: dict[str, Callable[[Any], Any]] = {
     **TABLE_CALLS,
     "follow": lambda table: next(iter(table.follow())),
     "len": len,
@@ -116,7 +117,8 @@ def closed(request: pytest.FixtureRequest, node: EmbeddedNode) -> tuple[Tidemill
 def test_every_call_of_a_closed_connection_is_refused(closed: tuple[Tidemill, Table, Table]) -> None:
     db, table, log = closed
     assert public_methods(Tidemill) == {*DATABASE_CALLS, "close", "iterate", "ping", "run"}
-    for name, call in {**DATABASE_CALLS, "ping": lambda db: db.ping()}.items():
+    calls: dict[str, Callable[[Any], Any]] = {**DATABASE_CALLS, "ping": lambda db: db.ping()}
+    for name, call in calls.items():
         with pytest.raises(ConnectionClosed, match="this connection is closed; open another one"):
             pytest.fail(f"{name} gave {call(db)!r}")
     assert public_methods(Table) == {*TABLE_CALLS, "follow"}
@@ -158,7 +160,7 @@ async def test_a_call_under_way_is_told_of_the_close_whenever_it_comes(node: Emb
     for turns in range(0, 40, 3):
         db = await tidemill.connect_async(node.bootstrap_servers)
         table = await db.table("shop.orders")
-        waiting = asyncio.create_task(anext(aiter(table.follow(snapshot=False))))
+        waiting = asyncio.ensure_future(anext(aiter(table.follow(snapshot=False))))
         for _ in range(turns):
             await asyncio.sleep(0)
         await db.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 
 import pytest
 
@@ -112,8 +113,8 @@ def test_the_loops_own_thread_may_close_it_as_the_garbage_collector_does(loop_th
     loop_thread.close()
 
 
-async def _then_wait(first: object) -> None:
-    await first  # type: ignore[misc]
+async def _then_wait(first: Awaitable[object]) -> None:
+    await first
     await asyncio.Event().wait()
 
 

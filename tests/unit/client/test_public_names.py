@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import pydoc
 import re
 import rlcompleter
 import subprocess
@@ -14,14 +15,16 @@ from types import ModuleType
 import pytest
 
 import tidemill
-from tidemill.client import embedded, sync, sync_table
-from tidemill.client.connecting import AsyncTidemill
-from tidemill.client.sync import BucketScanner, Follow, Scan, Table, TableLease, Tidemill
+from tidemill.client import sync_client, sync_table
+from tidemill.client.async_client import AsyncTidemill
+from tidemill.client.sync_client import Tidemill
+from tidemill.client.sync_table import BucketScanner, Follow, Scan, Table, TableLease
+from tidemill.client.tables.bucket_scanner import KvBatchScanner
 from tidemill.client.tables.follow import AsyncFollow
 from tidemill.client.tables.lease import AsyncLease
-from tidemill.client.tables.scan import AsyncScan
-from tidemill.client.tables.scanner import KvBatchScanner
 from tidemill.client.tables.table import AsyncTable
+from tidemill.client.tables.table_scan import AsyncScan
+from tidemill.embedded import node as embedded
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,8 +39,6 @@ TWINS = (
 )
 #: What the parts of the async client ask each other for.
 INNER_NAMES = {"committed_ends", "starts", "places", "pin", "release_pin", "held_by", "renew", "topic_of"}
-#: The names of the async client in the words of the blocking one.
-PLAIN_NAMES = {each.__name__: plain.__name__ for plain, each in TWINS}
 
 
 def test_the_package_shows_its_names_without_loading_what_is_behind_them() -> None:
@@ -59,7 +60,7 @@ def test_every_name_that_is_shown_is_there_and_documented() -> None:
     assert "spark" in dir(__import__("tidemill.spark"))
 
 
-@pytest.mark.parametrize("module", [tidemill, sync, sync_table, embedded])
+@pytest.mark.parametrize("module", [tidemill, sync_client, sync_table, embedded])
 def test_the_examples_in_docstrings_do_what_they_say(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)
     assert tried > 0
@@ -123,18 +124,28 @@ def methods_of_both() -> list[tuple[str, object, object]]:
 )
 def test_sync_and_async_calls_take_and_give_the_same(ours: object, theirs: object) -> None:
     """Names, order, kinds, defaults and types of all parameters, and the type of the result."""
-    assert described(ours) == described(theirs)
-    assert "**" not in described(ours)
+    assert callable(ours)
+    assert callable(theirs)
+    shown = str(inspect.signature(ours))
+    assert shown == in_plain_words(str(inspect.signature(theirs)))
+    assert "**" not in shown
     assert inspect.getdoc(ours), "has no docstring"
 
 
-def described(call: object) -> str:
-    assert callable(call)
-    text = str(inspect.signature(call))
-    for awaiting, plain in PLAIN_NAMES.items():
-        text = re.sub(rf"\b{awaiting}\b", plain, text)
-    # The alias of a type that table.py gives a name.
-    return text.replace("Progress", "Callable[[int], None]")
+def in_plain_words(text: str) -> str:
+    """The same with the names of the blocking client."""
+    for plain, awaiting in TWINS:
+        text = re.sub(rf"\b{awaiting.__name__}\b", plain.__name__, text)
+    return text
+
+
+def test_help_shows_methods_as_those_of_the_blocking_client() -> None:
+    shown = pydoc.plain(pydoc.render_doc(Table))
+    assert "scan(self, columns: 'Sequence[str] | None' = None, where: 'Any' = None" in shown
+    assert "-> 'Scan'" in shown
+    assert "``where`` is a SQL predicate or a pyarrow expression" in shown
+    assert "Async" not in shown
+    assert Table.scan.__qualname__ == "Table.scan"
 
 
 def test_docstrings_stand_for_themselves() -> None:
@@ -148,19 +159,19 @@ PROGRAM = """
 import tidemill
 
 with tidemill.open() as db:
-    reveal_type(db)  # N: tidemill.client.embedded.EmbeddedNode
+    reveal_type(db)  # N: tidemill.embedded.node.EmbeddedNode
     orders = db.table("shop.orders")
 
 with tidemill.connect("127.0.0.1:9092") as other:
-    reveal_type(other)  # N: tidemill.client.sync.Tidemill
+    reveal_type(other)  # N: tidemill.client.sync_client.Tidemill
 
 tidemill.opne()  # E: Module has no attribute "opne"
 orders.scan(colums=["id"])  # E: Unexpected keyword argument "colums"
-orders.scan(limit="ten")  # E: Argument "limit" to "scan"
+orders.scan(limit="ten")  # E: Argument "limit" has incompatible type "str"; expected "int | None"
 orders.follow(untilnow=True)  # E: Unexpected keyword argument "untilnow"
 orders.bucket_scanner(0, start="x")  # E: Unexpected keyword argument "start"
 orders.head(colum="id")  # E: Unexpected keyword argument "colum"
-orders.lookup(None)  # E: No overload variant of "lookup"
+orders.lookup(None)  # E: No overload variant matches argument type "None"
 reveal_type(orders.lookup(1))  # N: dict[str, Any] | None
 reveal_type(orders.lookup(("eu", 1)))  # N: dict[str, Any] | None
 reveal_type(orders.lookup({"id": 1}))  # N: dict[str, Any] | None
@@ -190,10 +201,10 @@ def test_mypy_knows_every_argument_and_what_a_look_up_gives(tmp_path: Path) -> N
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run([*command, *options, str(program)], cwd=ROOT, capture_output=True, text=True)
     said: dict[int, list[str]] = {}
-    for line in done.stdout.splitlines():
-        _, number, kind, text = line.split(":", 3)
+    for output in done.stdout.splitlines():
+        _, at, kind, text = output.split(":", 3)
         if kind.strip() == "error" or "Revealed type" in text:
-            said.setdefault(int(number), []).append(f"{kind.strip()[0].upper()}:{text}")
+            said.setdefault(int(at), []).append(f"{kind.strip()[0].upper()}:{text}")
     for number, line in enumerate(PROGRAM.splitlines(), start=1):
         _, _, expected = line.partition("  # ")
         found = said.pop(number, [])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,17 +20,21 @@ def toml(directory: Path, text: str) -> Path:
     return file
 
 
-def refusal(flags=None, environ=None, file=None) -> str:
+def refusal(
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> str:
     with pytest.raises(ConfigError) as caught:
         load_settings(flags or {}, environ or {}, file)
     return caught.value.message
 
 
-def test_nothing_given_means_the_defaults():
+def test_nothing_given_means_the_defaults() -> None:
     assert load_settings({"listen": None}, {"PATH": "/bin", "TIDEMILLION": "x"}) == Settings()
 
 
-def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path):
+def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path: Path) -> None:
     file = toml(tmp_path, "max_connections = 1\nnode_id = 1\ngroup_max_size = 1\n")
     environ = {"TIDEMILL_MAX_CONNECTIONS": "2", "TIDEMILL_NODE_ID": "2"}
 
@@ -40,7 +46,7 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path):
     assert settings.flush_threads == Settings().flush_threads
 
 
-def test_values_are_read_from_text_in_every_kind():
+def test_values_are_read_from_text_in_every_kind() -> None:
     settings = load_settings(
         {"listen": "[::1]:0", "data_dir": Path("here")},
         {"TIDEMILL_HTTP": "", "TIDEMILL_MAX_FRAME_BYTES": "50 MiB", "TIDEMILL_AUTO_CREATE_TOPICS": "off"},
@@ -53,7 +59,7 @@ def test_values_are_read_from_text_in_every_kind():
     assert settings.auto_create_topics is False
 
 
-def test_toml_values_may_have_their_own_types(tmp_path):
+def test_toml_values_may_have_their_own_types(tmp_path: Path) -> None:
     file = toml(
         tmp_path, 'auto_create_topics = false\nmax_frame_bytes = "2 MiB"\nidle_timeout_ms = 5000\nhttp = ""\n'
     )
@@ -73,7 +79,7 @@ def test_toml_values_may_have_their_own_types(tmp_path):
     )
 
 
-def test_topic_defaults_come_from_all_sources_key_by_key(tmp_path):
+def test_topic_defaults_come_from_all_sources_key_by_key(tmp_path: Path) -> None:
     file = toml(
         tmp_path,
         '[topic]\n"retention.ms" = 1\nsegment.ms = 2\npreallocate = true\n'
@@ -106,40 +112,40 @@ def test_topic_defaults_come_from_all_sources_key_by_key(tmp_path):
         ("= 5", ["tidemill.toml", "not valid toml"]),
     ],
 )
-def test_a_mistake_in_the_file_is_named_with_the_file(tmp_path, text, parts):
+def test_a_mistake_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, parts: Any) -> None:
     message = refusal(file=toml(tmp_path, text))
 
     for part in parts:
         assert part in message
 
 
-def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path):
+def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
     assert "none.toml" in refusal(file=tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     assert "bytes.toml is not valid toml" in refusal(file=tmp_path / "bytes.toml")
 
 
-def test_braces_in_the_path_of_the_file_are_shown_as_they_are(tmp_path):
+def test_braces_in_the_path_of_the_file_are_shown_as_they_are(tmp_path: Path) -> None:
     directory = tmp_path / "a{0}b"
     directory.mkdir()
 
     assert "a{0}b" in refusal(file=toml(directory, "node_id = -1"))
 
 
-def test_a_mistake_in_a_variable_is_named_with_the_variable():
+def test_a_mistake_in_a_variable_is_named_with_the_variable() -> None:
     assert "variable TIDEMILL_NODE_ID) cannot be 'one'" in refusal(environ={"TIDEMILL_NODE_ID": "one"})
     assert "did you mean TIDEMILL_NODE_ID?" in refusal(environ={"TIDEMILL_NODEID": "1"})
     assert "variable TIDEMILL_TOPIC_FLUSH_MS)" in refusal(environ={"TIDEMILL_TOPIC_FLUSH_MS": "x"})
 
 
-def test_a_mistake_in_a_flag_is_named_with_the_flag():
+def test_a_mistake_in_a_flag_is_named_with_the_flag() -> None:
     assert "from --listen) cannot be 'x'" in refusal(flags={"listen": "x"})
     assert "from --set node_id) cannot be 'x'" in refusal(flags={"node_id": "x"})
     assert "from --set topic.flush.ms)" in refusal(flags={"topic": {"flush.ms": "x"}})
     assert "did you mean listen?" in refusal(flags={"lisen": "x:1"})
 
 
-def test_an_unknown_name_is_told_with_its_source_and_where_the_known_ones_are_listed(tmp_path):
+def test_an_unknown_name_is_told_with_its_source_and_where_the_known_ones_are_listed(tmp_path: Path) -> None:
     for message, source in (
         (refusal(flags={"zzz": "1"}), "(from --set)"),
         (refusal(environ={"TIDEMILL_ZZZ": "1"}), "(from the environment)"),
@@ -151,7 +157,9 @@ def test_an_unknown_name_is_told_with_its_source_and_where_the_known_ones_are_li
     assert "'tidemill topic describe TOPIC --all-configs'" in refusal(flags={"topic": {"zzz": "1"}})
 
 
-def test_the_config_file_is_the_given_one_then_the_variable_then_the_one_in_the_directory(tmp_path):
+def test_the_config_file_is_the_given_one_then_the_variable_then_the_one_in_the_directory(
+    tmp_path: Path,
+) -> None:
     environ = {"TIDEMILL_CONFIG": "other.toml"}
 
     assert find_config_file(None, {}, tmp_path) is None
@@ -165,7 +173,7 @@ def test_the_config_file_is_the_given_one_then_the_variable_then_the_one_in_the_
 @given(
     st.dictionaries(st.sampled_from([info.variable for info in SETTINGS]), st.text(max_size=20), max_size=4)
 )
-def test_any_text_in_a_variable_is_either_a_setting_or_a_config_error(environ):
+def test_any_text_in_a_variable_is_either_a_setting_or_a_config_error(environ: Any) -> None:
     try:
         settings = load_settings({}, environ)
     except ConfigError as error:

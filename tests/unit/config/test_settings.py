@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tidemill.config.values import Address
 from tidemill.errors import ConfigError
 
 
-def test_the_defaults_are_those_of_the_design():
+def test_the_defaults_are_those_of_the_design() -> None:
     settings = Settings()
 
     assert settings.max_frame_bytes == 100 * 2**20
@@ -20,7 +21,7 @@ def test_the_defaults_are_those_of_the_design():
     assert settings.auto_create_topics
 
 
-def test_every_setting_is_documented_and_its_default_reads_back():
+def test_every_setting_is_documented_and_its_default_reads_back() -> None:
     for info in SETTINGS:
         assert info.spec.doc.endswith("."), info.name
         assert info.allowed
@@ -45,12 +46,12 @@ def test_every_setting_is_documented_and_its_default_reads_back():
         ({"topic_defaults": {"retention.ms": "soon"}}, "retention.ms"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_by_name(changes, named):
+def test_settings_that_cannot_work_are_refused_by_name(changes: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         replace(Settings(), **changes)
 
 
-def test_settings_made_in_a_program_are_used_as_given():
+def test_settings_made_in_a_program_are_used_as_given() -> None:
     settings = Settings(
         data_dir=Path("d"), listen=Address("::1", 0), http=None, topic_defaults={"segment.ms": "5"}
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,13 +18,13 @@ def refusal(overrides: dict[str, str]) -> ApiError:
     return caught.value
 
 
-def test_the_table_and_the_typed_defaults_agree():
+def test_the_table_and_the_typed_defaults_agree() -> None:
     texts = {key.name: key.default for key in TOPIC_KEYS.values() if key.default is not None}
 
     assert TopicConfig.from_overrides(texts) == TopicConfig()
 
 
-def test_every_effective_key_changes_a_field():
+def test_every_effective_key_changes_a_field() -> None:
     other = {
         "cleanup.policy": "compact",
         "compression.type": "zstd",
@@ -45,16 +46,16 @@ def test_every_effective_key_changes_a_field():
     assert changed == {field.name for field in fields(TopicConfig)}
 
 
-def test_every_default_passes_its_own_check():
+def test_every_default_passes_its_own_check() -> None:
     check_overrides({key.name: key.default for key in TOPIC_KEYS.values() if key.default is not None})
 
 
-def test_keys_without_effect_say_so_and_the_others_do_not():
+def test_keys_without_effect_say_so_and_the_others_do_not() -> None:
     for key in TOPIC_KEYS.values():
         assert ("no effect here" in key.doc) is not key.effective, key.name
 
 
-def test_values_are_typed():
+def test_values_are_typed() -> None:
     config = TopicConfig.from_overrides(
         {
             "cleanup.policy": " compact , delete ",
@@ -74,27 +75,27 @@ def test_values_are_typed():
     assert config.timestamp_before_max_ms == 5
 
 
-def test_an_override_beats_the_default_of_the_node():
+def test_an_override_beats_the_default_of_the_node() -> None:
     config = TopicConfig.from_overrides({"retention.ms": "5"}, {"retention.ms": "7", "segment.ms": "9"})
 
     assert (config.retention_ms, config.segment_ms) == (5, 9)
 
 
-def test_an_empty_cleanup_policy_neither_deletes_nor_compacts():
+def test_an_empty_cleanup_policy_neither_deletes_nor_compacts() -> None:
     config = TopicConfig.from_overrides({"cleanup.policy": ""})
 
     assert not config.deletes
     assert not config.compacts
 
 
-def test_internal_segment_bytes_replaces_the_segment_size():
+def test_internal_segment_bytes_replaces_the_segment_size() -> None:
     overrides = {"internal.segment.bytes": "1000", "segment.bytes": "2000000"}
     check_overrides(overrides)
 
     assert TopicConfig.from_overrides(overrides).segment_bytes == 1000
 
 
-def test_only_a_compacted_topic_rolls_for_its_compaction_lag():
+def test_only_a_compacted_topic_rolls_for_its_compaction_lag() -> None:
     lag = {"max.compaction.lag.ms": "1000"}
 
     assert TopicConfig.from_overrides(lag).segment_age_max_ms == TopicConfig().segment_ms
@@ -122,7 +123,7 @@ def test_only_a_compacted_topic_rolls_for_its_compaction_lag():
         ("leader.replication.throttled.replicas", "1:2,x", "partition:broker"),
     ],
 )
-def test_a_value_that_is_not_allowed_is_refused_by_name(name, value, allowed):
+def test_a_value_that_is_not_allowed_is_refused_by_name(name: str, value: str, allowed: Any) -> None:
     error = refusal({name: value})
 
     assert error.code is ErrorCode.invalid_config
@@ -132,7 +133,7 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(name, value, allowed):
     assert len(error.message) < 500
 
 
-def test_an_unknown_name_is_refused_with_the_closest_known_one():
+def test_an_unknown_name_is_refused_with_the_closest_known_one() -> None:
     error = refusal({"retension.ms": "5"})
 
     assert error.code is ErrorCode.invalid_config
@@ -140,11 +141,11 @@ def test_an_unknown_name_is_refused_with_the_closest_known_one():
     assert "did you mean retention.ms?" in error.message
 
 
-def test_a_name_like_no_other_is_refused_without_a_guess():
+def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
     assert "did you mean" not in refusal({"\x00" * 50: "5"}).message
 
 
-def test_the_compaction_lags_must_fit_together():
+def test_the_compaction_lags_must_fit_together() -> None:
     error = refusal({"min.compaction.lag.ms": "11", "max.compaction.lag.ms": "10"})
 
     assert error.code is ErrorCode.invalid_config
@@ -153,7 +154,7 @@ def test_the_compaction_lags_must_fit_together():
         check_overrides({"min.compaction.lag.ms": "11"}, {"max.compaction.lag.ms": "10"})
 
 
-def test_set_and_delete_change_only_what_they_name():
+def test_set_and_delete_change_only_what_they_name() -> None:
     current = {"retention.ms": "1", "segment.ms": "2"}
 
     after = apply_changes(
@@ -175,11 +176,13 @@ def test_set_and_delete_change_only_what_they_name():
         ({}, AlterOp.SUBTRACT, "delete", ""),
     ],
 )
-def test_append_and_subtract_work_on_the_list_or_its_default(before, op, value, after):
+def test_append_and_subtract_work_on_the_list_or_its_default(
+    before: Any, op: Any, value: str, after: Any
+) -> None:
     assert apply_changes(before, [("cleanup.policy", op, value)]) == {"cleanup.policy": after}
 
 
-def test_append_starts_from_the_default_of_the_node():
+def test_append_starts_from_the_default_of_the_node() -> None:
     after = apply_changes({}, [("cleanup.policy", AlterOp.APPEND, "delete")], {"cleanup.policy": "compact"})
 
     assert after == {"cleanup.policy": "compact,delete"}
@@ -204,7 +207,7 @@ def test_append_starts_from_the_default_of_the_node():
         ),
     ],
 )
-def test_a_change_that_kafka_would_refuse_gets_its_code(changes, code):
+def test_a_change_that_kafka_would_refuse_gets_its_code(changes: Any, code: Any) -> None:
     with pytest.raises(ApiError) as caught:
         apply_changes({"segment.ms": "2"}, changes)
 
@@ -212,7 +215,7 @@ def test_a_change_that_kafka_would_refuse_gets_its_code(changes, code):
 
 
 @given(st.dictionaries(st.sampled_from(sorted(TOPIC_KEYS)), st.text(max_size=12) | st.integers().map(str)))
-def test_overrides_are_either_refused_with_invalid_config_or_usable(overrides):
+def test_overrides_are_either_refused_with_invalid_config_or_usable(overrides: Any) -> None:
     try:
         check_overrides(overrides)
     except ApiError as error:
@@ -227,7 +230,7 @@ def test_overrides_are_either_refused_with_invalid_config_or_usable(overrides):
     st.sampled_from([key for key in TOPIC_KEYS.values() if key.kind in (ConfigKind.INT, ConfigKind.LONG)]),
     st.integers(-(2**65), 2**65) | st.integers(-10, 30),
 )
-def test_a_whole_number_is_taken_exactly_when_it_is_in_range(key, number):
+def test_a_whole_number_is_taken_exactly_when_it_is_in_range(key: Any, number: int) -> None:
     bits = 31 if key.kind is ConfigKind.INT else 63
     fits = -(2**bits) <= number < 2**bits
     in_range = (key.minimum is None or number >= key.minimum) and (
@@ -240,7 +243,7 @@ def test_a_whole_number_is_taken_exactly_when_it_is_in_range(key, number):
             key.parse(str(number))
 
 
-def test_a_long_takes_exactly_64_bits():
+def test_a_long_takes_exactly_64_bits() -> None:
     key = TOPIC_KEYS["retention.bytes"]
 
     assert [key.parse(str(number)) for number in (-(2**63), 2**63 - 1)] == [-(2**63), 2**63 - 1]

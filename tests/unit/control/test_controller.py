@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -19,17 +19,17 @@ from tidemill.control.commands import (
 )
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage
-from tidemill.control.memory import MemoryStore
 from tidemill.control.placement import ControlLimits
-from tidemill.control.sqlite import SqliteStore
-from tidemill.control.store import Put, StoreClosed, Txn
-from tidemill.errors import ApiError, ErrorCode, MetadataConflict, StorageError
+from tidemill.control.stores.memory import MemoryStore
+from tidemill.control.stores.sqlite import SqliteStore
+from tidemill.control.stores.store import Put, StoreClosed, Txn
+from tidemill.errors import ApiError, DiskFull, ErrorCode, MetadataConflict, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from tidemill.control.store import MetadataStore
+    from tidemill.control.stores.store import MetadataStore
 
 NODE = RegisterNode(node_id=0, name="n0", host="h", port=1, incarnation=UUID(int=1))
 
@@ -37,10 +37,10 @@ NODE = RegisterNode(node_id=0, name="n0", host="h", port=1, incarnation=UUID(int
 class Disturbed(MemoryStore):
     """A store that counts commits and lets a test do something just before one."""
 
-    def __init__(self, **options: int) -> None:
-        super().__init__(**options)
+    def __init__(self) -> None:
+        super().__init__()
         self.commits = 0
-        self.before_commit = None
+        self.before_commit: Callable[[Txn], Awaitable[None]] | None = None
 
     async def commit(self, txn: Txn) -> int:
         self.commits += 1
@@ -50,7 +50,7 @@ class Disturbed(MemoryStore):
 
 
 @asynccontextmanager
-async def running(store: MetadataStore, **options) -> AsyncIterator[Controller]:
+async def running(store: MetadataStore, **options: Any) -> AsyncIterator[Controller]:
     controller = Controller(store, **options)
     await controller.start()
     try:
@@ -59,7 +59,7 @@ async def running(store: MetadataStore, **options) -> AsyncIterator[Controller]:
         await controller.stop()
 
 
-def topic(name: str, partitions: int = 1, **fields) -> CreateTopic:
+def topic(name: str, partitions: int = 1, **fields: Any) -> CreateTopic:
     return CreateTopic(name=name, topic_id=uuid4(), partitions=partitions, replication=1, **fields)
 
 
@@ -206,11 +206,8 @@ async def test_many_commands_take_few_transactions_and_fail_one_by_one() -> None
         results = await controller.submit_many(commands)
         # A topic takes a compare and two puts, a transaction 128 operations.
         assert store.commits == 24
-        assert [i for i, result in enumerate(results) if isinstance(result, ApiError)] == [500, 999]
-        assert [results[i].code.name for i in (500, 999)] == [
-            "invalid_topic_exception",
-            "topic_already_exists",
-        ]
+        refused = {i: result.code.name for i, result in enumerate(results) if isinstance(result, ApiError)}
+        assert refused == {500: "invalid_topic_exception", 999: "topic_already_exists"}
         assert len(controller.image.topics) == 998
         assert results[998] == controller.image.topics["t998"]
 
@@ -290,7 +287,9 @@ async def test_subscribers_hear_every_revision_once_and_in_order_whoever_wrote()
         assert len(heard) == 11
 
 
-async def test_subscribers_have_been_told_when_submit_returns_also_if_one_of_them_fails(caplog) -> None:
+async def test_subscribers_have_been_told_when_submit_returns_also_if_one_of_them_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with running(MemoryStore()) as controller:
         told: list[str] = []
 
@@ -337,6 +336,7 @@ async def test_a_store_that_closes_stops_the_controller_and_says_so() -> None:
         await controller.submit(NODE)
         image = controller.image
         await store.close()
+        assert controller._watcher is not None
         await asyncio.wait({controller._watcher}, timeout=5)
         assert isinstance(controller.failure, StoreClosed)
         with pytest.raises(StoreClosed):
@@ -362,7 +362,7 @@ async def test_a_cancelled_submit_leaves_the_controller_usable(tmp_path: Path) -
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await controller.submit(topic("last"))
-        image = MetadataImage.from_snapshot(await store.read())
+        image = MetadataImage.from_stored(await store.read())
         await reached(controller, image.revision)
         assert controller.image == image
     await store.close()
@@ -378,3 +378,52 @@ async def test_the_limits_of_the_controller_are_those_it_was_given() -> None:
 async def test_a_controller_that_was_not_started_says_so() -> None:
     with pytest.raises(RuntimeError, match="start"):
         await Controller(MemoryStore()).submit(NODE)
+
+
+class FullDisk(MemoryStore):
+    """A store without room, until a reserve is given up."""
+
+    has_room = True
+
+    async def commit(self, txn: Txn) -> int:
+        if not self.has_room:
+            raise DiskFull("no room")
+        return await super().commit(txn)
+
+
+async def test_on_a_full_disk_deletions_use_the_reserve_and_creations_do_not() -> None:
+    store = FullDisk()
+    given_up: list[DiskFull] = []
+
+    def give_up(error: DiskFull) -> bool:
+        given_up.append(error)
+        store.has_room = True
+        return True
+
+    async with running(store) as controller:
+        await controller.submit_many([NODE, topic("a"), topic("b")])
+        controller.give_up_reserve = give_up
+        store.has_room = False
+        with pytest.raises(DiskFull):
+            await controller.submit(topic("c"))
+        assert given_up == []
+        await controller.submit(DeleteTopic(name="a"))
+        assert len(given_up) == 1
+        assert set(controller.image.topics) == {"b"}
+        # From now on there is room, but it is not for growing.
+        controller.growth_refusal = DiskFull("the reserve is given up")
+        results = await controller.submit_many([topic("d"), DeleteTopic(name="b")])
+        assert results[0] is controller.growth_refusal
+        assert set(controller.image.topics) == set()
+        controller.growth_refusal = None
+        await controller.submit(topic("d"))
+
+
+async def test_a_deletion_that_finds_no_reserve_either_fails() -> None:
+    store = FullDisk()
+    async with running(store) as controller:
+        await controller.submit_many([NODE, topic("a")])
+        store.has_room = False
+        with pytest.raises(DiskFull):
+            await controller.submit(DeleteTopic(name="a"))
+        assert set(controller.image.topics) == {"a"}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -22,8 +23,8 @@ from tidemill.control.draft import Draft
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicPartition
 from tidemill.control.placement import ControlLimits
 from tidemill.control.records import PartitionsRecord, TopicRecord, chunk_key, encode
-from tidemill.control.store import Change, ChangeBatch, Entry, Snapshot
-from tidemill.control.table_commands import (
+from tidemill.control.stores.store import Change, ChangeBatch, Entry, StoredKeys
+from tidemill.control.tables.commands import (
     AddTablePartition,
     AlterDatabase,
     AlterTable,
@@ -36,8 +37,8 @@ from tidemill.control.table_commands import (
     DropTablePartition,
     PutLease,
 )
-from tidemill.control.table_images import LeasedSnapshot, LeaseImage
-from tidemill.control.table_records import LeaseRecord, lease_key, table_key
+from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
+from tidemill.control.tables.records import LeaseRecord, lease_key, table_key
 from tidemill.errors import CorruptData
 
 NAMES = st.sampled_from(["a", "b.c", "b_c", "d", "__consumer_offsets", "b.c.x"])
@@ -128,7 +129,7 @@ class History:
         self.image = MetadataImage()
         self.entries: dict[str, Entry] = {}
 
-    def commit(self, *commands) -> MetadataImage:
+    def commit(self, *commands: Any) -> MetadataImage:
         draft = Draft(self.image, ControlLimits())
         draft.fill(commands)
         txn = draft.txn()
@@ -146,16 +147,16 @@ class History:
 
 
 @given(BATCHES)
-def test_the_fold_of_a_watch_equals_the_fold_of_a_full_read(batches) -> None:
+def test_the_fold_of_a_watch_equals_the_fold_of_a_full_read(batches: Any) -> None:
     history = History()
     history.commit(NODE)
     for commands in batches:
         image = history.commit(*commands)
-        assert image == MetadataImage.from_snapshot(Snapshot(image.revision, history.entries))
+        assert image == MetadataImage.from_stored(StoredKeys(image.revision, history.entries))
 
 
 @given(BATCHES)
-def test_an_image_agrees_with_itself(batches) -> None:
+def test_an_image_agrees_with_itself(batches: Any) -> None:
     history = History()
     history.commit(NODE)
     for commands in batches:
@@ -172,7 +173,7 @@ def test_an_image_agrees_with_itself(batches) -> None:
 
 
 @given(BATCHES)
-def test_tables_agree_with_their_topics_databases_and_leases(batches) -> None:
+def test_tables_agree_with_their_topics_databases_and_leases(batches: Any) -> None:
     history = History()
     history.commit(NODE)
     for commands in batches:
@@ -188,8 +189,9 @@ def test_tables_agree_with_their_topics_databases_and_leases(batches) -> None:
                 assert part.id < table.next_partition_id
                 assert table.partition(part.value) is part
                 owners[part.topic_id] = (table, part)
-                topic = image.topic_by_id(part.topic_id)
-                assert (topic.name, len(topic.partitions)) == (part.topic, table.buckets)
+                behind = image.topic_by_id(part.topic_id)
+                assert behind is not None
+                assert (behind.name, len(behind.partitions)) == (part.topic, table.buckets)
         for topic in image.topics.values():
             assert image.table_of_topic(topic.id) == owners.get(topic.id)
         for table_id in range(5):
@@ -199,7 +201,7 @@ def test_tables_agree_with_their_topics_databases_and_leases(batches) -> None:
 
 
 @given(BATCHES)
-def test_no_table_or_partition_number_is_given_twice(batches) -> None:
+def test_no_table_or_partition_number_is_given_twice(batches: Any) -> None:
     history = History()
     history.commit(NODE)
     seen: dict[int, str] = {}
@@ -213,7 +215,7 @@ def test_no_table_or_partition_number_is_given_twice(batches) -> None:
 
 
 @given(BATCHES)
-def test_leader_epochs_never_go_back(batches) -> None:
+def test_leader_epochs_never_go_back(batches: Any) -> None:
     history = History()
     old = history.commit(NODE)
     for commands in batches:
@@ -226,7 +228,7 @@ def test_leader_epochs_never_go_back(batches) -> None:
 
 
 @given(BATCHES)
-def test_a_delta_over_many_revisions_turns_the_old_topics_into_the_new_ones(batches) -> None:
+def test_a_delta_over_many_revisions_turns_the_old_topics_into_the_new_ones(batches: Any) -> None:
     history = History()
     old = history.commit(NODE)
     for commands in batches:
@@ -239,7 +241,7 @@ def test_a_delta_over_many_revisions_turns_the_old_topics_into_the_new_ones(batc
 
 
 @given(BATCHES, BATCHES)
-def test_a_delta_over_many_revisions_turns_the_old_tables_into_the_new_ones(earlier, later) -> None:
+def test_a_delta_over_many_revisions_turns_the_old_tables_into_the_new_ones(earlier: Any, later: Any) -> None:
     history = History()
     history.commit(NODE)
     for commands in earlier:
@@ -249,7 +251,7 @@ def test_a_delta_over_many_revisions_turns_the_old_tables_into_the_new_ones(earl
         history.commit(*commands)
     new = history.image
     # A full read makes new objects of everything; what did not change is not told all the same.
-    for image in (new, MetadataImage.from_snapshot(Snapshot(new.revision, history.entries))):
+    for image in (new, MetadataImage.from_stored(StoredKeys(new.revision, history.entries))):
         delta = MetadataDelta.between(old, image)
         tables = {table.id: table for table in old.tables.values()}
         for table in delta.tables_dropped:
@@ -262,13 +264,13 @@ def test_a_delta_over_many_revisions_turns_the_old_tables_into_the_new_ones(earl
             tables[table.id] = table
         assert tables == dict(new.tables_by_id)
         assert delta.leases_changed == (dict(old.leases) != dict(new.leases))
-    assert old == MetadataImage.from_snapshot(Snapshot(old.revision, entries))
+    assert old == MetadataImage.from_stored(StoredKeys(old.revision, entries))
 
 
 def test_a_delta_names_what_happened() -> None:
     history = History()
 
-    def topic(name: str, **fields) -> CreateTopic:
+    def topic(name: str, **fields: Any) -> CreateTopic:
         return CreateTopic(name=name, topic_id=uuid4(), partitions=3, **fields)
 
     old = history.commit(
@@ -295,7 +297,7 @@ def test_a_delta_names_what_happened() -> None:
     assert MetadataDelta.between(new, moved).nodes_changed
 
 
-def table(name: str, **fields) -> CreateTable:
+def table(name: str, **fields: Any) -> CreateTable:
     defaults = {"schema": b"s", "bucket_map": b"m", "row_format": "row", "key_format": "raw", "created_ms": 1}
     return CreateTable(name=name, topic_id=uuid4(), **{**defaults, **fields})
 
@@ -345,9 +347,10 @@ def test_tables_that_trade_places_in_one_transaction_are_the_new_ones() -> None:
     assert set(new.tables) == {"a_b.c", "a.p_q"}
     assert set(new.topics) == {"a_b.c", "a.p_q"}
     for topic in new.topics.values():
-        owner, _ = new.table_of_topic(topic.id)
-        assert owner is new.tables[topic.name]
-    assert new == MetadataImage.from_snapshot(Snapshot(new.revision, history.entries))
+        owner = new.table_of_topic(topic.id)
+        assert owner is not None
+        assert owner[0] is new.tables[topic.name]
+    assert new == MetadataImage.from_stored(StoredKeys(new.revision, history.entries))
 
 
 def test_a_table_that_is_stored_under_another_key_keeps_its_number_and_its_topic() -> None:

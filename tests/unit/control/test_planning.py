@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -23,35 +24,35 @@ from tidemill.control.image import MetadataImage
 from tidemill.control.placement import ControlLimits
 from tidemill.control.planning import bump_commands, plan
 from tidemill.control.records import PartitionImage, PartitionsRecord, chunk_key, encode
-from tidemill.control.store import TXN_OPERATIONS_MAX, Change, ChangeBatch
+from tidemill.control.stores.store import TXN_OPERATIONS_MAX, Change, ChangeBatch
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict
 
 LIMITS = ControlLimits(partitions_per_topic=5_000, partitions_per_node=8_000)
 
 
-def write(image: MetadataImage, writes) -> MetadataImage:
+def write(image: MetadataImage, writes: Any) -> MetadataImage:
     changes = tuple(Change(key, writes[key]) for key in sorted(writes))
     return image.apply(ChangeBatch(image.revision + 1, changes)) if changes else image
 
 
-def run(image: MetadataImage, *commands: Command) -> MetadataImage:
+def run(image: MetadataImage, *commands: Command[Any]) -> MetadataImage:
     for command in commands:
         image = write(image, plan(image, command, LIMITS).writes)
     return image
 
 
-def refusal(image: MetadataImage, command: Command) -> ErrorCode:
+def refusal(image: MetadataImage, command: Command[Any]) -> ErrorCode:
     with pytest.raises(ApiError) as caught:
         plan(image, command, LIMITS)
     return caught.value.code
 
 
-def register(node_id: int, **changes) -> RegisterNode:
+def register(node_id: int, **changes: Any) -> RegisterNode:
     fields = {"name": f"n{node_id}", "host": "localhost", "port": 9092, "incarnation": UUID(int=1)}
     return RegisterNode(node_id=node_id, **{**fields, **changes})
 
 
-def create(name: str, partitions: int = 1, replication: int = 1, **fields) -> CreateTopic:
+def create(name: str, partitions: int = 1, replication: int = 1, **fields: Any) -> CreateTopic:
     topic_id = UUID(int=sum(name.encode()) * 1_000 + len(name))
     return CreateTopic(name=name, topic_id=topic_id, partitions=partitions, replication=replication, **fields)
 
@@ -159,7 +160,7 @@ def test_deleting_by_id_refuses_another_topic_of_that_name() -> None:
         DeleteTopic(name="t_1"),
     ],
 )
-def test_what_is_not_there_is_unknown(command: Command) -> None:
+def test_what_is_not_there_is_unknown(command: Command[Any]) -> None:
     assert refusal(WITH_T, command) is ErrorCode.unknown_topic_or_partition
 
 
@@ -232,7 +233,7 @@ def test_a_node_comes_back_with_a_new_incarnation_but_not_under_another_name_or_
 
 
 def test_the_cluster_is_named_once() -> None:
-    first, second = new_cluster_id(), new_cluster_id()
+    first, second = new_cluster_id(uuid4()), new_cluster_id(uuid4())
     assert len(first) == 22
     assert first != second
     image = run(ONE, SetClusterId(cluster_id=first), SetClusterId(cluster_id=first))
@@ -241,7 +242,8 @@ def test_the_cluster_is_named_once() -> None:
 
 
 def test_no_producer_id_is_given_twice() -> None:
-    image, given = ONE, []
+    image = ONE
+    given: list[int] = []
     for count in (1_000, 5, 1_000):
         planned = plan(image, AllocateProducerIds(count=count), LIMITS)
         given += range(planned.result, planned.result + count)
@@ -314,7 +316,7 @@ def test_an_unclean_election_changes_no_partition_that_has_a_leader() -> None:
         SetNodeConfigs(node_id=None, configs={"a": "b"}),
     ],
 )
-def test_every_plan_is_guarded_by_the_revisions_that_it_saw(command: Command) -> None:
+def test_every_plan_is_guarded_by_the_revisions_that_it_saw(command: Command[Any]) -> None:
     planned = plan(WITH_T, command, LIMITS)
     assert planned.guards
     assert all(WITH_T.key_revision(key) == revision for key, revision in planned.guards.items())
@@ -330,5 +332,5 @@ def test_every_plan_is_guarded_by_the_revisions_that_it_saw(command: Command) ->
         SetNodeConfigs(node_id=1, configs={}),
     ],
 )
-def test_a_command_that_changes_nothing_writes_nothing(command: Command) -> None:
+def test_a_command_that_changes_nothing_writes_nothing(command: Command[Any]) -> None:
     assert not plan(WITH_T, command, LIMITS).writes

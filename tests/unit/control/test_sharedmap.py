@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from hypothesis import given
@@ -11,7 +12,7 @@ KEYS = st.one_of(st.sampled_from(["a", "b", "c", "topic-1"]), st.text(max_size=3
 
 
 @given(st.lists(st.dictionaries(KEYS, st.none() | st.integers())))
-def test_a_map_behaves_as_a_dict_and_its_ancestors_do_not_change(changes) -> None:
+def test_a_map_behaves_as_a_dict_and_its_ancestors_do_not_change(changes: Any) -> None:
     model: dict[str, int] = {}
     shared: SharedMap[str, int] = SharedMap()
     ancestors = []
@@ -33,7 +34,7 @@ def test_a_map_behaves_as_a_dict_and_its_ancestors_do_not_change(changes) -> Non
 
 
 @given(st.dictionaries(KEYS, st.integers()), st.dictionaries(KEYS, st.none() | st.integers()))
-def test_differing_keys_are_those_that_changed(start, change) -> None:
+def test_differing_keys_are_those_that_changed(start: Any, change: Any) -> None:
     old = SharedMap[str, int]().update(start)
     new = old.update(change)
     expected = {key for key in start.keys() | change.keys() if old.get(key) is not new.get(key)}

@@ -20,7 +20,7 @@ def test_nine_hundred_events_in_a_moment_make_two_lines() -> None:
 
 def test_a_flood_that_goes_on_makes_a_line_in_every_interval() -> None:
     summary = LogSummary()
-    lines = []
+    lines: list[tuple[int, str]] = []
     for second in range(60):
         for _ in range(100):
             assert summary.note("refused", "a", "x", second) == (second == 0 and not lines and _ == 0)

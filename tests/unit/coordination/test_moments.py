@@ -17,11 +17,11 @@ from tidemill.coordination.moments import MomentGate
 class Visitor:
     """Somebody who goes in when it may, and out when the test says so."""
 
-    def __init__(self, gate: MomentGate, *, still: bool) -> None:
-        self.still = still
+    def __init__(self, gate: MomentGate, *, wants_moment: bool) -> None:
+        self.wants_moment = wants_moment
         self.inside = False
         self._leave = asyncio.Event()
-        self.task = asyncio.create_task(self._visit(gate.still() if still else gate.changing()))
+        self.task = asyncio.create_task(self._visit(gate.moment() if wants_moment else gate.changing()))
 
     async def _visit(self, admission: Any) -> None:
         async with admission:
@@ -40,17 +40,17 @@ class Visitor:
         await settle()
 
 
-async def visit(gate: MomentGate, *, still: bool) -> Visitor:
-    visitor = Visitor(gate, still=still)
+async def visit(gate: MomentGate, *, wants_moment: bool) -> Visitor:
+    visitor = Visitor(gate, wants_moment=wants_moment)
     await settle()
     return visitor
 
 
 async def test_changes_go_on_side_by_side_and_a_moment_waits_for_all_of_them() -> None:
     gate = MomentGate()
-    changes = [await visit(gate, still=False) for _ in range(3)]
+    changes = [await visit(gate, wants_moment=False) for _ in range(3)]
     assert all(change.inside for change in changes)
-    moment = await visit(gate, still=True)
+    moment = await visit(gate, wants_moment=True)
     for change in changes:
         assert not moment.inside
         await change.leave()
@@ -60,9 +60,9 @@ async def test_changes_go_on_side_by_side_and_a_moment_waits_for_all_of_them() -
 
 async def test_neither_starves_the_other() -> None:
     gate = MomentGate()
-    first = await visit(gate, still=False)
-    moment = await visit(gate, still=True)
-    later = await visit(gate, still=False)
+    first = await visit(gate, wants_moment=False)
+    moment = await visit(gate, wants_moment=True)
+    later = await visit(gate, wants_moment=False)
     assert (moment.inside, later.inside) == (False, False), "the later change waits behind the moment"
     await first.leave()
     assert (moment.inside, later.inside) == (True, False)
@@ -73,9 +73,9 @@ async def test_neither_starves_the_other() -> None:
 
 async def test_whoever_gives_up_waiting_holds_nobody_up() -> None:
     gate = MomentGate()
-    first = await visit(gate, still=False)
-    moment = await visit(gate, still=True)
-    later = await visit(gate, still=False)
+    first = await visit(gate, wants_moment=False)
+    moment = await visit(gate, wants_moment=True)
+    later = await visit(gate, wants_moment=False)
     await moment.cancel()
     assert later.inside
     await first.leave()
@@ -84,13 +84,13 @@ async def test_whoever_gives_up_waiting_holds_nobody_up() -> None:
 
 async def test_a_change_that_takes_too_long_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     gate = MomentGate(change_seconds_max=0.01)
-    change = await visit(gate, still=False)
+    change = await visit(gate, wants_moment=False)
     with caplog.at_level(logging.WARNING):
-        async with asyncio.timeout(10), gate.still():
+        async with asyncio.timeout(10), gate.moment():
             assert change.inside
     assert "readers do not wait for it any more" in caplog.text
     await change.leave()
-    async with asyncio.timeout(10), gate.still():
+    async with asyncio.timeout(10), gate.moment():
         pass
 
 
@@ -106,7 +106,7 @@ def test_a_moment_is_alone_and_everybody_gets_in_in_the_end(steps: list[tuple[st
         here: list[Visitor] = []
         for step, number in steps:
             if step in ("change", "moment"):
-                here.append(await visit(gate, still=step == "moment"))
+                here.append(await visit(gate, wants_moment=step == "moment"))
             elif here:
                 visitor = here[number % len(here)]
                 if step == "cancel":
@@ -116,7 +116,7 @@ def test_a_moment_is_alone_and_everybody_gets_in_in_the_end(steps: list[tuple[st
                     await visitor.leave()
                     here.remove(visitor)
             inside = [each for each in here if each.inside]
-            assert len(inside) == 1 or not any(each.still for each in inside)
+            assert len(inside) == 1 or not any(each.wants_moment for each in inside)
             assert inside or not here
         while here:
             visitor = next(each for each in here if each.inside)

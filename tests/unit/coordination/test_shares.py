@@ -59,5 +59,5 @@ def test_whatever_three_addresses_take_a_fourth_finds_a_place(
 
 
 def test_giving_back_more_than_was_taken_is_found() -> None:
-    with pytest.raises(AssertionError, match="more places"):
+    with pytest.raises(AssertionError, match="more was given back"):
         Shares(3).give_back(Client("a", 1))

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.consumer_groups import FakeTopics
+from support.group_invariants import check_groups
 from tidemill.errors import ErrorCode
+from tidemill.groups.classic.group import ClassicGroup
 from tidemill.groups.messages import (
     HeartbeatRequest,
     JoinProtocol,
@@ -23,7 +26,6 @@ from tidemill.groups.state import ShardState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidemill.groups.classic import ClassicGroup
     from tidemill.groups.messages import LeaveReply, Reply
     from tidemill.groups.records import GroupRecord
 
@@ -44,7 +46,7 @@ class Script:
         self.now_ms = 1_000_000
         self.replies: dict[str, JoinReply | SyncReply] = {}
         self.waiting: set[str] = set()
-        self.state = ShardState(settings, self._append)
+        self.state = ShardState(settings, self._append, FakeTopics())
         self._fresh = 0
 
     def _append(self, records: Sequence[GroupRecord], producer: tuple[int, int] | None = None) -> None:
@@ -54,7 +56,9 @@ class Script:
 
     @property
     def group(self) -> ClassicGroup:
-        return self.state.groups["g"]
+        group = self.state.groups["g"]
+        assert isinstance(group, ClassicGroup)
+        return group
 
     def _collect(self, replies: Sequence[Reply]) -> None:
         for reply in replies:
@@ -62,7 +66,7 @@ class Script:
             assert reply.token in self.waiting, f"{reply.token} is answered twice"
             self.waiting.remove(reply.token)
             self.replies[reply.token] = reply.body
-        self.state.validate_state()
+        check_groups(self.state)
 
     def send_join(self, token: str, member_id: str = "", **changes: Any) -> JoinReply | None:
         request = JoinRequest(
@@ -113,7 +117,7 @@ class Script:
 
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
         error = self.state.heartbeat(HeartbeatRequest("g", member_id, generation, instance_id), self.now_ms)
-        self.state.validate_state()
+        check_groups(self.state)
         return error
 
     def leave(self, *members: LeavingMember) -> LeaveReply:
@@ -162,7 +166,7 @@ class Script:
 
     def reload(self) -> ShardState:
         """What a restart would find."""
-        state = ShardState(self.state.settings, self._append)
+        state = ShardState(self.state.settings, self._append, FakeTopics())
         for record in self.log:
             state.replay(record, self.now_ms)
         return state

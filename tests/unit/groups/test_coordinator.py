@@ -3,15 +3,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.coordination import VirtualClock, settle
+from support.consumer_groups import FakeTopics
+from support.coordination import MemoryLog, VirtualClock, settle
 from tidemill.coordination.clock import LoopClock
-from tidemill.coordination.log import ReplayedRecord
 from tidemill.coordination.shards import partition_of_key
-from tidemill.errors import ApiError, DiskFull, ErrorCode, SyncFailed
+from tidemill.errors import ApiError, DiskFull, ErrorCode
 from tidemill.groups import (
     CommittedOffset,
     GroupCoordinator,
@@ -26,10 +27,12 @@ from tidemill.groups import (
     SyncReply,
     SyncRequest,
 )
+from tidemill.groups.consumer.draft import GroupDraft
+from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
 from tidemill.groups.records import OffsetCommitRecord, encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+    from collections.abc import AsyncIterator
 
     from tidemill.errors import TidemillError
 
@@ -37,88 +40,35 @@ NONE = ErrorCode.none
 T0 = ("t", 0)
 
 
-class MemoryLog:
-    """A log whose high watermark moves when a test says so, or with every append."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[bytes, bytes | None]] = []
-        self.batches: list[int] = []
-        self.high_watermark = 0
-        self.commits_at_once = True
-        self.refuse_with: TidemillError | None = None
-        self.broken: TidemillError | None = None
-        self.waiters: list[tuple[int, asyncio.Future[None]]] = []
-
-    def append(self, records: Sequence[tuple[bytes, bytes | None]]) -> int:
-        if self.refuse_with is not None:
-            raise self.refuse_with
-        assert records
-        self.records += records
-        self.batches.append(len(records))
-        if self.commits_at_once:
-            self.commit()
-        return len(self.records)
-
-    def committed(self, offset: int) -> Awaitable[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiters.append((offset, future))
-        self._wake()
-        return future
-
-    def place_of(self, offset: int) -> tuple[str, int]:
-        return "memory.log", offset
-
-    def replay(self) -> Iterator[ReplayedRecord]:
-        for offset, (key, value) in enumerate(self.records[: self.high_watermark]):
-            yield ReplayedRecord(offset, key, value)
-
-    def commit(self) -> None:
-        self.high_watermark = len(self.records)
-        self._wake()
-
-    def fail_sync(self) -> None:
-        """What an fsync that fails does: the tail is gone, the partition has stopped."""
-        self.broken = SyncFailed("fsync failed")
-        del self.records[self.high_watermark :]
-        self._wake()
-
-    def _wake(self) -> None:
-        for offset, future in self.waiters:
-            if future.done():
-                continue
-            if self.broken is not None:
-                future.set_exception(self.broken)
-            elif offset <= self.high_watermark:
-                future.set_result(None)
-        self.waiters = [(offset, future) for offset, future in self.waiters if not future.done()]
-
-
 class Node:
     """A coordinator over in-memory logs."""
 
-    def __init__(self, settings: GroupSettings) -> None:
+    def __init__(self, settings: GroupSettings, partitions: int = 50) -> None:
         self.settings = settings
+        self.partitions = partitions
         self.clock = VirtualClock()
         self.logs: dict[int, MemoryLog] = {}
         self.refuse_open: dict[int, TidemillError] = {}
         self.opened: list[int] = []
-        self.coordinator = GroupCoordinator(self, settings, self.clock)
+        self.topics = FakeTopics()
+        self.coordinator = GroupCoordinator(self, settings, self.clock, self.topics)
+
+    def partition_count(self) -> int:
+        return self.partitions
 
     def open_log(self, partition: int) -> MemoryLog:
         self.opened.append(partition)
         if partition in self.refuse_open:
             raise self.refuse_open[partition]
-        log = self.logs.setdefault(partition, MemoryLog())
-        log.broken = None
-        return log
+        return self.logs.setdefault(partition, MemoryLog())
 
     @property
     def log(self) -> MemoryLog:
-        return self.logs.setdefault(partition_of_key("g", self.settings.partitions), MemoryLog())
+        return self.logs.setdefault(partition_of_key("g", self.partitions), MemoryLog())
 
     async def restart(self) -> None:
         await self.coordinator.close()
-        self.coordinator = GroupCoordinator(self, self.settings, self.clock)
+        self.coordinator = GroupCoordinator(self, self.settings, self.clock, self.topics)
         await self.coordinator.start()
 
     async def commit(self, offset: int, group_id: str = "g", **changes: Any) -> ErrorCode:
@@ -160,7 +110,7 @@ class Node:
 
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
-    node = Node(GroupSettings(partitions=3, initial_rebalance_delay_ms=3_000))
+    node = Node(GroupSettings(initial_rebalance_delay_ms=3_000), partitions=3)
     yield node
     await node.coordinator.close()
     await settle()
@@ -170,16 +120,16 @@ async def node() -> AsyncIterator[Node]:
 
 class TestDurability:
     async def test_a_commit_is_answered_when_it_is_committed(self, node: Node) -> None:
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         answer = asyncio.create_task(node.commit(7))
         await settle()
         assert not answer.done()
-        node.log.commit()
+        node.log.sync()
         assert await answer is NONE
 
     async def test_a_read_waits_for_what_was_appended_before_it(self, node: Node) -> None:
         await node.commit(1)
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         write = asyncio.create_task(node.commit(2))
         await settle()
         reads: list[asyncio.Task[Any]] = [
@@ -189,45 +139,44 @@ class TestDurability:
         ]
         await settle()
         assert not any(task.done() for task in reads)
-        node.log.commit()
+        node.log.sync()
         assert await reads[0] == 2
         assert await write is NONE
         await asyncio.gather(*reads)
 
     async def test_later_appends_do_not_hold_back_an_earlier_answer(self, node: Node) -> None:
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         first = asyncio.create_task(node.commit(1))
         await settle()
         second = asyncio.create_task(node.commit(2))
         await settle()
-        node.log.high_watermark = 1
-        node.log._wake()
+        node.log.sync_one()
         await settle()
         assert first.done()
         assert not second.done()
-        node.log.commit()
+        node.log.sync()
         assert await second is NONE
 
     async def test_a_heartbeat_does_not_wait(self, node: Node) -> None:
         member = await node.stable_member()
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         commit = asyncio.create_task(node.commit(1, generation=1, member_id=member))
         await settle()
         assert await node.heartbeat(member, 1) is NONE
-        node.log.commit()
+        node.log.sync()
         assert await commit is NONE
 
     async def test_assignments_leave_when_they_are_committed(self, node: Node) -> None:
         joins = [node.start_join(), node.start_join()]
         await node.clock_until(joins[0])
         leader, follower = (join.result().member_id for join in joins)
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         syncs = [node.start_sync(follower, 1), node.start_sync(leader, 1, **{follower: b"f", leader: b"l"})]
         await settle()
         late = node.start_sync(follower, 1)
         await settle()
         assert not any(sync.done() for sync in (*syncs, late))
-        node.log.commit()
+        node.log.sync()
         assert [(await sync).assignment for sync in (*syncs, late)] == [b"f", b"l", b"f"]
 
 
@@ -262,19 +211,19 @@ class TestFailures:
 
     async def test_a_log_that_stops_takes_its_shard_along(self, node: Node) -> None:
         await node.commit(1)
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         answer = asyncio.create_task(node.commit(2))
         await settle()
         node.log.fail_sync()
         assert await answer is ErrorCode.not_coordinator
-        node.log.commits_at_once = True
+        node.log.syncs_at_once = True
         assert await node.fetch() == 1
         assert node.opened.count(partition_of_key("g", 3)) == 2
 
     async def test_whoever_waits_in_a_group_is_told_when_the_log_stops(self, node: Node) -> None:
         join = node.start_join()
         await settle()
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         commit = asyncio.create_task(node.commit(1, group_id=other_group_in_the_same_shard()))
         await settle()
         node.log.fail_sync()
@@ -307,8 +256,8 @@ class TestFailures:
         assert len(node.opened) == tries, "it is not tried again before the next start"
         await node.coordinator.expire()
         await node.coordinator.on_topics_deleted(["t"])
-        del node.log.records[1:]
-        node.log.commit()
+        del node.log.entries[1:]
+        node.log.sync()
         await node.restart()
         assert await node.fetch() == 1
         assert node.coordinator.damaged() == {}
@@ -380,12 +329,12 @@ class TestCancellation:
         assert described.state == "Empty"
 
     async def test_a_cancelled_commit_still_happens(self, node: Node) -> None:
-        node.log.commits_at_once = False
+        node.log.syncs_at_once = False
         commit = asyncio.create_task(node.commit(5))
         await settle()
         commit.cancel()
         await settle()
-        node.log.commit()
+        node.log.sync()
         assert await node.fetch() == 5
 
     async def test_a_request_cancelled_while_loading_does_not_stop_the_loading(self, node: Node) -> None:
@@ -469,7 +418,7 @@ class TestRequests:
         assert (await node.start_join(group_id=long)).error is ErrorCode.invalid_group_id
         request = OffsetCommitRequest("g", [OffsetToCommit(long, 0, 1)])
         assert await node.coordinator.commit_offsets(request) == {(long, 0): ErrorCode.invalid_request}
-        assert node.log.records == []
+        assert node.log.entries == []
 
     async def test_member_ids_start_with_what_the_client_is_known_by(self, node: Node) -> None:
         reply = await node.start_join(version=4, client_id="app")
@@ -512,7 +461,7 @@ class TestRequests:
     async def test_a_commit_of_many_partitions_is_one_batch(self, node: Node) -> None:
         request = OffsetCommitRequest("g", [OffsetToCommit("t", number, 1) for number in range(100)])
         await node.coordinator.commit_offsets(request)
-        assert node.log.batches == [100]
+        assert node.log.append_sizes == [100]
 
 
 class TestPartitions:
@@ -533,3 +482,104 @@ class TestPartitions:
 def other_group_in_the_same_shard() -> str:
     target = partition_of_key("g", 3)
     return next(name for name in (f"other-{n}" for n in range(100)) if partition_of_key(name, 3) == target)
+
+
+# --- large consumer groups: changed in a thread, on a copy
+
+
+class Gate:
+    """Lets a test act while the thread works on a group, and counts how often it does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs = 0
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        self.opened.set()
+        run = GroupDraft.run
+
+        def gated(draft: GroupDraft, event: Any) -> Any:
+            self.runs += 1
+            self.entered.set()
+            assert self.opened.wait(30)
+            assert threading.current_thread() is not threading.main_thread()
+            return run(draft, event)
+
+        monkeypatch.setattr(GroupDraft, "run", gated)
+
+
+@pytest.fixture
+def gate(node: Node, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    for number in range(700):
+        node.topics.create(f"t{number}", 1)
+    return Gate(monkeypatch)
+
+
+def heartbeat_of(member_id: str, epoch: int = 0, **fields: Any) -> ConsumerHeartbeatRequest:
+    full: dict[str, Any] = {"owned": frozenset(), "regex": "t.*", "rebalance_timeout_ms": 60_000}
+    return ConsumerHeartbeatRequest("g", member_id, epoch, **((full if epoch == 0 else {}) | fields))
+
+
+async def test_a_large_group_is_changed_in_a_thread_and_is_durable(node: Node, gate: Gate) -> None:
+    reply = await node.coordinator.consumer_heartbeat(heartbeat_of("a"))
+    assert (reply.error, reply.member_epoch, len(reply.assignment or ())) == (NONE, 1, 700)
+    assert gate.runs == 1
+    await node.restart()
+    (described,) = await node.coordinator.describe_consumer_groups(["g"])
+    assert [(member.member_id, len(member.assignment)) for member in described.members] == [("a", 700)]
+
+
+async def test_a_heartbeat_that_changes_nothing_does_not_wait_for_the_thread(node: Node, gate: Gate) -> None:
+    await node.coordinator.consumer_heartbeat(heartbeat_of("a"))
+    gate.opened.clear()
+    gate.entered.clear()
+    joining = asyncio.ensure_future(node.coordinator.consumer_heartbeat(heartbeat_of("b")))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    reply = await node.coordinator.consumer_heartbeat(heartbeat_of("a", 1))
+    assert (reply.error, reply.member_epoch, reply.assignment) == (NONE, 1, None)
+    assert not joining.done()
+    gate.opened.set()
+    assert (await joining).member_epoch == 2
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_the_work_is_done_again_if_the_group_has_changed_meanwhile(
+    node: Node, gate: Gate, is_new: bool
+) -> None:
+    if not is_new:
+        await node.coordinator.consumer_heartbeat(heartbeat_of("z", regex=None, topics=frozenset({"t1"})))
+    gate.opened.clear()
+    joining = asyncio.ensure_future(node.coordinator.consumer_heartbeat(heartbeat_of("b")))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    # By name and small, so it is not kept waiting.
+    small = heartbeat_of("a", regex=None, topics=frozenset({"t1"}))
+    epoch = 1 if is_new else 2
+    assert (await node.coordinator.consumer_heartbeat(small)).member_epoch == epoch
+    gate.opened.set()
+    reply = await joining
+    assert (reply.error, reply.member_epoch, gate.runs) == (NONE, epoch + 1, 2)
+    (described,) = await node.coordinator.describe_consumer_groups(["g"])
+    assert {"a", "b"} <= {member.member_id for member in described.members}
+    targets = [topic.name for member in described.members for topic in member.target]
+    assert len(targets) == len(set(targets)) == 700
+
+
+async def test_overdue_members_of_a_large_group_are_removed_in_a_thread(node: Node, gate: Gate) -> None:
+    await node.coordinator.consumer_heartbeat(heartbeat_of("a"))
+    await node.coordinator.consumer_heartbeat(heartbeat_of("b"))
+    before = gate.runs
+    gate.entered.clear()
+    await node.clock.advance(node.settings.consumer_session_timeout_ms + 1)
+    await asyncio.to_thread(gate.entered.wait, 30)
+    (described,) = await node.coordinator.describe_consumer_groups(["g"])
+    assert (described.state, described.members) == ("Empty", ())
+    assert gate.runs == before + 1, "both at once"
+
+
+async def test_a_group_of_too_many_topics_is_refused_with_what_to_do(
+    node: Node, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.groups.consumer.draft._RECORDS_BYTES_MAX", 10_000)
+    reply = await node.coordinator.consumer_heartbeat(heartbeat_of("a"))
+    assert reply.error is ErrorCode.invalid_request
+    assert "subscribe to fewer topics" in str(reply.message)
+    assert node.log.end_offset == 0

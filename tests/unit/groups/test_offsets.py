@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from support.group_invariants import check_groups
 from tidemill.errors import DiskFull, ErrorCode
 from tidemill.groups.messages import (
     CommittedOffset,
@@ -21,9 +22,11 @@ UNREADABLE = (JoinProtocol("range", b"\x00"),)
 
 
 def commit(script: Script, *offsets: OffsetToCommit, **changes: Any) -> dict[tuple[str, int], ErrorCode]:
-    results = script.state.commit_offsets(OffsetCommitRequest("g", offsets, **changes), script.now_ms)
-    script.state.validate_state()
-    return results  # type: ignore[no-any-return]
+    results: dict[tuple[str, int], ErrorCode] = script.state.commit_offsets(
+        OffsetCommitRequest("g", offsets, **changes), script.now_ms
+    )
+    check_groups(script.state)
+    return results
 
 
 def fetch(script: Script, *partitions: tuple[str, int]) -> dict[tuple[str, int], CommittedOffset]:
@@ -158,7 +161,7 @@ class TestDelete:
 class TestExpiry:
     def expire(self, script: Script) -> None:
         script.state.expire(script.now_ms)
-        script.state.validate_state()
+        check_groups(script.state)
 
     def test_offsets_of_a_client_outside_groups_expire_after_their_commit(self, script: Script) -> None:
         commit(script, T0)

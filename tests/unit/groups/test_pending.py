@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tidemill.errors import ErrorCode
@@ -112,8 +114,8 @@ def transactional(
     return TransactionalCommitRequest(commit, P1, 0)
 
 
-def outcome(script: object, request: TransactionalCommitRequest) -> ErrorCode:
-    codes = script.state.commit_transactional_offsets(request, script.now_ms)  # type: ignore[attr-defined]
+def outcome(script: Any, request: TransactionalCommitRequest) -> ErrorCode:
+    codes = script.state.commit_transactional_offsets(request, script.now_ms)
     code: ErrorCode = codes["t", 0]
     return code
 

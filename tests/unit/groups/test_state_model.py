@@ -10,8 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from support.consumer_groups import FakeTopics
+from support.group_invariants import check_groups
 from tidemill.errors import DiskFull, ErrorCode
-from tidemill.groups.effects import GroupState
+from tidemill.groups.classic.group import ClassicGroup, GroupState
 from tidemill.groups.messages import (
     HeartbeatRequest,
     JoinProtocol,
@@ -31,7 +33,6 @@ from tidemill.groups.state import ShardState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidemill.groups.classic import ClassicGroup
 
 SETTINGS = GroupSettings(
     max_size=4, initial_rebalance_delay_ms=500, new_member_join_timeout_ms=4_000, min_session_timeout_ms=1_000
@@ -49,7 +50,7 @@ class GroupHistories(RuleBasedStateMachine):
         super().__init__()
         self.log: list[tuple[bytes, bytes | None]] = []
         self.disk_full = False
-        self.state = ShardState(SETTINGS, self.append)
+        self.state = ShardState(SETTINGS, self.append, FakeTopics())
         self.now_ms = 1_000
         self.counter = 0
         self.open_tokens: dict[str, tuple[str, str, str | None]] = {}
@@ -62,7 +63,8 @@ class GroupHistories(RuleBasedStateMachine):
 
     # -- the world around the group --------------------------------------------------------------------
 
-    def append(self, records: Sequence[GroupRecord]) -> None:
+    def append(self, records: Sequence[GroupRecord], producer: tuple[int, int] | None = None) -> None:
+        assert producer is None, "no rule commits offsets in a transaction"
         if self.disk_full:
             raise DiskFull("no room")
         self.log += [encode_record(record) for record in records]
@@ -101,7 +103,8 @@ class GroupHistories(RuleBasedStateMachine):
 
     def on_sync_reply(self, reply: SyncReply, member_id: str) -> None:
         if reply.error is ErrorCode.none:
-            group = self.state.groups["g"]
+            group = self.group
+            assert group is not None
             assert self.generation_of[member_id] == group.generation
             self.synced[member_id] = (group.generation, reply.assignment)
 
@@ -116,8 +119,14 @@ class GroupHistories(RuleBasedStateMachine):
             self.open_tokens = tokens
             return None
 
-    def snapshot(self) -> Any:
+    @property
+    def group(self) -> ClassicGroup | None:
         group = self.state.groups.get("g")
+        assert group is None or isinstance(group, ClassicGroup)
+        return group
+
+    def snapshot(self) -> Any:
+        group = self.group
         view = (
             None if group is None else (group.describe(), group.generation, group._joining, group._deadlines)
         )
@@ -173,14 +182,15 @@ class GroupHistories(RuleBasedStateMachine):
         self.attempt(act)
 
     def group_in(self, *states: GroupState) -> ClassicGroup | None:
-        group = self.state.groups.get("g")
+        group = self.group
         return group if group is not None and group.state in states else None
 
     @precondition(lambda self: self.group_in(GroupState.PREPARING_REBALANCE, GroupState.EMPTY))
     @rule(data=st.data())
     def everybody_joins_again(self, data: Any) -> None:
         """What well-behaved clients do in a rebalance, and how the initial delay ends."""
-        group = self.state.groups["g"]
+        group = self.group
+        assert group is not None
         absent = [m for m in group._roster.members if m.member_id not in group._joining]
         for member in data.draw(st.permutations(absent)):
             if member.member_id in group._roster:
@@ -196,7 +206,9 @@ class GroupHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.group_in(GroupState.COMPLETING_REBALANCE))
     @rule(data=st.data())
     def everybody_syncs(self, data: Any) -> None:
-        for member in data.draw(st.permutations(self.state.groups["g"]._roster.members)):
+        group = self.group
+        assert group is not None
+        for member in data.draw(st.permutations(group._roster.members)):
             if member.member_id in self.generation_of:
                 self.send_sync(member.member_id, self.generation_of[member.member_id])
 
@@ -229,7 +241,7 @@ class GroupHistories(RuleBasedStateMachine):
         member_id = data.draw(st.sampled_from(sorted(self.generation_of)))
         generation = self.generation_of[member_id]
         error = self.state.heartbeat(HeartbeatRequest("g", member_id, generation), self.now_ms)
-        group = self.state.groups.get("g")
+        group = self.group
         if error is ErrorCode.none:
             assert group is not None
             assert generation == group.generation
@@ -296,7 +308,7 @@ class GroupHistories(RuleBasedStateMachine):
 
     def forget_generations(self) -> None:
         """Generations that were not persisted are counted again, so what was said of them no longer binds."""
-        group = self.state.groups.get("g")
+        group = self.group
         reached = 0 if group is None else group.generation
         self.generation_of = {m: g for m, g in self.generation_of.items() if g <= reached}
         for told in (self.leader_of, self.assigned):
@@ -307,7 +319,7 @@ class GroupHistories(RuleBasedStateMachine):
     # -- what must hold --------------------------------------------------------------------------------
 
     def replayed(self) -> ShardState:
-        state = ShardState(SETTINGS, self.append)
+        state = ShardState(SETTINGS, self.append, FakeTopics())
         for key, value in self.log:
             record = decode_record(key, value)
             assert record is not None
@@ -316,11 +328,11 @@ class GroupHistories(RuleBasedStateMachine):
 
     @invariant()
     def state_is_valid(self) -> None:
-        self.state.validate_state()
+        check_groups(self.state)
 
     @invariant()
     def every_open_request_is_one_the_group_waits_for(self) -> None:
-        group = self.state.groups.get("g")
+        group = self.group
         waiting = set() if group is None else {*group._joining.values(), *group._syncing.values()}
         assert waiting == set(self.open_tokens)
 
@@ -340,9 +352,10 @@ class GroupHistories(RuleBasedStateMachine):
         replayed = self.replayed()
         assert replayed.groups.keys() == self.state.groups.keys()
         assert list(replayed.offsets.of("g")) == list(self.state.offsets.of("g"))
-        group = self.state.groups.get("g")
+        group = self.group
         if group is not None and group.state in (GroupState.STABLE, GroupState.EMPTY):
             again = replayed.groups["g"]
+            assert isinstance(again, ClassicGroup)
             assert again.describe() == group.describe()
             assert (again.generation, again.subscribed_topics) == (group.generation, group.subscribed_topics)
             if group.protocol_type is not None:

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.kv.resources import KvResources
+from tidemill.kv.rocks.resources import RocksResources
 
 
 @pytest.fixture
-def resources() -> KvResources:
-    return KvResources(block_cache_bytes=1 << 20, write_buffer_bytes=8 << 20)
+def resources() -> RocksResources:
+    return RocksResources(block_cache_bytes=1 << 20, write_buffer_bytes=8 << 20)
 
 
 @pytest.fixture
-def small_resources() -> KvResources:
+def small_resources() -> RocksResources:
     """With memtables so small that a few hundred rows make files, and a few thousand make compactions."""
-    return KvResources(
+    return RocksResources(
         block_cache_bytes=1 << 20,
         write_buffer_bytes=8 << 20,
         store_buffer_bytes=16 << 10,

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from tidemill.errors import DiskFull, StorageError
-from tidemill.kv.engine import KvStore
+from tidemill.kv.contract import KvStore
 from tidemill.kv.files import Files
 from tidemill.kv.manifest import MANIFEST_NAME
 from tidemill.kv.recovery import mark_damaged, recover
-from tidemill.kv.resources import KvResources
+from tidemill.kv.rocks.engine import RocksEngine
+from tidemill.kv.rocks.resources import RocksResources
+from tidemill.kv.rocks.store import RocksStore
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 
 ID = b"table 7, bucket 3"
@@ -27,7 +29,7 @@ ID = b"table 7, bucket 3"
 class Bucket:
     """A directory under recovery. Its log has one record per offset; the state has a row for each."""
 
-    def __init__(self, directory: Path, resources: KvResources) -> None:
+    def __init__(self, directory: Path, resources: RocksResources) -> None:
         self.directory = directory
         self.resources = resources
         self.live = directory / "live"
@@ -43,7 +45,7 @@ class Bucket:
         arguments = {"log_start": 0, "log_end": 1000, "log_is_complete": True} | changes
         return recover(
             self.directory,
-            arguments.pop("resources", self.resources),
+            RocksEngine(arguments.pop("resources", self.resources), arguments.pop("files", None)),
             arguments.pop("identity", ID),
             on_warning=self.warnings.append,
             **arguments,
@@ -52,7 +54,7 @@ class Bucket:
     def recovered_offset(self, **changes: Any) -> int:
         """The offset of the state that is found, which must have all rows below it."""
         with self.recover(**changes) as store:
-            with store.snapshot() as view:
+            with store.view() as view:
                 piece = view.read(b"", None, 1 << 20, 10_000)
             # All rows, or none where the log is to be replayed from its start.
             assert piece.keys in ([], [b"%06d" % offset for offset in range(store.applied_offset)])
@@ -66,7 +68,7 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, resources: KvResources) -> Bucket:
+def bucket(tmp_path: Path, resources: RocksResources) -> Bucket:
     """Snapshots at 100 and 200, live at 300."""
     bucket = Bucket(tmp_path / "bucket", resources)
     with bucket.recover() as store:
@@ -103,11 +105,11 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "list flipped": lambda live: _flip(next(live.glob("MANIFEST-*"))),
     "table file lost": lambda live: max(live.glob("*.sst")).unlink(),
     "table file cut": lambda live: _cut(max(live.glob("*.sst"))),
-    "marked": lambda live: mark_damaged(live.parent),
+    "marked": lambda live: mark_damaged(live.parent, Files()),
 }
 
 
-def test_a_new_bucket_starts_empty(tmp_path: Path, resources: KvResources) -> None:
+def test_a_new_bucket_starts_empty(tmp_path: Path, resources: RocksResources) -> None:
     for log_start in (0, 7):
         bucket = Bucket(tmp_path / f"from {log_start}", resources)
         assert bucket.recovered_offset(log_start=log_start, log_end=log_start) == log_start
@@ -140,7 +142,7 @@ def test_a_damaged_live_state_is_moved_away_and_the_newest_snapshot_taken(
 
 
 def test_a_snapshot_that_was_taken_of_a_damaged_state_is_not_taken_again_and_again(
-    tmp_path: Path, resources: KvResources
+    tmp_path: Path, resources: RocksResources
 ) -> None:
     bucket = Bucket(tmp_path / "bucket", resources)
     with bucket.recover() as store:
@@ -152,7 +154,7 @@ def test_a_snapshot_that_was_taken_of_a_damaged_state_is_not_taken_again_and_aga
         newest = max(bucket.live.glob("*.sst"), key=lambda path: path.name)
         _flip(newest, newest.stat().st_size // 2)
         SnapshotStore(bucket.directory).create(store, 30_000)
-    mark_damaged(bucket.directory)
+    mark_damaged(bucket.directory, Files())
     assert bucket.recovered_offset(log_end=100_000) == 100
     assert any("it is that of snapshot 2" in warning for warning in bucket.warnings)
     assert [info.snapshot_id for info in SnapshotStore(bucket.directory).list()] == [1]
@@ -160,7 +162,7 @@ def test_a_snapshot_that_was_taken_of_a_damaged_state_is_not_taken_again_and_aga
 
 def test_only_the_newest_damaged_state_is_kept(bucket: Bucket) -> None:
     for number in (1, 2, 3):
-        mark_damaged(bucket.directory)
+        mark_damaged(bucket.directory, Files())
         assert bucket.recovered_offset() == 200
         assert bucket.names() == ["live", f"live.damaged-{number}"]
 
@@ -191,7 +193,7 @@ def test_broken_snapshots_are_passed_over(bucket: Bucket) -> None:
         SnapshotStore(bucket.directory).create(store, 0)
     (bucket.snapshot(4).path / MANIFEST_NAME).unlink()
     _flip(_own_table(bucket.snapshot(3)))
-    mark_damaged(bucket.directory)
+    mark_damaged(bucket.directory, Files())
     assert bucket.recovered_offset() == 200
     live, lost, flipped = bucket.warnings
     assert "live" in live
@@ -211,7 +213,7 @@ def test_without_any_state_a_complete_log_is_replayed(bucket: Bucket) -> None:
 
 
 def test_without_any_state_an_incomplete_log_is_an_error_that_says_why(bucket: Bucket) -> None:
-    mark_damaged(bucket.directory)
+    mark_damaged(bucket.directory, Files())
     _flip(_own_table(bucket.snapshot(2)))
     with pytest.raises(StorageError, match="cannot be rebuilt: the log begins at offset 120") as caught:
         bucket.recover(log_start=120, log_is_complete=False)
@@ -234,11 +236,11 @@ def test_what_is_not_damage_changes_nothing(bucket: Bucket, monkeypatch: pytest.
         bucket.recover()
     assert bucket.names() == ["live"]
 
-    def full(*_: object, **__: object) -> KvStore:
+    def full(*_: object, **__: object) -> RocksStore:
         raise DiskFull("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(KvStore, "open", full)
+        patch.setattr(RocksStore, "open", full)
         with pytest.raises(DiskFull):
             bucket.recover()
     assert bucket.names() == ["live"]
@@ -259,7 +261,7 @@ def copy_open_database(source: Path, target: Path) -> None:
 def test_a_database_that_never_had_anything_does_not_hide_a_snapshot(bucket: Bucket, tmp_path: Path) -> None:
     shutil.rmtree(bucket.live)
     # A crash right after the database was made: its metadata was never flushed.
-    store = KvStore.open(tmp_path / "fresh", bucket.resources, ID)
+    store = RocksStore.open(tmp_path / "fresh", bucket.resources, ID)
     copy_open_database(tmp_path / "fresh", bucket.live)
     store.close()
     assert bucket.recovered_offset() == 200
@@ -295,7 +297,7 @@ class Crashing(Files):
 
 
 def test_a_crash_at_any_point_of_a_recovery_does_no_harm(bucket: Bucket, tmp_path: Path) -> None:
-    mark_damaged(bucket.directory)
+    mark_damaged(bucket.directory, Files())
     step, finished = 0, False
     while not finished:
         directory = tmp_path / f"crash-{step}"
@@ -314,7 +316,7 @@ def test_a_crash_at_any_point_of_a_recovery_does_no_harm(bucket: Bucket, tmp_pat
 
 
 def test_leftovers_are_cleaned_away(bucket: Bucket) -> None:
-    mark_damaged(bucket.directory)
+    mark_damaged(bucket.directory, Files())
     for name in ("snapshots/tmp-9", "snapshots/removing-8", "live.restoring"):
         (bucket.directory / name).mkdir()
         (bucket.directory / name / "file").write_text("x")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tidemill.errors import CorruptData, DiskFull, StorageError
-from tidemill.kv.engine import KvStore, open_read_only
 from tidemill.kv.files import Files
 from tidemill.kv.manifest import MANIFEST_NAME, FileEntry, Manifest, pack_manifest, unpack_manifest
-from tidemill.kv.resources import KvResources
+from tidemill.kv.rocks.resources import RocksResources
+from tidemill.kv.rocks.store import RocksStore, open_read_only
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 
 ID = b"\x00table"
@@ -65,15 +65,15 @@ def _remove_something(directory: Path) -> None:
         path.unlink()
 
 
-def open_store(directory: Path, resources: KvResources) -> KvStore:
-    return KvStore.open(directory / "live", resources, ID)
+def open_store(directory: Path, resources: RocksResources) -> RocksStore:
+    return RocksStore.open(directory / "live", resources, ID)
 
 
-def fill(store: KvStore, number: int) -> None:
+def fill(store: RocksStore, number: int) -> None:
     store.write([b"%d-%04d" % (number, i) for i in range(500)], [os.urandom(20)] * 500, [], number)
 
 
-def content(path: Path, resources: KvResources) -> dict[bytes, bytes]:
+def content(path: Path, resources: RocksResources) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     with open_read_only(path, resources, ID) as reader:
         start: bytes | None = b""
@@ -89,7 +89,7 @@ def ids(directory: Path) -> list[int]:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, resources: KvResources) -> Path:
+def bucket(tmp_path: Path, resources: RocksResources) -> Path:
     """A bucket at offset 2 with a snapshot of offset 1 and one of offset 2."""
     directory = tmp_path / "bucket"
     with open_store(directory, resources) as store:
@@ -99,7 +99,7 @@ def bucket(tmp_path: Path, resources: KvResources) -> Path:
     return directory
 
 
-def test_a_snapshot_is_the_state_at_its_offset(bucket: Path, resources: KvResources) -> None:
+def test_a_snapshot_is_the_state_at_its_offset(bucket: Path, resources: RocksResources) -> None:
     snapshots = SnapshotStore(bucket)
     first, second = snapshots.list()
     assert (first.snapshot_id, first.log_offset, first.created_ms, first.identity) == (1, 1, 1001, ID)
@@ -117,7 +117,7 @@ def test_a_snapshot_is_the_state_at_its_offset(bucket: Path, resources: KvResour
 
 
 def test_a_restored_snapshot_is_written_to_without_harm_to_it(
-    bucket: Path, resources: KvResources, tmp_path: Path
+    bucket: Path, resources: RocksResources, tmp_path: Path
 ) -> None:
     snapshots = SnapshotStore(bucket)
     first = snapshots.list()[0]
@@ -126,7 +126,7 @@ def test_a_restored_snapshot_is_written_to_without_harm_to_it(
     for entry in first.files:
         is_shared = (first.path / entry.name).samefile(tmp_path / "restored" / entry.name)
         assert is_shared == entry.name.endswith(".sst"), entry.name
-    with KvStore.open(tmp_path / "restored", resources, ID) as store:
+    with RocksStore.open(tmp_path / "restored", resources, ID) as store:
         assert store.applied_offset == 1
         store.write([b"1-0000"], [b"changed"], [b"1-0001"], 5)
         store.flush()
@@ -138,7 +138,7 @@ def test_a_restored_snapshot_is_written_to_without_harm_to_it(
         snapshots.restore(first, tmp_path / "restored")
 
 
-def test_only_new_files_are_read_for_their_checksum(bucket: Path, resources: KvResources) -> None:
+def test_only_new_files_are_read_for_their_checksum(bucket: Path, resources: RocksResources) -> None:
     files = Recording()
     with open_store(bucket, resources) as store:
         fill(store, 3)
@@ -148,7 +148,9 @@ def test_only_new_files_are_read_for_their_checksum(bucket: Path, resources: KvR
     SnapshotStore(bucket).verify(info)
 
 
-def test_a_new_file_under_an_old_name_is_read_for_its_checksum(bucket: Path, resources: KvResources) -> None:
+def test_a_new_file_under_an_old_name_is_read_for_its_checksum(
+    bucket: Path, resources: RocksResources
+) -> None:
     snapshots = SnapshotStore(bucket)
     first, second = snapshots.list()
     shutil.rmtree(bucket / "live")
@@ -239,7 +241,7 @@ def test_a_flipped_bit_is_found_by_its_checksum(bucket: Path, tmp_path: Path, ki
     assert not (tmp_path / "restored").exists()
 
 
-def test_the_newest_and_the_leased_are_kept(bucket: Path, resources: KvResources) -> None:
+def test_the_newest_and_the_leased_are_kept(bucket: Path, resources: RocksResources) -> None:
     snapshots = SnapshotStore(bucket)
     with open_store(bucket, resources) as store:
         for number in range(3, 7):
@@ -257,7 +259,7 @@ def test_the_newest_and_the_leased_are_kept(bucket: Path, resources: KvResources
         snapshots.verify(info)
 
 
-def test_a_number_is_never_given_twice(bucket: Path, resources: KvResources) -> None:
+def test_a_number_is_never_given_twice(bucket: Path, resources: RocksResources) -> None:
     with open_store(bucket, resources) as store:
         for expected in (3, 4):
             assert SnapshotStore(bucket).create(store, 0).snapshot_id == expected
@@ -269,7 +271,7 @@ def test_a_number_is_never_given_twice(bucket: Path, resources: KvResources) -> 
         SnapshotStore(bucket).remove(4)
 
 
-def test_everything_is_durable_before_the_name_is(bucket: Path, resources: KvResources) -> None:
+def test_everything_is_durable_before_the_name_is(bucket: Path, resources: RocksResources) -> None:
     files = Recording()
     with open_store(bucket, resources) as store:
         fill(store, 3)
@@ -290,7 +292,7 @@ def _steps(work: Callable[[Recording], object]) -> int:
     return len(files.done)
 
 
-def _create(directory: Path, resources: KvResources, files: Files) -> None:
+def _create(directory: Path, resources: RocksResources, files: Files) -> None:
     store = open_store(directory, resources)
     try:
         fill(store, 3)
@@ -305,7 +307,7 @@ def _copy(bucket: Path, target: Path) -> Path:
 
 
 def test_a_crash_while_a_snapshot_is_made_leaves_the_old_set_or_the_new_one(
-    bucket: Path, resources: KvResources, tmp_path: Path
+    bucket: Path, resources: RocksResources, tmp_path: Path
 ) -> None:
     steps = _steps(lambda files: _create(_copy(bucket, tmp_path / "all"), resources, files))
     assert steps > 10
@@ -332,7 +334,7 @@ def test_a_crash_while_a_snapshot_is_made_leaves_the_old_set_or_the_new_one(
 
 
 def test_a_failure_while_a_snapshot_is_made_changes_nothing(
-    bucket: Path, resources: KvResources, tmp_path: Path
+    bucket: Path, resources: RocksResources, tmp_path: Path
 ) -> None:
     steps = _steps(lambda files: _create(_copy(bucket, tmp_path / "all"), resources, files))
     directory = _copy(bucket, tmp_path / "failing")
@@ -365,7 +367,7 @@ def test_a_crash_while_a_snapshot_is_removed_leaves_it_whole_or_gone(bucket: Pat
 
 
 def test_snapshots_taken_under_writes_and_compactions_are_the_state_at_their_offset(
-    tmp_path: Path, small_resources: KvResources
+    tmp_path: Path, small_resources: RocksResources
 ) -> None:
     done = threading.Event()
     with open_store(tmp_path, small_resources) as store:
@@ -406,7 +408,7 @@ class Compacting(Files):
         return super().link(source, target)
 
 
-def test_a_copy_into_which_a_compaction_came_is_made_again(bucket: Path, resources: KvResources) -> None:
+def test_a_copy_into_which_a_compaction_came_is_made_again(bucket: Path, resources: RocksResources) -> None:
     with open_store(bucket, resources) as store:
         fill(store, 3)
         files = Compacting(times=4)
@@ -420,7 +422,7 @@ def test_a_copy_into_which_a_compaction_came_is_made_again(bucket: Path, resourc
 
 @pytest.mark.parametrize("from_end", [300, 500])
 def test_state_that_cannot_be_copied_because_a_file_is_damaged_is_reported_as_damaged(
-    bucket: Path, resources: KvResources, from_end: int
+    bucket: Path, resources: RocksResources, from_end: int
 ) -> None:
     damaged = max((bucket / "live").glob("*.sst"))
     with open_store(bucket, resources) as store:
@@ -449,7 +451,7 @@ class OldList(Files):
         return found
 
 
-def test_a_copy_of_an_older_state_is_made_again(bucket: Path, resources: KvResources) -> None:
+def test_a_copy_of_an_older_state_is_made_again(bucket: Path, resources: RocksResources) -> None:
     with open_store(bucket, resources) as store:
         files = OldList(next((bucket / "live").glob("MANIFEST-*")).stat().st_size)
         fill(store, 3)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +64,62 @@ def test_log_start_and_recovery_point_move_independently() -> None:
     assert file.current == Checkpoint(4, 12)
     file.save_log_start(20)
     assert file.current == Checkpoint(20, 20)
+
+
+# --- the high watermark
+
+
+def test_the_high_watermark_goes_with_whatever_is_written_next() -> None:
+    storage = storage_with_dir()
+    file = CheckpointFile.create(storage, "t", Checkpoint(0, 5))
+    assert load(storage).high_watermark is None
+    file.high_watermark = 4
+    assert load(storage).high_watermark is None, "it costs no write of its own"
+    file.hint(6)
+    assert load(storage) == Checkpoint(0, 6, high_watermark=4)
+    file.high_watermark = 6
+    file.save_log_start(2)
+    assert load(storage) == Checkpoint(2, 6, high_watermark=6)
+    again = CheckpointFile.load(storage, "t")
+    again.hint(7)
+    assert load(storage).high_watermark == 6, "the next process keeps it until it knows better"
+
+
+@pytest.mark.parametrize("slot", [0, 2])
+def test_an_older_release_and_this_one_read_each_others_slots(slot: int) -> None:
+    """The first part is byte for byte what the first release wrote, and is enough."""
+    storage = storage_with_dir()
+    file = CheckpointFile.create(storage, "t", Checkpoint(1, 2, high_watermark=2))
+    file.hint(9)
+    first_part = storage.read_file(PATH)[slot * 4096 :][:49]
+    magic, sequence, start, point, *_ = struct.unpack(">4sQqqBqq", first_part[:-4])
+    expected = (b"TMC1", 1, 1, 2) if slot == 0 else (b"TMC1", 2, 1, 9)
+    assert (magic, sequence, start, point) == expected
+    assert struct.unpack(">I", first_part[-4:])[0] == crc32c(first_part[:-4])
+    # The older release goes on with the file: it writes the next hint and leaves what follows it in place.
+    body = struct.pack(">4sQqqBqq", b"TMC1", 3, 1, 12, 0, 0, 0)
+    storage.open(PATH).write(2 * 4096, [body + struct.pack(">I", crc32c(body))])
+    assert load(storage) == Checkpoint(1, 12, high_watermark=2), "the hint's own one belongs to another hint"
+
+
+def test_a_file_of_the_first_release_has_no_high_watermark() -> None:
+    storage = storage_with_dir()
+    body = struct.pack(">4sQqqBqq", b"TMC1", 1, 3, 7, 1, 0, 99)
+    slot = body + struct.pack(">I", crc32c(body))
+    storage.open(PATH, create=True).write(0, [slot.ljust(2 * 4096 + 49, b"\0")])
+    assert load(storage) == Checkpoint(3, 7, True, 0, 99)
+    file = CheckpointFile.load(storage, "t")
+    file.high_watermark = 7
+    file.hint(8)
+    assert load(storage) == Checkpoint(3, 8, False, 0, 99, high_watermark=7)
+
+
+@given(st.integers(49, 60), st.integers(0, 7))
+def test_a_flipped_bit_in_the_high_watermark_costs_only_the_high_watermark(position: int, bit: int) -> None:
+    storage = storage_with_dir()
+    CheckpointFile.create(storage, "t", Checkpoint(0, 1, high_watermark=1))
+    storage.flip_bit(PATH, position, bit)
+    assert load(storage) == Checkpoint(0, 1)
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -13,7 +13,8 @@ BATCHES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=12)
 
 def built(batches: list[tuple[int, int]]) -> tuple[EpochHistory, list[int]]:
     """A history, and the epoch of every offset."""
-    history, epochs, epoch = EpochHistory(), [], 0
+    history, epoch = EpochHistory(), 0
+    epochs: list[int] = []
     for rise, size in batches:
         epoch += rise
         news = history.assign(epoch, len(epochs))

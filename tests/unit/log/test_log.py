@@ -327,7 +327,7 @@ def test_a_deletion_during_a_flush_is_not_undone_by_its_note() -> None:
     append(log, "x" * 300)
     job = log.begin_flush()
     assert job is not None
-    storage.before_next("rename", ".producers", lambda: log.delete_before(2))
+    storage.before_next("rename", ".producers", lambda: log.discard(log.move_start(2)))
     job.run()
     log.finish_flush(job)
     assert CheckpointFile.load(storage, DIRECTORY).current.log_start_offset == 2
@@ -344,7 +344,7 @@ def test_deleting_moves_the_start_and_removes_whole_segments() -> None:
         append(log, str(number) * 200, str(number))
     flush(log)
     assert [segment.base_offset for segment in log.segments] == [0, 2, 4, 6, 8, 10]
-    log.delete_before(5)
+    log.discard(log.move_start(5))
     assert [segment.base_offset for segment in log.segments] == [4, 6, 8, 10]
     assert log.log_start_offset == 5
     assert (
@@ -352,7 +352,7 @@ def test_deleting_moves_the_start_and_removes_whole_segments() -> None:
     )
     with pytest.raises(ApiError):
         log.read(4, 100, 12)
-    log.delete_before(3)
+    log.discard(log.move_start(3))
     assert log.log_start_offset == 5
 
 
@@ -360,7 +360,7 @@ def test_what_is_not_durable_cannot_be_deleted() -> None:
     _, log = opened()
     append(log, "a")
     with pytest.raises(AssertionError):
-        log.delete_before(1)
+        log.discard(log.move_start(1))
 
 
 def test_a_deletion_whose_note_fails_changes_nothing() -> None:
@@ -370,7 +370,7 @@ def test_a_deletion_whose_note_fails_changes_nothing() -> None:
     flush(log)
     storage.fail_next("sync", "checkpoint")
     with pytest.raises(SyncFailed):
-        log.delete_before(1)
+        log.discard(log.move_start(1))
     assert log.log_start_offset == 0
     assert storage.exists(SEGMENT)
 
@@ -382,7 +382,7 @@ def test_everything_can_be_deleted_and_offsets_go_on() -> None:
             append(log, str(number) * 300, sequence=number)
         flush(log)
         log.roll()
-        log.delete_before(4)
+        log.discard(log.move_start(4))
         survivor = storage.crash(power_loss=bool(seed % 4))
         _, log = opened(survivor)
         assert (log.log_start_offset, log.end_offset, values(log)) == (4, 4, [])
@@ -401,7 +401,7 @@ def test_a_crash_anywhere_in_a_deletion_leaves_the_old_or_the_new_start() -> Non
             log.roll()
             storage.cut_power_after(calls)
             with contextlib.suppress(PowerCut):
-                log.delete_before(4)
+                log.discard(log.move_start(4))
             _, log = opened(storage.crash())
             assert log.log_start_offset in (0, 4)
             assert log.end_offset == 4
@@ -416,7 +416,7 @@ def test_deleting_makes_room_on_a_full_disk_and_survives_a_crash() -> None:
         flush(log)
         log.roll()
         storage.capacity_bytes = storage.used_bytes
-        log.delete_before(4)
+        log.discard(log.move_start(4))
         assert storage.used_bytes < storage.capacity_bytes - 4 * 300
         storage.capacity_bytes = None
         _, log = opened(storage.crash())
@@ -452,7 +452,7 @@ def test_the_largest_timestamp_may_be_in_a_batch_of_which_a_part_is_deleted() ->
     data = build_batch([Record(None, b"a", 10), Record(None, b"b", 5), Record(None, b"c", 7)])
     log.append(data, parse_header(data), 0, 10)
     flush(log)
-    log.delete_before(1)
+    log.discard(log.move_start(1))
     found = searched(log.find_max_timestamp(3))
     assert found is not None
     assert (found.timestamp, found.offset) == (7, 2)
@@ -465,7 +465,7 @@ def test_a_record_of_a_large_batch_is_found_by_its_time(codec: int) -> None:
     data = build_batch([Record(None, b"v", time) for time in times], codec=codec)
     log.append(data, parse_header(data), 0, 10)
     flush(log)
-    log.delete_before(5)
+    log.discard(log.move_start(5))
     for wanted in (0, 5_000, max(times)):
         expected = next(number for number, time in enumerate(times) if number >= 5 and time >= wanted)
         found = searched(log.find_time(wanted, 20_000))
@@ -483,3 +483,28 @@ def test_a_batch_that_unpacks_to_too_much_is_found_by_its_header() -> None:
     found = searched(log.find_time(6, 2), max_bytes=10_000)
     assert found is not None
     assert (found.offset, found.timestamp) == (0, 9)
+
+
+# --- the high watermark in the checkpoint
+
+
+def test_the_owners_high_watermark_is_there_after_a_restart() -> None:
+    storage = FaultyStorage()
+    log, _ = open_log(storage, DIRECTORY, TopicConfig())
+    assert log.high_watermark_checkpoint is None
+    append(log, "a", "b")
+    log.note_high_watermark(1)
+    flush(log)
+    log.abandon()
+    again, _ = open_log(storage.crash(power_loss=False), DIRECTORY, TopicConfig())
+    assert (again.high_watermark_checkpoint, again.durable_offset) == (1, 2)
+
+
+def test_a_high_watermark_above_what_a_crash_has_left_ends_at_the_log_end() -> None:
+    storage = FaultyStorage()
+    log, _ = open_log(storage, DIRECTORY, TopicConfig())
+    append(log, "a")
+    log.note_high_watermark(5)
+    flush(log)
+    again, _ = open_log(storage.crash(power_loss=False), DIRECTORY, TopicConfig())
+    assert again.high_watermark_checkpoint == again.end_offset == 1

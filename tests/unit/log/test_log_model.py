@@ -18,7 +18,7 @@ from support.searching import searched
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.index import IndexCache
-from tidemill.log.inspect import verify
+from tidemill.log.offline.inspect import verify
 from tidemill.log.recovery import open_log
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.record import Record, build_batch, read_records
@@ -90,7 +90,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 1000))
     def delete(self, choice: int) -> None:
         offset = self.start + choice % (self.durable - self.start + 1)
-        self.log.delete_before(offset)
+        self.log.discard(self.log.move_start(offset))
         self.start = max(self.start, offset)
 
     @rule()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -84,16 +86,16 @@ class ProducerModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model)
     @rule(pick=st.randoms(use_true_random=False), count=st.integers(1, 3))
-    def send_next(self, pick: object, count: int) -> None:
-        producer, (epoch, batches) = pick.choice(sorted(self.model.items()))  # type: ignore[attr-defined]
+    def send_next(self, pick: random.Random, count: int) -> None:
+        producer, (epoch, batches) = pick.choice(sorted(self.model.items()))
         sequence, size, _ = batches[-1]
         self.send(header(producer, epoch, (sequence + size) % 2**31, count))
 
     @precondition(lambda self: self.model)
     @rule(pick=st.randoms(use_true_random=False))
-    def send_again(self, pick: object) -> None:
-        producer, (epoch, batches) = pick.choice(sorted(self.model.items()))  # type: ignore[attr-defined]
-        sequence, count, _ = pick.choice(batches[-7:])  # type: ignore[attr-defined]
+    def send_again(self, pick: random.Random) -> None:
+        producer, (epoch, batches) = pick.choice(sorted(self.model.items()))
+        sequence, count, _ = pick.choice(batches[-7:])
         self.send(header(producer, epoch, sequence, count))
 
     @precondition(lambda self: self.forgetful)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,11 @@ SEGMENTS = [Facts(0, 10, 100, 1000), Facts(10, 20, 100, 2000), Facts(20, 30, 100
 
 
 def start(
-    now_ms: int = 3000, durable: int = 30, segments: list[Facts] = SEGMENTS, **config: object
+    now_ms: int = 3000, durable: int = 30, segments: list[Facts] = SEGMENTS, **config: Any
 ) -> int | None:
-    values: dict[str, object] = {"retention_ms": -1, "retention_bytes": -1, **config}
-    topic = TopicConfig(**values)  # type: ignore[arg-type]
-    return retained_start(segments, topic, durable_offset=durable, now_ms=now_ms)
+    values: dict[str, Any] = {"retention_ms": -1, "retention_bytes": -1, **config}
+    topic = TopicConfig(**values)
+    return retained_start(segments, topic, high_watermark=durable, now_ms=now_ms)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from support.batches import make_batch
 from support.faulty_storage import FaultyStorage
 from tidemill.log.index import IndexCache
 from tidemill.log.segment import Segment
-from tidemill.log.walk import BrokenBatch, walk
+from tidemill.log.segment_walk import BrokenBatch, walk
 from tidemill.records.batch import stamp_prefix
 
 

@@ -36,17 +36,36 @@ def flush(partition: Partition) -> None:
     partition.flushed(job)
 
 
-async def test_records_are_replayed_once_they_are_committed(storage: FaultyStorage) -> None:
+async def test_records_are_replayed_to_the_log_end_whether_they_are_committed_or_not(
+    storage: FaultyStorage,
+) -> None:
     partition, log = opened(storage)
     assert log.leader_epoch == 4
-    assert log.append([(b"a", b"1"), (b"b", None)]) == 2
+    assert log.append([(b"a", b"1"), (b"b", None)]) == log.end_offset == 2
     committed = log.committed(2)
     assert not committed.done()
-    assert list(log.replay()) == []
+    expected = [ReplayedRecord(0, b"a", b"1", -1), ReplayedRecord(1, b"b", None, -1)]
+    assert list(log.replay(2)) == expected
     flush(partition)
     await committed
     assert log.append([(b"c", b"3")]) == 3
-    assert list(log.replay()) == [ReplayedRecord(0, b"a", b"1", -1), ReplayedRecord(1, b"b", None, -1)]
+    assert list(log.replay(2)) == expected, "what comes later is not part of the replay"
+
+
+async def test_another_leader_fails_who_waits_and_is_told_to_who_depends_on_it(
+    storage: FaultyStorage,
+) -> None:
+    partition, log = opened(storage)
+    told: list[str] = []
+    log.depend("stays", lambda: told.append("stays"))
+    log.depend("goes", lambda: told.append("goes"))
+    log.release("goes")
+    committed = log.committed(log.append([(b"a", b"1")]))
+    partition.become_follower(5)
+    with pytest.raises(ApiError) as caught:
+        await committed
+    assert caught.value.code == ErrorCode.not_leader_or_follower
+    assert told == ["stays"]
 
 
 async def test_a_failed_flush_fails_who_waits(storage: FaultyStorage) -> None:
@@ -77,7 +96,7 @@ def test_transactional_batches_follow_what_the_producer_has(storage: FaultyStora
     partition.begin_transaction(9, 1)
     assert log.append_transactional([(b"e", b"5")], 9, 1) == 7
     flush(partition)
-    assert list(log.replay()) == [
+    assert list(log.replay(log.end_offset)) == [
         ReplayedRecord(0, b"a", b"1", 9),
         ReplayedRecord(1, b"b", b"2", 9),
         ReplayedRecord(2, b"c", b"3", 9),
@@ -93,7 +112,7 @@ def test_a_refused_append_writes_nothing(storage: FaultyStorage) -> None:
     with pytest.raises(ApiError) as caught:
         log.append_transactional([(b"a", b"1")], 9, 0)
     assert caught.value.code == ErrorCode.invalid_txn_state
-    assert partition.log.end_offset == 0
+    assert partition.local_log.end_offset == 0
 
 
 def test_a_replay_after_a_restart_gives_the_same(storage: FaultyStorage) -> None:
@@ -102,4 +121,4 @@ def test_a_replay_after_a_restart_gives_the_same(storage: FaultyStorage) -> None
     flush(partition)
     log.append([(b"never", b"durable")])
     _, again = opened(storage.crash(power_loss=True))
-    assert next(iter(again.replay())) == ReplayedRecord(0, b"a", b"1", -1)
+    assert next(iter(again.replay(again.end_offset))) == ReplayedRecord(0, b"a", b"1", -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -12,16 +13,18 @@ import pytest
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import StorageError, SyncFailed
+from tidemill.coordination.clock import wall_clock_ms
+from tidemill.coordination.pools import thread_pool
+from tidemill.errors import StorageError, SyncFailed, TidemillError
 from tidemill.log.recovery import open_log
 from tidemill.replication.coordinator_log import wait_committed
-from tidemill.replication.flusher import Flusher, wall_clock_ms
+from tidemill.replication.flusher import Flusher
 from tidemill.replication.partition import Partition
 
 
 @pytest.fixture
 async def flusher() -> AsyncIterator[Flusher]:
-    made = Flusher(asyncio.get_running_loop(), 2)
+    made = Flusher(asyncio.get_running_loop(), thread_pool("flush", 2))
     yield made
     made.close()
 
@@ -36,8 +39,8 @@ Make = Callable[..., Partition]
 
 @pytest.fixture
 def make(flusher: Flusher, storage: FaultyStorage) -> Make:
-    def build(index: int = 0, **config: object) -> Partition:
-        log, _ = open_log(storage, f"logs/t/{index}", TopicConfig(**config))  # type: ignore[arg-type]
+    def build(index: int = 0, **config: Any) -> Partition:
+        log, _ = open_log(storage, f"logs/t/{index}", TopicConfig(**config))
         return Partition(
             "t",
             UUID(int=1),
@@ -123,7 +126,7 @@ async def test_a_waiter_that_raises_does_not_hang_the_drain(
 ) -> None:
     partition = make()
 
-    def broken(error: StorageError | None) -> None:
+    def broken(error: TidemillError | None) -> None:
         raise KeyError("a bug in a waiter")
 
     partition.when_committed(append(partition), broken)

@@ -11,7 +11,7 @@ import pytest
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, SyncFailed
+from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, SyncFailed, TidemillError
 from tidemill.log.checkpoint import CHECKPOINT_NAME
 from tidemill.log.inventory import INVENTORY_NAME
 from tidemill.log.storage import LocalStorage, Storage
@@ -65,7 +65,7 @@ def test_a_partition_that_was_closed_is_opened_again(storage: FaultyStorage) -> 
     replicas.close_partition(replicas.open(placement()))
     assert len(replicas) == 0
     again = replicas.open(placement())
-    assert (again.high_watermark, again.log.end_offset) == (2, 2)
+    assert (again.high_watermark, again.local_log.end_offset) == (2, 2)
 
 
 def damaged(storage: FaultyStorage) -> None:
@@ -112,7 +112,7 @@ def test_a_torn_end_that_cannot_be_kept_for_want_of_room_is_cut_before_the_next_
     again = replicas_on(crashed)
     opened = again.open(placement())
     assert opened.high_watermark == 1
-    assert len(list(opened.log.read_batches(0, 1))) == 1
+    assert len(list(opened.local_log.read_batches(0, 1))) == 1
     with pytest.raises(DiskFull):
         opened.append(plain_batch("b"), NOW)
     assert not [name for name in crashed.list_dir(path.rpartition("/")[0]) if ".cut-" in name]
@@ -145,7 +145,7 @@ def test_producers_read_back_after_a_crash_count_as_active_now(storage: FaultySt
     partition = replicas_on(storage.crash(power_loss=False)).open(placement())
     (known,) = partition.producers()
     assert known.last_timestamp_ms == NOW
-    assert partition.log.producers.expire(NOW - 1) == 0
+    assert partition.local_log.producers.expire(NOW - 1) == 0
 
 
 def test_closing_goes_on_after_a_partition_that_fails(storage: FaultyStorage) -> None:
@@ -175,12 +175,12 @@ def test_a_deleted_topic_answers_who_waits_and_lets_go_of_its_files(tmp_path: Pa
     partition = replicas.open(placement())
     write(partition, "a")
     partition.append(plain_batch("b"), NOW)
-    told: list[StorageError | None] = []
+    told: list[TidemillError | None] = []
     partition.when_committed(2, told.append)
     replicas.mark_deleting("t", ID)
     replicas.stop_topic("t", ID)
     (error,) = told
-    assert error is not None
+    assert isinstance(error, StorageError)
     assert error.code == ErrorCode.unknown_topic_or_partition
     assert len(replicas) == 0
     replicas.remove_files("t", ID)

@@ -14,9 +14,10 @@ from support.batches import plain_batch
 from support.compacting import flush
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
+from tidemill.coordination.pools import thread_pool
 from tidemill.errors import DamagedBatch
 from tidemill.log.log import PartitionLog
-from tidemill.log.scrubbing import PartitionKey
+from tidemill.log.scrub_progress import PartitionKey
 from tidemill.log.segment import Segment
 from tidemill.replication import scrubber as scrubbing
 from tidemill.replication.partition import Partition
@@ -42,9 +43,11 @@ class World:
             self.replicas,
             lambda: [self.placement(index) for index in range(self.count)],
             self.find,
+            thread_pool("scrub", 1),
             bytes_per_second=0,
             interval_ms=DAY,
             clock_ms=lambda: self.now_ms,
+            steady_ms=lambda: self.now_ms,
         )
         self.made.append(self.scrubber)
         self.scrubber.load()
@@ -62,11 +65,11 @@ class World:
         partition = self.partition(index)
         for number in range(batches):
             partition.append(plain_batch(f"{number}" * 30), self.now_ms)
-        flush(partition.log)
+        flush(partition)
         return partition
 
     def damage(self, offset: int, index: int = 0) -> tuple[str, int]:
-        path, position = self.partition(index).log.place_of(offset)
+        path, position = self.partition(index).local_log.position_of(offset)
         self.storage.flip_bit(path, position + 80)
         return path, position
 
@@ -76,7 +79,7 @@ class World:
         return World(self.storage, self.count, self.now_ms, self.made)
 
     def damaged(self) -> list[tuple[int, str, int]]:
-        return [(each.index, *place) for each in self.replicas.damage for place in sorted(each.places)]
+        return [(each.index, *place) for each in self.replicas.damage for place in sorted(each.batches)]
 
 
 @pytest.fixture
@@ -90,7 +93,7 @@ def world() -> Iterator[World]:
 async def test_a_pass_finds_damage_that_nobody_has_read_and_goes_on_behind_it(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sizes = [world.fill(index).log.size_bytes for index in range(2)]
+    sizes = [world.fill(index).local_log.size_bytes for index in range(2)]
     places = [(0, *world.damage(7)), (0, *world.damage(40)), (1, *world.damage(59, index=1))]
     with caplog.at_level(logging.ERROR):
         await world.scrubber.scrub()
@@ -106,7 +109,7 @@ async def test_a_pass_finds_damage_that_nobody_has_read_and_goes_on_behind_it(
 
 
 async def test_sound_logs_are_read_whole_and_partitions_opened_for_it_are_closed_again(world: World) -> None:
-    sizes = [world.fill(index).log.size_bytes for index in range(2)]
+    sizes = [world.fill(index).local_log.size_bytes for index in range(2)]
     again = world.again()
     await again.scrubber.scrub()
     assert again.damaged() == []
@@ -117,7 +120,7 @@ async def test_sound_logs_are_read_whole_and_partitions_opened_for_it_are_closed
 
 async def test_a_partition_that_is_in_use_stays_open_and_is_read_up_to_its_durable_end(world: World) -> None:
     partition = world.fill()
-    durable = partition.log.size_bytes
+    durable = partition.local_log.size_bytes
     partition.append(plain_batch("not durable"), world.now_ms)
     await world.scrubber.scrub()
     assert world.scrubber.counts.bytes_read == durable
@@ -139,7 +142,7 @@ async def test_a_pass_goes_on_where_the_last_process_left_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrubbing, "_STEP_BYTES", 1_000)
-    total = sum(world.fill(index).log.size_bytes for index in range(2))
+    total = sum(world.fill(index).local_log.size_bytes for index in range(2))
     await stop_after(world, lambda: world.scrubber.counts.batches >= 80)
     read = world.scrubber.counts.batches
     assert 80 <= read < 120
@@ -210,12 +213,12 @@ async def test_segments_that_are_deleted_or_replaced_meanwhile_do_no_harm(
     monkeypatch.setattr(scrubbing, "_STEP_BYTES", 1_000)
     partition = world.fill()
     real = Scrubber._read
-    seen = []
+    seen: list[int] = []
 
     def deleting(self: Scrubber, stretch: scrubbing._Stretch) -> object:
         # The thread is about to open the file: retention is faster.
         if len(seen) == 2:
-            partition.log.delete_before(30)
+            partition.local_log.discard(partition.local_log.move_start(30))
         seen.append(stretch.offset)
         return real(self, stretch)
 
@@ -231,13 +234,13 @@ async def test_a_file_that_changed_under_its_name_is_not_taken_for_damage(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = world.fill()
-    first: Segment = partition.log.segments[0]
+    first: Segment = partition.local_log.segments[0]
     _ = first.file
     real = Scrubber._check
 
     def swapped(self: Scrubber, file: object, stretch: scrubbing._Stretch) -> object:
         # As a compaction would: another content under the name, while the log reads through its own handle.
-        other = world.storage.open(partition.log.segments[-1].log_path)
+        other = world.storage.open(partition.local_log.segments[-1].log_path)
         return real(self, other, stretch)
 
     monkeypatch.setattr(Scrubber, "_check", swapped)
@@ -247,7 +250,7 @@ async def test_a_file_that_changed_under_its_name_is_not_taken_for_damage(
 
 async def test_a_segment_that_cannot_be_read_is_left_out_and_counted(world: World) -> None:
     partition = world.fill()
-    gone = partition.log.segments[1]
+    gone = partition.local_log.segments[1]
     _ = gone.file
     world.storage.remove(gone.log_path)
     await world.scrubber.scrub()
@@ -274,7 +277,7 @@ async def test_a_deleted_topic_ends_its_part_of_the_pass(world: World) -> None:
 async def test_a_long_stretch_of_damage_is_noted_in_short_turns(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = world.fill(batches=800).log
+    log = world.fill(batches=800).local_log
     for segment in log.segments:
         segment.file.write(0, [bytes(segment.size_bytes)])
     turns = [0]

@@ -11,8 +11,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from crc32c import crc32c
 
 from support.batches import plain_batch
+from support.prometheus_text import scrape
 from support.searching import searched
 from support.stream_client import StreamClient
 from tidemill.cli import doctor
@@ -22,12 +24,14 @@ from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import DamagedBatch, ErrorCode
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
-from tidemill.log.repair import apply_repair, plan_repair
+from tidemill.log.offline.repair import apply_repair, plan_repair
 from tidemill.log.storage import LocalStorage
+from tidemill.records.batch import BatchHeader, parse_header
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
-from tidemill.server.broker import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.http import HttpServer
 from tidemill.server.node import Node
 from tidemill.transactions.messages import Producer
@@ -68,7 +72,7 @@ async def create(node: Node, topic: str) -> None:
 
 
 def partition_of(node: Node, topic: str, index: int = 0) -> Partition:
-    return node.broker.partition(node.broker.topic(topic), index)
+    return node.broker.find.partition(node.broker.find.topic(topic), index)
 
 
 async def write(node: Node, topic: str, *values: str) -> None:
@@ -127,7 +131,7 @@ async def test_flipped_bits_are_not_served_and_everything_else_still_is(
     node = await start()
     await create(node, "t")
     await write(node, "t", "a", "b", "c", "d")
-    path, position = partition_of(node, "t").log.place_of(2)
+    path, position = partition_of(node, "t").local_log.position_of(2)
     await node.stop()
     flip(node, path, position + RECORDS_START + 6)
 
@@ -150,15 +154,14 @@ async def test_flipped_bits_are_not_served_and_everything_else_still_is(
     ):
         assert part_of_it in problem
         assert part_of_it in caplog.text
-    metrics = {(each.name, each.labels): each.value for each in again.collect_metrics()}
-    assert metrics["tidemill_damaged_batches", ()] == 1
-    labels = (("topic", "t"), ("partition", "0"))
-    assert metrics["tidemill_partition_damaged_batches", labels] == 1
-    assert metrics["tidemill_partitions_stopped", ()] == 0
+    metrics = await scrape(again.metrics)
+    assert metrics["tidemill_damaged_batches"].value() == 1
+    assert metrics["tidemill_partition_damaged_batches"].value(topic="t", partition="0") == 1
+    assert metrics["tidemill_partitions_stopped"].value() == 0
 
     await write(again, "t", "e")
     assert values(await fetch(again, 3)) == ["d", "e"], "writing goes on"
-    again.broker.discard(partition_of(again, "t"), partition_of(again, "t").delete_records(3))
+    again.broker.removal.discard(partition_of(again, "t"), partition_of(again, "t").delete_records(3))
     assert again.problems() == [], "what was deleted is no damage any more"
 
 
@@ -166,7 +169,7 @@ async def test_after_a_repair_readers_pass_over_what_was_damaged(start: Start) -
     node = await start()
     await create(node, "t")
     await write(node, "t", "a", "b", "c", "d")
-    path, position = partition_of(node, "t").log.place_of(2)
+    path, position = partition_of(node, "t").local_log.position_of(2)
     await node.stop()
     flip(node, path, position + RECORDS_START + 6)
     damaged = await start()
@@ -185,13 +188,13 @@ async def test_a_search_by_time_that_meets_damage_says_so(start: Start) -> None:
     node = await start()
     await create(node, "t")
     await write(node, "t", "a", "b")
-    path, position = partition_of(node, "t").log.place_of(0)
+    path, position = partition_of(node, "t").local_log.position_of(0)
     await node.stop()
     # The largest timestamp of the first batch: an unchecked header would send the search past it.
     flip(node, path, position + 35, 7)
     again = await start()
     with pytest.raises(DamagedBatch):
-        searched(partition_of(again, "t").log.find_time(0, 2))
+        searched(partition_of(again, "t").local_log.find_time(0, 2))
     assert len(again.problems()) == 1
 
 
@@ -201,8 +204,8 @@ async def test_a_fetch_of_very_many_tiny_batches_is_answered_in_parts(start: Sta
     partition = partition_of(node, "t")
     batch = build_batch([Record(None, None)])
     for _ in range(20_000):
-        appended = partition.append(batch, 1)
-    await wait_committed(partition, appended.last_offset + 1)
+        partition.append(batch, 1)
+    await wait_committed(partition, 20_000)
     offset, answers = 0, 0
     while offset < 20_000:
         read = values(await fetch(node, offset))
@@ -231,12 +234,12 @@ def name_in(node: Node, shard: int, partition_of_name: Callable[[str], int]) -> 
 async def test_whatever_bit_of_a_committed_offset_flips_it_is_never_another_offset(start: Start) -> None:
     node = await start()
     await create(node, "t")
-    await node.broker.ensure_offsets_topic()
+    await node.broker.coordinators.ensure_topic(GROUPS)
     bad, good = (name_in(node, shard, node.broker.groups.partition_of) for shard in (0, 1))
     for group in (bad, good):
         assert await commit(node, group, 77) is ErrorCode.none
     await node.stop()
-    path = only_log(node, OFFSETS_TOPIC, 0)
+    path = only_log(node, GROUPS.topic, 0)
     size = (node.settings.data_dir / path).stat().st_size
     for position in range(7, size, max(1, size // 12)):
         flip(node, path, position, 2)
@@ -245,7 +248,7 @@ async def test_whatever_bit_of_a_committed_offset_flips_it_is_never_another_offs
         assert await commit(node, bad, 78) is ErrorCode.unknown_server_error
         assert await committed(node, good) == 77
         problems = " ".join(node.problems())
-        assert f"{OFFSETS_TOPIC}-0 is damaged" in problems
+        assert f"{GROUPS.topic}-0 is damaged" in problems
         assert f"{path} at byte 0" in problems
         await node.stop()
         flip(node, path, position, 2)
@@ -257,14 +260,14 @@ async def test_whatever_bit_of_a_committed_offset_flips_it_is_never_another_offs
 async def test_a_record_that_checks_out_and_cannot_be_decoded_stops_its_shard_only(start: Start) -> None:
     node = await start()
     await create(node, "t")
-    await node.broker.ensure_offsets_topic()
+    await node.broker.coordinators.ensure_topic(GROUPS)
     bad, good = (name_in(node, shard, node.broker.groups.partition_of) for shard in (0, 1))
     for group in (bad, good):
         await commit(node, group, 77)
-    partition = partition_of(node, OFFSETS_TOPIC, 0)
+    partition = partition_of(node, GROUPS.topic, 0)
     garbage = bytearray(build_batch([Record(b"k", b"v" * 40)]))
     garbage[RECORDS_START:] = b"\xff" * (len(garbage) - RECORDS_START)
-    appended = partition.log.append(*restamped(garbage), 0, 1)
+    appended = partition.local_log.append(*restamped(garbage), 0, 1)
     await wait_committed(partition, appended.last_offset + 1)
     await node.stop()
     again = await start()
@@ -272,17 +275,13 @@ async def test_a_record_that_checks_out_and_cannot_be_decoded_stops_its_shard_on
     assert await committed(again, good) == 77
     (problem,) = again.problems()
     assert "cannot be decoded" in problem
-    assert f"{only_log(again, OFFSETS_TOPIC, 0)} at byte" in problem
+    assert f"{only_log(again, GROUPS.topic, 0)} at byte" in problem
 
 
-def restamped(batch: bytearray) -> Any:
+def restamped(batch: bytearray) -> tuple[bytes, BatchHeader]:
     """The batch with the checksum of what is in it now, and its header."""
-    from crc32c import crc32c
-
-    from tidemill.records.batch import parse_header
-
     batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
-    return bytes(batch), parse_header(batch)
+    return bytes(batch), parse_header(bytes(batch))
 
 
 async def test_a_damaged_log_of_transactions_ends_no_transaction_and_serves_the_other_ids(
@@ -290,7 +289,7 @@ async def test_a_damaged_log_of_transactions_ends_no_transaction_and_serves_the_
 ) -> None:
     node = await start()
     await create(node, "t")
-    await node.broker.ensure_transactions_topic()
+    await node.broker.coordinators.ensure_topic(TRANSACTIONS)
     transactions = node.broker.transactions
     bad, good = (name_in(node, shard, transactions.partition_of) for shard in (0, 1))
     producer = (await transactions.init_producer_id(bad, 60_000)).producer
@@ -306,7 +305,7 @@ async def test_a_damaged_log_of_transactions_ends_no_transaction_and_serves_the_
     )
     await wait_committed(partition, partition.append(batch, 1).last_offset + 1)
     await node.stop()
-    path = only_log(node, TRANSACTIONS_TOPIC, 0)
+    path = only_log(node, TRANSACTIONS.topic, 0)
     flip(node, path, RECORDS_START + 20)
 
     again = await start()
@@ -316,11 +315,11 @@ async def test_a_damaged_log_of_transactions_ends_no_transaction_and_serves_the_
     ended = await transactions.end(bad, producer, commit=True, new_epoch=False)
     assert ended.error is ErrorCode.unknown_server_error
     assert (await transactions.init_producer_id(good, 60_000)).error is ErrorCode.none
-    assert any(f"{TRANSACTIONS_TOPIC}-0 is damaged" in each and path in each for each in again.problems())
+    assert any(f"{TRANSACTIONS.topic}-0 is damaged" in each and path in each for each in again.problems())
     assert [shard.partition for shard in transactions._shards.loaded()] == [1], "no timer runs for the other"
     await transactions.expire()
     partition = partition_of(again, "t")
-    assert (partition.last_stable_offset, partition.log.end_offset) == (0, 1)
+    assert (partition.last_stable_offset, partition.local_log.end_offset) == (0, 1)
     assert (
         await transactions.add_partitions(bad, Producer(1, 0), [("t", 0)]) is ErrorCode.unknown_server_error
     )
@@ -342,7 +341,7 @@ async def test_a_node_reads_what_nobody_reads_and_tells_of_it(start: Start) -> N
     node = await start()
     await create(node, "t")
     await write(node, "t", "a", "b")
-    path, position = partition_of(node, "t").log.place_of(1)
+    path, position = partition_of(node, "t").local_log.position_of(1)
     await node.stop()
     flip(node, path, position + RECORDS_START + 6)
     again = await start(scrub_interval_ms=1, scrub_bytes_per_second=0)
@@ -351,10 +350,10 @@ async def test_a_node_reads_what_nobody_reads_and_tells_of_it(start: Start) -> N
             await asyncio.sleep(0.01)
     (problem,) = again.problems()
     assert f"{path} at byte {position}" in problem
-    metrics = {each.name: each.value for each in again.collect_metrics()}
-    assert metrics["tidemill_scrub_damaged_total"] >= 1
-    assert metrics["tidemill_scrub_batches_total"] >= 1
-    assert metrics["tidemill_scrub_last_pass_timestamp_ms"] > 0
+    metrics = await scrape(again.metrics)
+    assert metrics["tidemill_scrub_damaged_total"].value() >= 1
+    assert metrics["tidemill_scrub_batches_total"].value() >= 1
+    assert metrics["tidemill_scrub_last_pass_timestamp_ms"].value() > 0
     findings = {each.check: each for each in await doctor_of(again)}
     assert f"{path} at byte {position}" in findings["health"].detail
     assert findings["scrub"].verdict is Verdict.FAIL

@@ -48,7 +48,7 @@ async def test_a_ready_node_tells_its_problems(client: httpx.AsyncClient, node: 
     await node.start()
     assert (await client.get("/readyz")).json() == {"ready": True, "problems": []}
     await node.broker.controller.submit(CreateTopic(name="t", topic_id=uuid4(), partitions=1, replication=1))
-    node.broker.partition(node.broker.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
+    node.broker.find.partition(node.broker.find.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
     answer = await client.get("/readyz")
     assert answer.status_code == 200, "the other partitions still want their requests"
     assert answer.json() == {"ready": True, "problems": ["t-0 is stopped: a bad disk"]}
@@ -80,12 +80,12 @@ async def test_run_until_serves_http_around_the_whole_life_of_the_node(node: Nod
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.get_running_loop().create_task(run_until(node, stop, ready.set))
     await asyncio.wait_for(ready.wait(), 10)
-    assert node.ready
+    ready_before = node.ready
     async with httpx.AsyncClient(base_url=f"http://{node.http_address}", trust_env=False) as client:
         assert (await client.get("/readyz")).status_code == 200
     stop.set()
     await asyncio.wait_for(running, 10)
-    assert not node.ready
+    assert (ready_before, node.ready) == (True, False)
     assert node.directory._lock is None
 
 

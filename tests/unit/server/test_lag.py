@@ -18,8 +18,9 @@ from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import ErrorCode, SyncFailed
-from tidemill.groups.consumer_messages import ConsumerHeartbeatRequest
+from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
+from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.node import Node
 
 Start = Callable[..., Awaitable[Node]]
@@ -55,14 +56,14 @@ async def make_topic(node: Node, name: str, records: list[int]) -> None:
         CreateTopic(name=name, topic_id=uuid4(), partitions=len(records), replication=1)
     )
     for index, count in enumerate(records):
-        partition = broker.partition(broker.topic(name), index)
+        partition = broker.find.partition(broker.find.topic(name), index)
         for _ in range(count):
             partition.append(plain_batch("v"), broker.clock_ms())
     await broker.flusher.drain(list(broker.replicas))
 
 
 async def commit(node: Node, group: str, topic: str, offsets: dict[int, int], **member: Any) -> None:
-    await node.broker.ensure_offsets_topic()
+    await node.broker.coordinators.ensure_topic(GROUPS)
     entries = [OffsetToCommit(topic, partition, offset) for partition, offset in offsets.items()]
     results = await node.broker.groups.commit_offsets(OffsetCommitRequest(group, entries, **member))
     assert set(results.values()) == {ErrorCode.none}
@@ -93,7 +94,7 @@ async def test_the_lag_is_what_lies_between_the_committed_offset_and_the_high_wa
 async def test_a_group_of_the_new_protocol_has_a_lag_too(start: Start) -> None:
     node = await start()
     await make_topic(node, "t", [4])
-    await node.broker.ensure_offsets_topic()
+    await node.broker.coordinators.ensure_topic(GROUPS)
     join = ConsumerHeartbeatRequest(
         "g", "m", 0, topics=frozenset({"t"}), rebalance_timeout_ms=1_000, owned=frozenset()
     )
@@ -108,11 +109,11 @@ async def test_the_lag_in_closed_logs_is_known_without_opening_them(start: Start
     await commit(node, "g", "t", {0: 1, 1: 1, 2: 0})
     await node.stop()
     again = await start()
-    topic = again.broker.topic("t")
+    topic = again.broker.find.topic("t")
     for _ in range(2):
         assert lags(await scrape(again)) == {("g", "t", "0"): 4, ("g", "t", "1"): 2, ("g", "t", "2"): 0}
         assert [again.broker.replicas.peek(topic.id, index) for index in range(3)] == [None] * 3
-    partition = again.broker.partition(topic, 1)
+    partition = again.broker.find.partition(topic, 1)
     partition.append(plain_batch("v"), again.broker.clock_ms())
     await again.broker.flusher.drain([partition])
     assert lags(await scrape(again))["g", "t", "1"] == 3, "an open log is asked itself"
@@ -124,8 +125,8 @@ async def test_a_stopped_partition_and_a_deleted_topic_have_no_lag(start: Start)
     await make_topic(node, "gone", [1])
     await commit(node, "g", "t", {0: 1, 1: 1})
     await commit(node, "g", "gone", {0: 0})
-    node.broker.partition(node.broker.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
-    await node.broker.delete_topic(node.broker.topic("gone"))
+    node.broker.find.partition(node.broker.find.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
+    await node.broker.catalogue.delete_topic(node.broker.find.topic("gone"))
     assert lags(await scrape(node)) == {("g", "t", "1"): 2}
 
 
@@ -182,9 +183,9 @@ async def test_a_scrape_of_ten_thousand_partitions_never_holds_the_loop_for_twen
     await node.broker.controller.submit(
         CreateTopic(name="t", topic_id=uuid4(), partitions=10_000, replication=1)
     )
-    topic = node.broker.topic("t")
+    topic = node.broker.find.topic("t")
     for index in range(10_000):
-        node.broker.partition(topic, index)
+        node.broker.find.partition(topic, index)
     for number in range(5):
         await commit(node, f"g{number}", "t", dict.fromkeys(range(2_000), 0))
     assert await scrape_bytes(node) > 2_000_000

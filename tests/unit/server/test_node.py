@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from support.batches import plain_batch
+from support.prometheus_text import scrape
 from support.stream_client import StreamClient
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
@@ -29,7 +30,8 @@ from tidemill.errors import (
 )
 from tidemill.groups.coordinator import GroupCoordinator
 from tidemill.replication.coordinator_log import wait_committed
-from tidemill.server.broker import OFFSETS_TOPIC
+from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.coordinators.registry import Coordinators
 from tidemill.server.node import Node
 
 LOCAL = Address("127.0.0.1", 0)
@@ -60,7 +62,7 @@ async def create(node: Node, topic: str, partitions: int = 1) -> None:
 
 
 async def write(node: Node, topic: str, value: str, index: int = 0) -> None:
-    partition = node.broker.partition(node.broker.topic(topic), index)
+    partition = node.broker.find.partition(node.broker.find.topic(topic), index)
     await wait_committed(
         partition, partition.append(plain_batch(value), node.broker.clock_ms()).last_offset + 1
     )
@@ -80,7 +82,7 @@ def crashed_copy(node: Node, tmp_path: Path) -> Path:
 
 
 def epochs(node: Node, topic: str) -> list[int]:
-    return [partition.leader_epoch for partition in node.broker.topic(topic).partitions]
+    return [partition.leader_epoch for partition in node.broker.find.topic(topic).partitions]
 
 
 # --- start and stop
@@ -97,7 +99,7 @@ async def test_a_node_keeps_its_data_and_its_identity_over_an_orderly_stop(make:
     await second.start()
     assert second.directory.stopped_cleanly
     assert (second.broker.image.cluster_id, epochs(second, "t")) == before
-    assert second.broker.partition(second.broker.topic("t"), 0).high_watermark == 1
+    assert second.broker.find.partition(second.broker.find.topic("t"), 0).high_watermark == 1
 
 
 async def test_the_same_node_can_be_started_again(make: Make) -> None:
@@ -124,7 +126,7 @@ async def test_an_unclean_start_gives_new_leader_epochs_to_written_partitions_on
     assert not second.directory.stopped_cleanly
     assert epochs(second, "t") == [before[0], before[1] + 1, before[2]]
     assert epochs(second, "never_written") == epochs(first, "never_written")
-    assert second.broker.partition(second.broker.topic("t"), 1).leader_epoch == before[1] + 1
+    assert second.broker.find.partition(second.broker.find.topic("t"), 1).leader_epoch == before[1] + 1
 
 
 async def test_a_client_finds_what_it_was_just_acknowledged_with_acks_1(make: Make) -> None:
@@ -180,13 +182,14 @@ async def test_a_start_that_fails_late_lets_go_of_everything(
     await first.stop()
     second = make()
 
-    async def fail(self: Node) -> None:
-        self.broker.partition(self.broker.topic("t"), 0)
+    async def fail(self: Coordinators, settle_ms: int) -> None:
+        find = second.broker.find
+        find.partition(find.topic("t"), 0)
         raise RuntimeError("on purpose")
 
     before = set(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "_start_groups", fail)
+        patch.setattr(Coordinators, "start", fail)
         with pytest.raises(RuntimeError, match="on purpose"):
             await second.start()
     await asyncio.sleep(0)
@@ -209,7 +212,7 @@ async def test_logs_without_metadata_are_refused_and_kept(make: Make, tmp_path: 
     saved.rename(tmp_path / "data" / "metadata.db")
     again = make()
     await again.start()
-    assert again.broker.partition(again.broker.topic("t"), 0).high_watermark == 1
+    assert again.broker.find.partition(again.broker.find.topic("t"), 0).high_watermark == 1
 
 
 async def test_an_interrupted_deletion_is_finished_and_strangers_stay(make: Make, tmp_path: Path) -> None:
@@ -217,16 +220,16 @@ async def test_an_interrupted_deletion_is_finished_and_strangers_stay(make: Make
     await first.start()
     await create(first, "gone")
     await write(first, "gone", "a")
-    topic = first.broker.topic("gone")
+    topic = first.broker.find.topic("gone")
     first.broker.replicas.mark_deleting("gone", topic.id)
-    first.broker.remove_files = lambda name, topic_id: None  # type: ignore[method-assign]
-    await first.broker.delete_topic(topic)
+    first.broker.removal.remove_topic = lambda name, topic_id: None  # type: ignore[assignment, return-value, method-assign]
+    await first.broker.catalogue.delete_topic(topic)
     stranger = tmp_path / "data" / "logs" / "stranger" / "0123-0"
     stranger.mkdir(parents=True)
     copy = crashed_copy(first, tmp_path)
     second = make(copy)
     await second.start()
-    await asyncio.wrap_future(second.broker._deleter.submit(lambda: None))
+    await asyncio.wrap_future(second.broker.removal._thread.submit(lambda: None))
     assert list((copy / "logs" / "gone").iterdir()) == []
     assert second.unknown_directories == ["logs/stranger/0123-0"]
     assert (copy / "logs" / "stranger" / "0123-0").exists()
@@ -243,7 +246,7 @@ async def test_topics_that_only_the_logs_know_are_told_and_what_was_committed_fo
     monkeypatch.setattr(GroupCoordinator, "forget_missing_topics", forget)
     first = make()
     await first.start()
-    await create(first, OFFSETS_TOPIC)
+    await create(first, GROUPS.topic)
     well = make(crashed_copy(first, tmp_path))
     await well.start()
     assert (len(forgotten), well.problems()) == (1, [])
@@ -271,7 +274,7 @@ async def test_clients_are_served_and_see_a_stop(make: Make, monkeypatch: pytest
     body = {"max_wait": 2**31 - 1, "min_bytes": 1, "max_bytes": 10**6}
     polling.send("Fetch", 11, topics=[{"topic": "t", "partitions": [entry]}], **body)
     subscribed = asyncio.Event()
-    partition = node.broker.partition(node.broker.topic("t"), 0)
+    partition = node.broker.find.partition(node.broker.find.topic("t"), 0)
     subscribe = partition.subscribe
 
     def note(key: object, wake: Callable[[], None]) -> None:
@@ -295,7 +298,7 @@ async def test_a_write_under_way_is_answered_at_a_stop(make: Make, monkeypatch: 
     await create(node, "t")
     await write(node, "t", "first")
     begun, go_on = threading.Event(), threading.Event()
-    file = node.broker.partition(node.broker.topic("t"), 0).log.segments[-1].file
+    file = node.broker.find.partition(node.broker.find.topic("t"), 0).local_log.segments[-1].file
     sync = file.sync
 
     def slow_sync() -> None:
@@ -341,7 +344,7 @@ async def test_problems_and_the_unclean_stop_of_a_stopped_partition(make: Make) 
     assert node.problems() == []
     await create(node, "t")
     await write(node, "t", "a")
-    partition = node.broker.partition(node.broker.topic("t"), 0)
+    partition = node.broker.find.partition(node.broker.find.topic("t"), 0)
     partition.flush_failed(SyncFailed("a bad disk"))
     assert node.problems() == ["t-0 is stopped: a bad disk"]
     await node.stop()
@@ -356,23 +359,24 @@ async def test_stopped_partitions_are_counted_apart_from_other_problems(make: Ma
     await create(node, "t")
     await write(node, "t", "a")
     node.broker.compactor.counts.damaged[uuid4(), 0] = StorageError("a bad record")
-    values = {sample.name: sample.value for sample in node.collect_metrics()}
-    assert (values["tidemill_partitions_stopped"], values["tidemill_problems"]) == (0, 1)
-    node.broker.partition(node.broker.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
-    values = {sample.name: sample.value for sample in node.collect_metrics()}
-    assert (values["tidemill_partitions_stopped"], values["tidemill_problems"]) == (1, 2)
+    found = await scrape(node.metrics)
+    assert (found["tidemill_partitions_stopped"].value(), found["tidemill_problems"].value()) == (0, 1)
+    node.broker.find.partition(node.broker.find.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
+    found = await scrape(node.metrics)
+    assert (found["tidemill_partitions_stopped"].value(), found["tidemill_problems"].value()) == (1, 2)
 
 
 async def test_metrics_are_there_before_and_after_the_start(make: Make) -> None:
     node = make()
-    assert {sample.name: sample.value for sample in node.collect_metrics()}["tidemill_ready"] == 0
+    before = await scrape(node.metrics)
+    assert before["tidemill_ready"].value() == 0
+    assert "tidemill_topics" not in before
     await node.start()
     await create(node, "t")
     await write(node, "t", "a")
-    samples = list(node.collect_metrics())
-    values = {(sample.name, dict(sample.labels).get("topic")): sample.value for sample in samples}
-    assert values["tidemill_ready", None] == 1
-    assert values["tidemill_high_watermark", "t"] == 1
-    assert values["tidemill_log_end_offset", "t"] == 1
-    assert values["tidemill_partitions_stopped", None] == 0
-    assert values["tidemill_inflight_bytes", None] == 0
+    found = await scrape(node.metrics)
+    assert found["tidemill_ready"].value() == 1
+    assert found["tidemill_high_watermark"].value(topic="t", partition="0") == 1
+    assert found["tidemill_log_end_offset"].value(topic="t", partition="0") == 1
+    assert found["tidemill_partitions_stopped"].value() == 0
+    assert found["tidemill_inflight_bytes"].value() == 0

@@ -9,8 +9,9 @@ from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic, DeleteTopic
 from tidemill.errors import ErrorCode
-from tidemill.groups.consumer_messages import ConsumerHeartbeatRequest
+from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
+from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.node import Node
 
 
@@ -32,11 +33,11 @@ async def test_offsets_of_a_topic_whose_deletion_was_cut_off_are_gone_after_a_st
     broker = node.broker
     for name in ("kept", "gone"):
         await broker.controller.submit(CreateTopic(name=name, topic_id=uuid4(), partitions=1, replication=1))
-    await broker.ensure_offsets_topic()
+    await broker.coordinators.ensure_topic(GROUPS)
     commit = OffsetCommitRequest("g", [OffsetToCommit("kept", 0, 5), OffsetToCommit("gone", 0, 6)])
     assert set((await broker.groups.commit_offsets(commit)).values()) == {ErrorCode.none}
     # The metadata is changed, and what should follow does not come.
-    await broker.controller.submit(DeleteTopic(name="gone", topic_id=broker.topic("gone").id))
+    await broker.controller.submit(DeleteTopic(name="gone", topic_id=broker.find.topic("gone").id))
     assert ("gone", 0) in (await broker.groups.fetch_offsets("g", None)).offsets
     await node.stop()
 
@@ -50,7 +51,7 @@ async def test_a_member_goes_on_in_its_epoch_after_a_restart_and_has_the_nodes_s
 ) -> None:
     node = await start(tmp_path)
     await node.broker.controller.submit(CreateTopic(name="t", topic_id=uuid4(), partitions=2, replication=1))
-    await node.broker.ensure_offsets_topic()
+    await node.broker.coordinators.ensure_topic(GROUPS)
     join = ConsumerHeartbeatRequest(
         "g", "m", 0, topics=frozenset({"t"}), rebalance_timeout_ms=1_000, owned=frozenset()
     )

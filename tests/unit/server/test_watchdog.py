@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from tidemill.server.watchdog import LoopWatchdog, TurnStart
+from tidemill.server.watchdog import WATCHDOG_METRICS, LoopWatchdog, TurnStart
 
 METADATA = 3
 PRODUCE = 0
@@ -47,7 +47,8 @@ def turn(
 
 
 def sample(watchdog: LoopWatchdog, name: str, api: str) -> float | None:
-    found = [each.value for each in watchdog.collect() if each.name == name and ("api", api) in each.labels]
+    (row,) = [row for row in WATCHDOG_METRICS if row.name == name]
+    found = [each.value for each in row.samples(watchdog) if each.labels == (("api", api),)]
     return found[0] if found else None
 
 
@@ -132,7 +133,7 @@ async def test_each_step_of_a_handler_is_timed_alone(watchdog: LoopWatchdog, clo
         clock.now += 0.040
         return "answer"
 
-    assert await asyncio.create_task(watchdog.watch(handler(), METADATA, Asker())) == "answer"  # type: ignore[arg-type]
+    assert await asyncio.create_task(watchdog.watch(handler(), METADATA, Asker())) == "answer"
     assert sample(watchdog, "tidemill_loop_slow_turns_total", "Metadata") == 2
     assert sample(watchdog, "tidemill_loop_turn_seconds_max", "Metadata") == pytest.approx(0.040)
 

@@ -15,30 +15,30 @@ _NEVER = (
     "pandas",  # those who ask for it
     "rocksdict",  # the state of a node
     "sqlglot",  # filters as SQL
-    "tidemill.client.group_admin",  # streams that show their progress
+    "tidemill.client.admin.groups",  # streams that show their progress
     "tidemill.config.settings",  # nodes
     "tidemill.config.topic",  # changing topics
     "tidemill.log",  # nodes
     "tidemill.server",  # nodes
-    "tidemill.tables.json_reading",  # tables of JSON
-    "tidemill.tables.json_writing",
-    "tidemill.tables.keys",  # look-ups and writes
-    "tidemill.tables.predicate",  # filters
-    "tidemill.wire.keys",  # tests
+    "tidemill.tables.rows.json_reading",  # tables of JSON
+    "tidemill.tables.rows.json_writing",
+    "tidemill.tables.keys.codec",  # look-ups and writes
+    "tidemill.tables.predicates.predicate",  # filters
 )
 _NOT_FOR_READERS = (
     "crc32c",  # records of logs
     "pyarrow.compute",
-    "tidemill.client.attempts",  # writers
-    "tidemill.client.fetching",  # tasks that read a log
-    "tidemill.client.tables.lanes",  # writers
+    "tidemill.client.producing.attempts",  # writers
+    "tidemill.client.consuming.batch_reader",  # tasks that read a log
+    "tidemill.client.producing.columns",  # writers
     "tidemill.client.tables.table",  # loaded by the one who opens it
-    "tidemill.records.columns",
-    "tidemill.spark.decoding",
-    "tidemill.spark.writing",
-    "tidemill.tables.conforming",
-    "tidemill.tables.formats",
-    "tidemill.tables.rows",
+    "tidemill.records.columns.build",
+    "tidemill.records.columns.read",
+    "tidemill.spark.reading.decoding",
+    "tidemill.spark.writing.writers",
+    "tidemill.tables.rows.conforming",
+    "tidemill.tables.rows.formats",
+    "tidemill.tables.rows.binary",
 )
 
 
@@ -53,20 +53,20 @@ def loaded_by(statements: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["batch_reading", "streaming", "tasks"])
+@pytest.mark.parametrize("module", ["reader", "stream_reader", "tasks"])
 def test_a_reader_loads_nothing_that_only_others_need(module: str) -> None:
-    loaded = loaded_by(f"import tidemill.spark.{module}")
-    assert f"tidemill.spark.{module}" in loaded
+    loaded = loaded_by(f"import tidemill.spark.reading.{module}")
+    assert f"tidemill.spark.reading.{module}" in loaded
     assert not loaded & {*_NEVER, *_NOT_FOR_READERS}
 
 
 def test_a_writer_loads_nothing_that_only_others_need() -> None:
-    loaded = loaded_by("import tidemill.spark.writing")
-    assert "tidemill.client.attempts" in loaded
+    loaded = loaded_by("import tidemill.spark.writing.writers")
+    assert "tidemill.client.producing.attempts" in loaded
     assert not loaded & {
         *_NEVER,
         "pyarrow.compute",
-        "tidemill.client.fetching",
+        "tidemill.client.consuming.batch_reader",
         "tidemill.client.tables.follow",
     }
 

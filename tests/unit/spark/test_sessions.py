@@ -10,8 +10,7 @@ import pytest
 
 from tidemill.config.loading import load_settings
 from tidemill.errors import ConfigError
-from tidemill.spark.java import check_java
-from tidemill.spark.sessions import settings_for
+from tidemill.spark.sessions import check_java, settings_for
 from tidemill.spark.worker_python import python_of_workers
 
 

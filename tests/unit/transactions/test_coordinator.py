@@ -11,7 +11,7 @@ import pytest
 from support.coordination import settle
 from support.transaction_world import World, Write
 from tidemill.errors import ApiError, DiskFull, ErrorCode
-from tidemill.transactions.messages import Marker, Producer
+from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.transaction import TransactionState
 
 NONE = ErrorCode.none
@@ -36,8 +36,8 @@ async def begin(
     return result.producer
 
 
-def markers(world: World, place: tuple[str, int]) -> list[Marker]:
-    return [entry for entry in world.partitions[place].entries if isinstance(entry, Marker)]
+def markers(world: World, place: tuple[str, int]) -> list[TransactionEnd]:
+    return [entry for entry in world.partitions[place].entries if isinstance(entry, TransactionEnd)]
 
 
 def state(world: World, name: str = "x") -> str:
@@ -76,7 +76,7 @@ class TestDurability:
         await settle()
         world.log.sync()
         assert (await ending).error is NONE
-        assert markers(world, T0) == markers(world, T1) == [Marker(producer, True, 0)]
+        assert markers(world, T0) == markers(world, T1) == [TransactionEnd(producer, True, 0)]
 
     async def test_not_complete_before_all_markers_are_durable(self, world: World) -> None:
         producer = await begin(world, T0, T1)
@@ -182,7 +182,7 @@ class TestMarkers:
 
     async def test_a_fenced_coordinator_stops(self, world: World) -> None:
         producer = await begin(world, T0)
-        world.partitions[T0].entries.append(Marker(producer, False, 9))
+        world.partitions[T0].entries.append(TransactionEnd(producer, False, 9))
         ending = await world.coordinator.end("x", producer, commit=True, new_epoch=False)
         await settle()
         assert ending.error in (NONE, ErrorCode.not_coordinator)
@@ -207,7 +207,7 @@ class TestMarkers:
         producer = await begin(world, T0)
         result = await world.coordinator.end("x", producer, commit=True, new_epoch=True)
         assert result.producer == producer._replace(epoch=1)
-        assert markers(world, T0) == [Marker(result.producer, True, 0)]
+        assert markers(world, T0) == [TransactionEnd(result.producer, True, 0)]
 
 
 class TestFencing:
@@ -253,7 +253,7 @@ class TestFencing:
 
 class TestHousekeeping:
     async def test_ids_that_nobody_uses_are_forgotten(self, world: World) -> None:
-        world.settings = world.settings.__class__(partitions=1, expiration_ms=HOUR_MS)
+        world.settings = world.settings.__class__(expiration_ms=HOUR_MS)
         await world.crash()
         producer = await begin(world, T0, name="ended")
         await world.coordinator.end("ended", producer, commit=True, new_epoch=False)

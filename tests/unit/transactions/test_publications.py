@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.transactions import attempts as steps
-from tidemill.transactions.attempts import AttemptId, job_key, slot_id
+from tidemill.transactions.attempts import slot_id
+from tidemill.transactions.messages import Producer
 from tidemill.transactions.publications import JobListing, Publications
 from tidemill.transactions.records import StoredRecord
 from tidemill.transactions.settings import TransactionSettings
 from tidemill.transactions.state import TransactionsState
 from tidemill.transactions.transaction import ProducerIdNeeded, Transaction, TransactionState
+from tidemill.wire.jobs import AttemptId, job_key
 
 PLACES = [("t", 0), ("t", 1)]
 TIMEOUT_MS = 1_000
@@ -57,7 +60,8 @@ class Shard:
         return opened
 
     def add(self, attempt: AttemptId) -> None:
-        self.state.add_partitions(attempt.transactional_id, attempt.producer, PLACES, self.now_ms)
+        producer = Producer(attempt.producer_id, attempt.producer_epoch)
+        self.state.add_partitions(attempt.transactional_id, producer, PLACES, self.now_ms)
 
     def publish(self, batch: int, *listed: AttemptId, job: str = "j") -> bool:
         return self.publications.publish(job, batch, listed, self.now_ms)
@@ -135,15 +139,17 @@ def test_an_attempt_lives_as_long_as_its_job_shows_signs_of_life() -> None:
     shard = Shard()
     early = shard.attempt()
     stranger = shard.attempt(job="other")
-    for sign in ("open", "add", "keep"):
+
+    def almost_time_out() -> None:
         shard.now_ms += TIMEOUT_MS - 1
         assert shard.state.tick(early.transactional_id, shard.now_ms) == []
-        if sign == "open":
-            late = shard.attempt(writes=False)
-        elif sign == "add":
-            shard.add(late)
-        else:
-            shard.publications.keep("j", shard.now_ms)
+
+    almost_time_out()
+    late = shard.attempt(writes=False)
+    almost_time_out()
+    shard.add(late)
+    almost_time_out()
+    shard.publications.keep("j", shard.now_ms)
     assert shard.state.next_deadline_ms(early.transactional_id) == shard.now_ms + TIMEOUT_MS
     assert shard.state.tick(stranger.transactional_id, shard.now_ms) == [stranger.transactional_id]
     shard.now_ms += TIMEOUT_MS
@@ -177,7 +183,7 @@ def test_an_attempt_that_is_over_begins_nothing_under_its_epoch() -> None:
     idle, aborted = shard.attempt(writes=False), shard.attempt()
     shard.published(0, idle)
     for attempt in (idle, aborted):
-        assert refusal(lambda each=attempt: shard.add(each)).code is ErrorCode.producer_fenced
+        assert refusal(partial(shard.add, attempt)).code is ErrorCode.producer_fenced
 
 
 def test_idle_slots_expire_and_open_ones_do_not() -> None:
@@ -221,7 +227,7 @@ def test_a_job_that_asks_for_nothing_is_not_kept() -> None:
     shard = Shard()
     shard.publications.keep("nobody", 1)
     assert shard.publications.abort("nobody", 3, (), 1) == []
-    assert refusal(lambda: shard.publish(0, AttemptId(slot_id("nobody", 0), 1, 0), job="nobody"))
+    refusal(lambda: shard.publish(0, AttemptId(slot_id("nobody", 0), 1, 0), job="nobody"))
     assert (shard.state.jobs, shard.state.published) == ({}, {})
 
 

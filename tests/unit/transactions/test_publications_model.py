@@ -21,9 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.coordination import settle
 from support.transaction_world import World, Write
 from tidemill.errors import DiskFull, ErrorCode, TidemillError
-from tidemill.transactions.attempts import AttemptId, is_open, job_key
-from tidemill.transactions.messages import Marker
+from tidemill.transactions.attempts import is_open
+from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.transaction import TransactionState
+from tidemill.wire.jobs import AttemptId, job_key
 
 PLACES = (("t", 0), ("t", 1), ("u", 0))
 JOBS = ("a", "b")
@@ -145,7 +146,7 @@ class Publishing(RuleBasedStateMachine):
         self.go()
 
     async def _write(self, task: Task, places: set[tuple[str, int]]) -> None:
-        producer = task.identity.producer
+        producer = Producer(*task.identity[1:])
         adding = asyncio.create_task(
             self.world.coordinator.add_partitions(task.identity.transactional_id, producer, places)
         )
@@ -355,7 +356,7 @@ class Publishing(RuleBasedStateMachine):
             entry
             for partition in self.world.partitions.values()
             for entry in partition.entries
-            if isinstance(entry, Marker)
+            if isinstance(entry, TransactionEnd)
         ]
         assert len({marker.producer.id for marker in markers}) <= len(JOBS) * self.world.settings.slots_max
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.transactions.attempts import job_key
 from tidemill.transactions.jobs import Publication
 from tidemill.transactions.records import (
     CorruptTransactionRecord,
@@ -20,6 +19,7 @@ from tidemill.transactions.records import (
     stored_bytes,
 )
 from tidemill.transactions.transaction import Transaction, TransactionState
+from tidemill.wire.jobs import job_key
 
 int64s = st.integers(-1, 2**63 - 1)
 stored = [state for state in TransactionState if state.label not in ("Dead", "PrepareEpochFence")]
@@ -153,7 +153,7 @@ def test_what_a_job_has_published_survives_the_log(job: str, data: st.DataObject
 def test_a_publication_of_an_unknown_version_does_not_load() -> None:
     key, raw = encode_record(job_key("j"), Publication(1, 2))
     assert raw is not None
-    with pytest.raises(CorruptTransactionRecord, match="version 1 of a publication is unknown"):
+    with pytest.raises(CorruptTransactionRecord, match="value version 1 of Publication is unknown"):
         decode_record(key, b"\x00\x01" + raw[2:])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tidemill.wire.apis import (
     APIS,
+    Api,
     all_versions,
     find_api,
     is_flexible,
@@ -45,9 +46,9 @@ def test_the_ranges_are_those_of_kafka(name: str) -> None:
 
 
 @pytest.mark.parametrize(("api", "version"), all_versions())
-def test_every_served_version_has_its_classes_and_headers(api: object, version: int) -> None:
+def test_every_served_version_has_its_classes_and_headers(api: Api, version: int) -> None:
     assert api in APIS.values()
-    key = api.key  # type: ignore[attr-defined]
+    key = api.key
     request, response = request_class(key, version), response_class(key, version)
     assert (request.__api_key__, request.__version__) == (key, version)
     assert (response.__api_key__, response.__version__) == (key, version)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from kio.schema.consumer_protocol_subscription.v3.data import ConsumerProtocolSubscription
 from kio.serial import entity_reader, entity_writer
 
+from support.typos import refuse_typos
 from tidemill.errors import ErrorCode
 from tidemill.wire.apis import all_versions, request_class, response_class, response_header_version
-from tidemill.wire.encode import encode_entity, encode_request, encode_response, set_strict
+from tidemill.wire.encode import encode_entity, encode_request, encode_response
 from tidemill.wire.requests import decode_request, decode_response, ms, parse_header
 from tidemill.wire.schema import FieldSpec, fields_of
 
@@ -80,9 +81,9 @@ def encoded(entity: Any, body: dict[str, Any]) -> bytes:
 
 @pytest.fixture(autouse=True)
 def strict() -> Any:
-    set_strict(True)
+    refuse_typos(True)
     yield
-    set_strict(False)
+    refuse_typos(False)
 
 
 @pytest.mark.parametrize("load", [request_class, response_class])
@@ -218,7 +219,7 @@ def test_a_key_of_another_version_is_ignored() -> None:
 def test_a_key_of_no_version_is_refused_when_strict() -> None:
     with pytest.raises(TypeError, match=r"no version of MetadataResponse has topics\.partitions\.leader"):
         encoded(response_class(3, 12), {"topics": [{"partitions": [{"leader": 1}]}]})
-    set_strict(False)
+    refuse_typos(False)
     encoded(response_class(3, 12), {"topics": [{"partitions": [{"leader": 1}]}]})
 
 

@@ -13,7 +13,7 @@ def test_the_bytes_of_a_request_are_those_of_kip_1242() -> None:
     body = {"client_software_name": "a", "client_software_version": "b", "cluster_id": "c", "node_id": 7}
     frame = encode_request(18, 5, 1, "me", body)[4:]
     header = parse_header(frame)
-    assert frame[header.body_offset :] == b"\x02a\x02b\x02c\x00\x00\x00\x07\x00"
+    assert bytes(frame[header.body_offset :]) == b"\x02a\x02b\x02c\x00\x00\x00\x07\x00"
     request = decode_request(header, frame)
     assert (request.cluster_id, request.node_id) == ("c", 7)
 
@@ -21,7 +21,7 @@ def test_the_bytes_of_a_request_are_those_of_kip_1242() -> None:
 def test_a_client_may_leave_out_where_it_means_to_be() -> None:
     frame = encode_request(18, 5, 1, "me", {})[4:]
     header = parse_header(frame)
-    assert frame[header.body_offset :] == b"\x01\x01\x00\xff\xff\xff\xff\x00"
+    assert bytes(frame[header.body_offset :]) == b"\x01\x01\x00\xff\xff\xff\xff\x00"
     assert decode_request(header, frame).cluster_id is None
 
 

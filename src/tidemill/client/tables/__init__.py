@@ -1,3 +1,4 @@
-"""Tables as a client sees them: definitions, writes, look-ups, scans, changes. Async;
-``tidemill.client.sync`` wraps it.
+"""Tables for clients that await: definitions, writes, look-ups, scans, changes.
+
+``tidemill.client.sync_client`` wraps it for programs that do not.
 """

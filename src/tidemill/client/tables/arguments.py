@@ -1,4 +1,4 @@
-"""What people say about keys and rows, as a table needs it: keys, prefixes, ranges, filters."""
+"""Checks and converts the arguments of a table's methods: keys, prefixes, ranges, filters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from tidemill.errors import TableCode, TableError
-from tidemill.records import columns_compute as pc
+from tidemill.records.columns import compute as pc
 from tidemill.tables.definition import TableDefinition
 
 if TYPE_CHECKING:
-    from tidemill.tables.predicate import Predicate
+    from tidemill.tables.predicates.predicate import Predicate
 
 __all__ = (
     "Key",
@@ -21,8 +21,9 @@ __all__ = (
     "Row",
     "both_ends",
     "bound",
-    "check_places",
+    "check_buckets",
     "is_single_key",
+    "key_bounds",
     "narrowed",
     "prefix_values",
     "to_predicate",
@@ -85,7 +86,7 @@ def prefix_values(prefix: Any, primary_key: Sequence[str]) -> list[Any]:
 
 
 def both_ends(key_range: Any) -> tuple[Any, Any]:
-    """The two keys of a range."""
+    """The two keys of a range. Raises ``TableError`` if it is no pair."""
     if isinstance(key_range, tuple | list) and len(key_range) == _PAIR:
         return key_range[0], key_range[1]
     raise TableError(
@@ -95,14 +96,14 @@ def both_ends(key_range: Any) -> tuple[Any, Any]:
     )
 
 
-def check_places(places: Iterable[Any]) -> None:
-    """Refuse what does not name buckets by topic and number."""
-    for place in places:
-        if not isinstance(place, tuple) or len(place) != _PAIR:
+def check_buckets(buckets: Iterable[Any]) -> None:
+    """Raise ``TableError`` unless each of ``buckets`` is a pair of a topic and a number."""
+    for bucket in buckets:
+        if not isinstance(bucket, tuple) or len(bucket) != _PAIR:
             raise TableError(
                 TableCode.bucket_not_found,
                 "offsets are by (topic, bucket), as log_offsets of a scan or a lease has them, not by "
-                f"{place!r}",
+                f"{bucket!r}",
             )
 
 
@@ -114,14 +115,14 @@ def bound(definition: TableDefinition, key: Any) -> bytes | None:
 def to_predicate(where: Any) -> Predicate:
     """A predicate from SQL text, a pyarrow expression, or one that is ready."""
     if isinstance(where, str):
-        from tidemill.tables.predicate_sql import parse_sql
+        from tidemill.tables.predicates.sql import parse_sql
 
         return parse_sql(where)
     if isinstance(where, pc.Expression):
-        from tidemill.tables.predicate_arrow import from_arrow
+        from tidemill.tables.predicates.arrow import from_arrow
 
         return from_arrow(where)
-    from tidemill.tables.predicate import Predicate
+    from tidemill.tables.predicates.predicate import Predicate
 
     if not isinstance(where, Predicate):
         raise TableError(
@@ -134,11 +135,34 @@ def to_predicate(where: Any) -> Predicate:
 def narrowed(
     definition: TableDefinition, predicate: Predicate, start: bytes | None, end: bytes | None
 ) -> tuple[bytes | None, bytes | None]:
-    """The range of keys in which rows that pass ``predicate`` are, or a wrong predicate's error at once."""
-    from tidemill.client.tables.narrowing import key_bounds
-
+    """The part of a range of keys in which rows can pass ``predicate``. Raises for a wrong predicate."""
     low, high = key_bounds(definition, predicate)
     start = low if start is None else max(start, low or b"")
     if end is None or (high is not None and high < end):
         end = high
+    return start, end
+
+
+def key_bounds(table: TableDefinition, predicate: Predicate) -> tuple[bytes | None, bytes | None]:
+    """The range of state keys in which all rows that pass a filter are; None is open.
+
+    Raises ``TableError`` for a filter that does not fit the table.
+    """
+    from tidemill.tables.predicates.predicate import bind
+
+    bounds = bind(predicate, table.schema).key_bounds(table.primary_key)
+    if bounds is None:
+        return None, None
+    if bounds.empty:
+        return b"", b""
+    keys, equal = table.keys, list(bounds.equal)
+    start, end = keys.prefix_bounds(equal) if equal else (None, None)
+    if bounds.lower is not None:
+        values = [*equal, bounds.lower.value]
+        start = keys.bound(values) if bounds.lower.inclusive else keys.prefix_bounds(values)[1]
+        if start is None:
+            return b"", b""  # Nothing lies above the largest key.
+    if bounds.upper is not None:
+        values = [*equal, bounds.upper.value]
+        end = keys.prefix_bounds(values)[1] if bounds.upper.inclusive else keys.bound(values)
     return start, end

@@ -1,4 +1,4 @@
-"""From what a person says about a new table to the request that creates it."""
+"""The body of a CreateTable request, made from the arguments of ``create_table``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 from tidemill.client.tables.arguments import prefix_values, whole_number
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.definition import pack_schema
-from tidemill.tables.keys import KeyCodec, check_key_columns, default_key_format
-from tidemill.tables.types import normalise_schema, parse_columns
+from tidemill.tables.keys.codec import KeyCodec, check_key_columns, default_key_format
+from tidemill.tables.rows.types import normalise_schema, parse_columns
 
 __all__ = ("creation_body",)
 

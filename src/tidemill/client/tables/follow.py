@@ -16,18 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidemill.client.fetching import BatchReader, FetchedBatches
+from tidemill.client.consuming.batch_reader import BatchReader, FetchedBatches
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.values import DELETE, INSERT, SNAPSHOT, UPSERT
 from tidemill.errors import ApiError, ErrorCode, TableError
-from tidemill.records import columns_compute as pc
-from tidemill.records.columns import RecordColumns, read_columns
-from tidemill.records.columns_numpy import from_numpy, repeated
+from tidemill.records.columns import compute as pc
+from tidemill.records.columns.arrays import from_numpy, repeated
+from tidemill.records.columns.read import RecordColumns, read_columns
 from tidemill.tables.definition import TableDefinition
 
 if TYPE_CHECKING:
-    from tidemill.client.tables.scan import AsyncScan
     from tidemill.client.tables.table import AsyncTable
+    from tidemill.client.tables.table_scan import AsyncScan
 
 __all__ = ("DELETE", "INSERT", "SNAPSHOT", "UPSERT", "AsyncFollow", "Change", "ChangeBatch", "decoded")
 
@@ -48,7 +48,7 @@ class ChangeBatch:
     """Rows of one bucket, or of the snapshot.
 
     ``ops`` says of each row what happened to it: ``snapshot``, ``upsert``, ``delete`` (the other columns are
-    null then), or ``insert`` in a table without a primary key. ``offsets`` are where in the log it did; -1 in
+    null then), or ``insert`` in a table without a primary key. ``offsets`` has the log offset of each; -1 in
     the snapshot.
     """
 
@@ -58,7 +58,7 @@ class ChangeBatch:
     timestamps_ms: pa.Array
     topic: str
     bucket: int
-    #: Everything of this bucket below it has been given.
+    #: Everything below this offset of the bucket's log has been given.
     next_offset: int
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class ChangeBatch:
 
 
 class AsyncFollow(Unpicklable):
-    """``async for batch in table.follow()``; ends only if it was asked to."""
+    """Rows of a table, then its changes: ``async for batch in table.follow()``. ``until_now`` ends it."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class AsyncFollow(Unpicklable):
         self._from_offsets = from_offsets
         self._until_now = until_now
         self._look_again_at = 0.0
-        #: The partitions that are followed: the number of each by its topic.
+        #: Ids of the table partitions that are followed, by topic.
         self._partition_ids: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -130,7 +130,9 @@ class AsyncFollow(Unpicklable):
         await self._follow_partitions(reader)
         ends = await self._ends(reader.positions) if self._until_now else None
         try:
-            while ends is None or any(reader.positions.get(place, end) < end for place, end in ends.items()):
+            while ends is None or any(
+                reader.positions.get(bucket, end) < end for bucket, end in ends.items()
+            ):
                 for fetched in await self._poll(reader):
                     for change in await self._changes(fetched):
                         yield change
@@ -156,7 +158,7 @@ class AsyncFollow(Unpicklable):
         except ApiError as error:
             if error.code != ErrorCode.unknown_topic_or_partition:
                 raise
-        # A partition was dropped, or the table: then this raises.
+        # A table partition was dropped, or the table itself; in that case the next step raises.
         self._look_again_at = 0.0
         self._table.cluster.forget()
         await self._table.renew()
@@ -164,7 +166,7 @@ class AsyncFollow(Unpicklable):
         return []
 
     async def _follow_partitions(self, reader: BatchReader) -> None:
-        """A partition that came into being meanwhile is read from its beginning, one that is gone no more."""
+        """Read new table partitions from their beginning, and stop reading those that were dropped."""
         table, now = self._table, asyncio.get_running_loop().time()
         if table.definition.partition_column is None or now < self._look_again_at:
             return
@@ -172,18 +174,18 @@ class AsyncFollow(Unpicklable):
         await table.renew()
         topics, known = {each.topic: each.id for each in table.definition.partitions}, self._partition_ids
         for topic, bucket in list(reader.positions):
-            # Dropped and made again, it has the same name and another number.
+            # A table partition that was dropped and made again has the same topic name and another id.
             if topic not in topics or known.get(topic, topics[topic]) != topics[topic]:
                 del reader.positions[topic, bucket]
         self._partition_ids = topics
-        for place in table.places():
-            reader.positions.setdefault(place, 0)
+        for partition in table.places():
+            reader.positions.setdefault(partition, 0)
 
     async def _changes(self, fetched: FetchedBatches) -> list[ChangeBatch]:
         try:
             return list(decoded(self._table.definition, fetched))
         except TableError:
-            # Rows of a schema that the table got after this client had asked for it.
+            # The batch may have rows of a newer schema than the definition that this client has.
             known = self._table.definition.schema_id
             await self._table.renew()
             if self._table.definition.schema_id == known:
@@ -214,7 +216,7 @@ def _snapshot_batch(table: TableDefinition, batch: pa.RecordBatch) -> ChangeBatc
 
 
 def _lenient(table: TableDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows in the one schema of all batches: of a deletion only the key is known."""
+    """The same rows in the schema of all change batches, in which only the key is not nullable."""
     if not table.has_primary_key:
         return rows
     return pa.RecordBatch.from_arrays(rows.columns, schema=_lenient_schema(table, rows.schema))
@@ -225,7 +227,7 @@ def _lenient_schema(table: TableDefinition, schema: pa.Schema) -> pa.Schema:
 
 
 def _change_batch(
-    table: TableDefinition, columns: RecordColumns, keep: Any, place: tuple[str, int]
+    table: TableDefinition, columns: RecordColumns, keep: Any, bucket: tuple[str, int]
 ) -> ChangeBatch:
     chosen = np.flatnonzero(keep)
     dead = columns.value_null[chosen]
@@ -240,8 +242,8 @@ def _change_batch(
         _operations(table, dead),
         from_numpy(columns.offsets[chosen]),
         from_numpy(columns.timestamps[chosen]),
-        place[0],
-        place[1],
+        bucket[0],
+        bucket[1],
         int(columns.offsets[-1]) + 1,
     )
 
@@ -262,7 +264,7 @@ def _with_keys(table: TableDefinition, rows: pa.RecordBatch, keys: list[pa.Array
 def _with_deletions(
     table: TableDefinition, rows: pa.RecordBatch, columns: RecordColumns, live_at: Any, dead_at: Any
 ) -> pa.RecordBatch:
-    """Rows and deletions in the order of their offsets; of a deletion only the key is known."""
+    """Rows and deletions in the order of their offsets. Deletions have the key columns only."""
     keys_of_dead = table.keys.parse(columns.keys().take(from_numpy(dead_at)))
     keys = dict(zip(table.primary_key, keys_of_dead, strict=True))
     order = from_numpy(np.argsort(np.concatenate([live_at, dead_at]), kind="stable"))

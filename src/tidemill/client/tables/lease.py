@@ -21,7 +21,7 @@ __all__ = ("AsyncLease",)
 
 
 class AsyncLease(Unpicklable):
-    """A lease while an ``async with`` block lasts. ``lease_id`` is there inside."""
+    """A lease that lasts as long as an ``async with`` block, inside which it has its ``lease_id``."""
 
     def __init__(self, table: AsyncTable, *, duration_ms: int, holder: str, fresh: bool) -> None:
         self._table = table
@@ -34,12 +34,12 @@ class AsyncLease(Unpicklable):
 
     @property
     def lease_id(self) -> str:
-        """What names the lease, also in other processes: ``table.scan(lease=lease_id)``."""
+        """The id of the lease. Other processes can use it, too: ``table.scan(lease=lease_id)``."""
         return self._acquired.lease_id
 
     @property
     def log_offsets(self) -> Mapping[tuple[str, int], int]:
-        """Where changes go on behind the snapshots, by topic and bucket."""
+        """The log offset of each leased snapshot, by topic and bucket: later changes start there."""
         return self._acquired.log_offsets
 
     @property
@@ -71,7 +71,7 @@ class AsyncLease(Unpicklable):
         return self._lease
 
     async def renew(self) -> Lease:
-        """Make it last for its whole duration from now on."""
+        """Renew the lease: it lasts for its whole duration from now on."""
         self._lease = await self._acquire(self.lease_id)
         return self._lease
 
@@ -105,7 +105,7 @@ class AsyncLease(Unpicklable):
     async def __aexit__(self, *exc: object) -> None:
         assert self._keeper is not None
         self._keeper.cancel()
-        # It ends by itself if it cannot be released.
+        # A lease that cannot be released expires.
         with contextlib.suppress(TidemillError):
             await self.release()
 

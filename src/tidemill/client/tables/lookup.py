@@ -1,31 +1,26 @@
-"""Looking rows up by their keys: one request per bucket, all of them at once, rows back in the order of the
-keys.
-"""
+"""Looking rows up by their keys: one request per bucket, all at once; rows come in the order of the keys."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.tables.requests import checked, is_worth_another_try
-from tidemill.client.tables.scanner import read_batches
-from tidemill.errors import TableCode, TableError, TidemillError
-from tidemill.records.columns_numpy import from_numpy
-from tidemill.tables.definition import INDEX_COLUMN, Partition, TableDefinition
-from tidemill.tables.partition_values import partition_texts
+from tidemill.client.tables.bucket_scanner import read_batches
+from tidemill.client.tables.requests import ask_soon_again
+from tidemill.errors import TableCode, TableError
+from tidemill.net.answers import checked
+from tidemill.records.columns.arrays import from_numpy
+from tidemill.tables.definition import INDEX_COLUMN, PartitionDefinition, TableDefinition
+from tidemill.tables.keys.partition_values import partition_texts
 
 __all__ = ("LookUp",)
 
-_T = TypeVar("_T")
 _KEYS_PER_REQUEST: Final = 10_000
-_FIRST_PAUSE_MS: Final = 10
-_LONGEST_PAUSE_MS: Final = 500
 
 
 class LookUp:
@@ -45,9 +40,9 @@ class LookUp:
         state_keys = table.keys.state_keys(key_columns)
         buckets = table.bucket_map.route(table.keys.canonical(key_columns), state_keys)
         requests = []
-        for partition, places in _by_partition(table, key_columns, len(state_keys)):
-            for bucket in np.unique(buckets[places]).tolist():
-                inside = places[buckets[places] == bucket]
+        for partition, indexes in _by_partition(table, key_columns, len(state_keys)):
+            for bucket in np.unique(buckets[indexes]).tolist():
+                inside = indexes[buckets[indexes] == bucket]
                 for first in range(0, len(inside), _KEYS_PER_REQUEST):
                     piece = inside[first : first + _KEYS_PER_REQUEST]
                     min_offset = written.get((partition.topic, bucket), -1)
@@ -65,34 +60,34 @@ class LookUp:
     async def _ask(
         self,
         table: TableDefinition,
-        partition: Partition,
+        partition: PartitionDefinition,
         bucket: int,
-        places: Any,
+        indexes: Any,
         state_keys: pa.BinaryArray,
         columns: Sequence[str],
         min_offset: int,
     ) -> list[pa.RecordBatch]:
         """The rows of keys of one bucket; in several requests if they are too large for one answer."""
         try:
-            found = await self._ask_once(table, partition, bucket, places, state_keys, columns, min_offset)
+            found = await self._ask_once(table, partition, bucket, indexes, state_keys, columns, min_offset)
         except TableError as error:
-            if error.table_code != TableCode.answer_too_large or len(places) == 1:
+            if error.table_code != TableCode.answer_too_large or len(indexes) == 1:
                 raise
         else:
             return [] if found is None else [found]
-        half = len(places) // 2
+        half = len(indexes) // 2
         return [
             batch
-            for piece in (places[:half], places[half:])
+            for piece in (indexes[:half], indexes[half:])
             for batch in await self._ask(table, partition, bucket, piece, state_keys, columns, min_offset)
         ]
 
     async def _ask_once(
         self,
         table: TableDefinition,
-        partition: Partition,
+        partition: PartitionDefinition,
         bucket: int,
-        places: Any,
+        indexes: Any,
         state_keys: pa.BinaryArray,
         columns: Sequence[str],
         min_offset: int,
@@ -102,45 +97,29 @@ class LookUp:
             "partition_id": partition.id,
             "bucket": bucket,
             "leader_epoch": -1,
-            "keys": state_keys.take(from_numpy(places)).to_pylist(),
-            # By name also when it is all of them: the table may have got more since.
+            "keys": state_keys.take(from_numpy(indexes)).to_pylist(),
+            # All columns are named, too: the table may have more than the definition that this client has.
             "columns": list(columns) or table.schema.names,
             "min_offset": min_offset,
             "max_wait_ms": self._cluster.timeout_ms,
         }
 
-        async def attempt() -> Any:
+        async def ask() -> Any:
             (leader,) = await self._cluster.leaders([(partition.topic, bucket)])
             connection = await self._cluster.connection(leader, purpose="lookup")
             response = await connection.request("LookupKv", body)
             return checked(response, f"looking up rows of table {table.name!r}")
 
-        response = await self.retrying(attempt)
+        response = await ask_soon_again(self._cluster, ask)
         if not response.records:
             return None
         batch = read_batches(response.records)
         index = batch.schema.get_field_index(INDEX_COLUMN)
-        return batch.set_column(index, INDEX_COLUMN, from_numpy(places[batch.column(index).to_numpy()]))
-
-    async def retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Await ``attempt()`` until it succeeds, fails for good, or the time is over."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._cluster.timeout_ms / 1000
-        pause_ms = _FIRST_PAUSE_MS
-        while True:
-            try:
-                return await attempt()
-            except TidemillError as error:
-                pause_seconds = pause_ms * random.uniform(0.5, 1.0) / 1000
-                if not is_worth_another_try(error) or loop.time() + pause_seconds > deadline:
-                    raise
-            self._cluster.forget()
-            await asyncio.sleep(pause_seconds)
-            pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+        return batch.set_column(index, INDEX_COLUMN, from_numpy(indexes[batch.column(index).to_numpy()]))
 
 
 def _by_partition(table: TableDefinition, key_columns: Sequence[pa.Array], count: int) -> Any:
-    """Which keys belong to which partition; keys of a partition that does not exist have no rows."""
+    """Each table partition with the indexes of its keys; keys of one that does not exist are left out."""
     if table.partition_column is None:
         yield table.partitions[0], np.arange(count)
         return
@@ -148,6 +127,6 @@ def _by_partition(table: TableDefinition, key_columns: Sequence[pa.Array], count
         zero_copy_only=False
     )
     for partition in table.partitions:
-        places = np.flatnonzero(texts == partition.value)
-        if len(places):
-            yield partition, places
+        indexes = np.flatnonzero(texts == partition.value)
+        if len(indexes):
+            yield partition, indexes

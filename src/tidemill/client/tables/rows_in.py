@@ -1,4 +1,4 @@
-"""Rows as people have them: anything that speaks Arrow, or plain dicts, brought to a table's schema."""
+"""Brings rows that callers give (plain dicts, or anything that speaks Arrow) to a table's schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidemill.errors import TableCode, TableError
-from tidemill.tables.types import conform
+from tidemill.tables.rows.types import conform
 
 __all__ = ("as_tables",)
 
@@ -93,7 +93,7 @@ def _columns(piece: list[Mapping[str, Any]], schema: pa.Schema, first: int) -> p
 
 
 def _without_index(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """pandas sends its index along as a column of a reserved name."""
+    """Drop the index that pandas sends along as a column with a reserved name."""
     kept = [name for name in batch.schema.names if not name.startswith("__index_level_")]
     return batch if len(kept) == batch.num_columns else batch.select(kept)
 

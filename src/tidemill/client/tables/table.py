@@ -12,39 +12,47 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
-from tidemill.client.admin import LATEST, list_offsets
+from tidemill.client.admin.topics import LATEST, list_offsets
 from tidemill.client.cluster import Cluster
 from tidemill.client.process_bound import Unpicklable, opening_of_table
-from tidemill.client.properties import pairs
 from tidemill.client.tables.arguments import (
     Key,
     Keys,
     Row,
     both_ends,
     bound,
-    check_places,
+    check_buckets,
     is_single_key,
     narrowed,
     prefix_values,
     to_predicate,
     whole_number,
 )
-from tidemill.client.tables.lease import AsyncLease
-from tidemill.client.tables.lookup import LookUp
-from tidemill.client.tables.requests import ask_controller, checked, definition_from
-from tidemill.client.tables.scan import AsyncScan, ScanOptions
-from tidemill.client.tables.scanner import (
+from tidemill.client.tables.bucket_scanner import (
     DEFAULT_FETCH_BYTES,
     DEFAULT_TIMEOUT_MS,
     BucketScan,
     KvBatchScanner,
 )
-from tidemill.client.tables.values import BucketStats, Lease, PinnedTable, Snapshot, Written, lease_from
+from tidemill.client.tables.lease import AsyncLease
+from tidemill.client.tables.lookup import LookUp
+from tidemill.client.tables.requests import ask_controller, ask_soon_again, definition_from, pairs
+from tidemill.client.tables.table_scan import AsyncScan, ScanOptions
+from tidemill.client.tables.values import (
+    AnyLease,
+    BucketStats,
+    Lease,
+    PinnedTable,
+    Snapshot,
+    Written,
+    lease_from,
+)
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
-from tidemill.records import columns_compute as pc
-from tidemill.tables.ddl import describe_type
+from tidemill.net.answers import checked
+from tidemill.records.columns import compute as pc
 from tidemill.tables.definition import TableDefinition, pack_schema
-from tidemill.tables.partition_values import partition_texts
+from tidemill.tables.keys.partition_values import partition_texts
+from tidemill.tables.rows.ddl import describe_type
 
 if TYPE_CHECKING:
     from tidemill.client.tables.follow import AsyncFollow
@@ -53,14 +61,13 @@ if TYPE_CHECKING:
 __all__ = ("AsyncTable",)
 
 _T = TypeVar("_T")
-Progress = Callable[[int], None]
 _LEASE_MS = 600_000
 
 
 class AsyncTable(Unpicklable):
     """A table of a cluster; from ``AsyncTidemill.table`` or ``create_table``.
 
-    The definition is the one of the moment when the object was made; ``refresh`` gets the present one.
+    The definition is the one from when the object was made; ``refresh`` gets the present one.
     """
 
     def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
@@ -72,10 +79,10 @@ class AsyncTable(Unpicklable):
 
     @cached_property
     def _writer(self) -> TableWriter:
-        from tidemill.client.tables.lanes import Lanes
+        from tidemill.client.producing.columns import ColumnProducer
         from tidemill.client.tables.writer import TableWriter
 
-        return TableWriter(Lanes(self.cluster))
+        return TableWriter(ColumnProducer(self.cluster))
 
     # --- what it is
 
@@ -119,7 +126,7 @@ class AsyncTable(Unpicklable):
         return describe_html(self.definition)
 
     async def refresh(self) -> AsyncTable:
-        """Take over what was changed about the table meanwhile, or the new table that has its name now."""
+        """Read the definition again, also if another table has the name by now."""
         self._adopt(await self._described())
         return self
 
@@ -142,16 +149,15 @@ class AsyncTable(Unpicklable):
     def _adopt(self, found: TableDefinition) -> None:
         old, new = _identities(self.definition), _identities(found)
         for topic in [topic for topic, identity in old.items() if new.get(topic) != identity]:
-            # What comes under that name from now on has other offsets.
+            # A new topic of that name has offsets of its own.
             self._writer.forget(topic)
-            self._written = {place: at for place, at in self._written.items() if place[0] != topic}
+            self._written = {bucket: at for bucket, at in self._written.items() if bucket[0] != topic}
         self.definition = found
 
     # --- writing
 
-    async def upsert(self, rows: Any, *, progress: Progress | None = None) -> Written:
-        """Write rows: new ones, and such that take the place of those with the same key. For a table without
-        a primary key: append them.
+    async def upsert(self, rows: Any, *, progress: Callable[[int], None] | None = None) -> Written:
+        """Insert rows, or replace those with the same key; append them if the table has no primary key.
 
         ``rows`` is a dict, an iterable of dicts, or anything that speaks Arrow. They are durable when this
         returns. ``progress`` is called with the number of rows written so far.
@@ -169,7 +175,7 @@ class AsyncTable(Unpicklable):
                     progress(done)
         return Written(done, offsets)
 
-    async def append(self, rows: Any, *, progress: Progress | None = None) -> Written:
+    async def append(self, rows: Any, *, progress: Callable[[int], None] | None = None) -> Written:
         """Append rows to a table without a primary key."""
         if self.definition.has_primary_key:
             raise TableError(
@@ -179,8 +185,9 @@ class AsyncTable(Unpicklable):
         return await self.upsert(rows, progress=progress)
 
     async def delete(self, keys: Any) -> Written:
-        """Delete the row of a key, or of several: dicts, tuples, single values, or an Arrow table of the key
-        columns. A key that has no row is fine.
+        """Delete the row of a key, or the rows of several keys. A key that has no row is fine.
+
+        Keys are dicts, tuples, single values, or an Arrow table of the key columns.
         """
         from tidemill.client.tables.writer import prepare_deletes
 
@@ -191,8 +198,8 @@ class AsyncTable(Unpicklable):
 
     async def _write(self, prepared: PreparedRows) -> dict[tuple[str, int], int]:
         offsets = await self._writer.write(self.topic_of, prepared, self.renew)
-        for place, offset in offsets.items():
-            self._written[place] = max(offset, self._written.get(place, -1))
+        for bucket, offset in offsets.items():
+            self._written[bucket] = max(offset, self._written.get(bucket, -1))
         return offsets
 
     async def topic_of(self, value: str | None) -> str:
@@ -262,14 +269,15 @@ class AsyncTable(Unpicklable):
         key_range: tuple[Any, Any] | None = None,
         limit: int | None = None,
         *,
-        lease: Lease | AsyncLease | str | None = None,
+        lease: AnyLease | str | None = None,
         fetch_max_bytes: int = DEFAULT_FETCH_BYTES,
         parallel: int = 4,
     ) -> AsyncScan:
-        """The rows of the table as of one moment, or of a leased snapshot.
+        """The rows of the table as of one moment, or of a leased snapshot (``lease``).
 
         ``where`` is a SQL predicate or a pyarrow expression; it, ``columns`` and ``key_range`` (from a key,
         or the first columns of one, up to but without another; None is open) are worked out on the server.
+        ``parallel`` buckets are read at a time, each in batches of up to ``fetch_max_bytes``.
         """
         self._need_key()
         parallel = whole_number("parallel", parallel, 1)
@@ -278,7 +286,7 @@ class AsyncTable(Unpicklable):
         start, end = self._bounds(key_range)
         encoded = None
         if where is not None:
-            from tidemill.tables.predicate import encode
+            from tidemill.tables.predicates.predicate import encode
 
             predicate = to_predicate(where)
             start, end = narrowed(self.definition, predicate, start, end)
@@ -336,15 +344,15 @@ class AsyncTable(Unpicklable):
                 TableCode.bucket_not_found,
                 f"table {self.name!r} has buckets 0 to {self.buckets - 1}, not {bucket}",
             )
-        places = [each for each in self.definition.partitions if each.value == partition]
-        if not places:
+        matching = [each for each in self.definition.partitions if each.value == partition]
+        if not matching:
             raise TableError(
                 TableCode.partition_not_found, f"table {self.name!r} has no partition {partition!r}"
             )
         scan = BucketScan(
             table_id=self.definition.table_id,
-            partition_id=places[0].id,
-            topic=places[0].topic,
+            partition_id=matching[0].id,
+            topic=matching[0].topic,
             bucket=bucket,
             pin_id=pin_id,
             lease_id=lease_id,
@@ -362,7 +370,7 @@ class AsyncTable(Unpicklable):
         snapshot: bool = True,
         from_offsets: Mapping[tuple[str, int], int] | None = None,
         until_now: bool = False,
-        lease: Lease | AsyncLease | str | None = None,
+        lease: AnyLease | str | None = None,
     ) -> AsyncFollow:
         """The rows of the table, and then every change after them, once and in order.
 
@@ -372,19 +380,19 @@ class AsyncTable(Unpicklable):
         """
         from tidemill.client.tables.follow import AsyncFollow
 
-        check_places(from_offsets or ())
+        check_buckets(from_offsets or ())
         if not self.definition.has_primary_key or from_offsets is not None:
             snapshot = False
         scan = self.scan(lease=lease) if snapshot else None
         return AsyncFollow(self, scan, from_offsets=from_offsets, until_now=until_now)
 
-    async def committed_ends(self, places: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-        """Where the committed part of each log ends now, by topic and bucket."""
-        ends = await list_offsets(self.cluster, dict.fromkeys(places, LATEST), committed=True)
-        return {place: at.offset for place, at in ends.items()}
+    async def committed_ends(self, buckets: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """The last stable offset of each bucket's log, by topic and bucket."""
+        ends = await list_offsets(self.cluster, dict.fromkeys(buckets, LATEST), committed=True)
+        return {bucket: at.offset for bucket, at in ends.items()}
 
     async def starts(self) -> dict[tuple[str, int], int]:
-        """Every bucket of the table with the end of its log now."""
+        """The last stable offset of every bucket of the table, by topic and bucket."""
         await self._renew_partitions()
         return await self.committed_ends(dict.fromkeys(self.places(), 0))
 
@@ -393,7 +401,7 @@ class AsyncTable(Unpicklable):
         return [(each.topic, bucket) for each in self.definition.partitions for bucket in range(self.buckets)]
 
     async def pin(self, *, idle_ms: int = 0) -> PinnedTable:
-        """Hold the state of all buckets still. Scans do it by themselves.
+        """Pin the state of all buckets. Scans do it by themselves.
 
         It ends when it was not used for ``idle_ms``; 0 leaves that to the server.
         """
@@ -405,27 +413,27 @@ class AsyncTable(Unpicklable):
             await self.renew()
 
     async def _pin(self, idle_ms: int) -> PinnedTable | None:
-        """None if a partition came meanwhile of which nothing is known yet."""
+        """Pin once. None if the pin has a table partition that the definition lacks."""
         definition = self.definition
-        by_place = {
+        by_bucket = {
             (each.topic, b): (each.id, b) for each in definition.partitions for b in range(self.buckets)
         }
         topics = {each.id: each.topic for each in definition.partitions}
         body = {
             "table_id": definition.table_id,
             "min_offsets": [
-                {"partition_id": by_place[place][0], "bucket": by_place[place][1], "offset": offset}
-                for place, offset in self._written.items()
-                if place in by_place
+                {"partition_id": by_bucket[bucket][0], "bucket": by_bucket[bucket][1], "offset": offset}
+                for bucket, offset in self._written.items()
+                if bucket in by_bucket
             ],
             "max_wait_ms": self.cluster.timeout_ms,
             "idle_ms": idle_ms,
         }
 
-        async def attempt() -> Any:
+        async def ask() -> Any:
             return checked(await self.cluster.to_any("PinTable", body), f"pinning table {self.name!r}")
 
-        response = await self._retrying(attempt)
+        response = await ask_soon_again(self.cluster, ask)
         if any(each.partition_id not in topics for each in response.buckets):
             await self.release_pin(response.pin_id)
             return None
@@ -436,7 +444,7 @@ class AsyncTable(Unpicklable):
         )
 
     async def release_pin(self, pin_id: str, *, keep_alive: bool = False) -> None:
-        """Let go of a pin, or say that it is still needed."""
+        """Release a pin, or keep it from expiring."""
         response = await self.cluster.to_any("ReleasePin", {"pin_id": pin_id, "keep_alive": keep_alive})
         checked(response, f"releasing a pin of table {self.name!r}")
 
@@ -467,8 +475,7 @@ class AsyncTable(Unpicklable):
         return [self._snapshot(each) for each in response.snapshots]
 
     def lease(self, *, duration_ms: int = _LEASE_MS, holder: str = "", fresh: bool = False) -> AsyncLease:
-        """Keep the newest snapshots (``fresh``: new ones) while the ``async with`` block lasts, and renew in
-        time.
+        """Keep the newest snapshots (``fresh``: new ones) while the ``with`` block lasts, and renew in time.
 
         A lease survives a restart of the node; if its holder does not renew it, it ends after
         ``duration_ms``.
@@ -508,7 +515,7 @@ class AsyncTable(Unpicklable):
     ) -> AsyncTable:
         """Add nullable columns, and set or take back properties. The object is up to date afterwards."""
         if isinstance(add_columns, str):
-            from tidemill.tables.types import parse_columns
+            from tidemill.tables.rows.types import parse_columns
 
             add_columns = parse_columns(add_columns)
         await self._ask(
@@ -548,12 +555,12 @@ class AsyncTable(Unpicklable):
         return await ask_controller(self.cluster, name, body, f"{name} of table {self.name!r}")
 
     async def _renew_partitions(self) -> None:
-        """Others may have added partitions, or dropped some."""
+        """Read the definition of a partitioned table again: others may have added or dropped partitions."""
         if self.definition.partition_column is not None:
             await self.renew()
 
     async def _knowing(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Await ``call()``; once more if it met something that is gone, with what is there now."""
+        """Await ``call()``; if it met something that was dropped, renew the definition and call it again."""
         try:
             return await call()
         except ApiError as error:
@@ -562,9 +569,6 @@ class AsyncTable(Unpicklable):
         self.cluster.forget()
         await self.renew()
         return await call()
-
-    async def _retrying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
-        return await self._look_up.retrying(attempt)
 
     def _need_key(self) -> None:
         if not self.definition.has_primary_key:
@@ -589,7 +593,7 @@ class AsyncTable(Unpicklable):
         return tuple(columns)
 
     def _scanned_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        """By name also if it is all of them: what a scan gives stays the same when the table gets more."""
+        """Names of a scan's columns, also if it is all: the scan stays the same when the table gets more."""
         return self._columns(columns) or tuple(self.schema.names)
 
     def _bounds(self, key_range: tuple[Any, Any] | None) -> tuple[bytes | None, bytes | None]:
@@ -615,7 +619,7 @@ class AsyncTable(Unpicklable):
 
 
 def _identities(definition: TableDefinition) -> dict[str, tuple[int, int]]:
-    """What is behind each topic name."""
+    """The ids of table and table partition behind each topic name."""
     return {each.topic: (definition.table_id, each.id) for each in definition.partitions}
 
 

@@ -1,10 +1,10 @@
-"""What tables tell about themselves: changes, writes, pins, numbers, snapshots and leases as plain values."""
+"""Plain values that a table's methods return: writes, pins, statistics, snapshots, leases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tidemill.tables.definition import TableDefinition
 
@@ -13,6 +13,7 @@ __all__ = (
     "INSERT",
     "SNAPSHOT",
     "UPSERT",
+    "AnyLease",
     "BucketStats",
     "Lease",
     "PinnedTable",
@@ -21,7 +22,7 @@ __all__ = (
     "lease_from",
 )
 
-#: What happened to a row.
+#: Operations: what happened to a row.
 SNAPSHOT = "snapshot"
 UPSERT = "upsert"
 DELETE = "delete"
@@ -30,7 +31,7 @@ INSERT = "insert"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write did: how many records, and the offset behind the last one of each bucket."""
+    """The result of a write: the number of records, and the offset after the last one of each bucket."""
 
     rows: int
     offsets: Mapping[tuple[str, int], int]
@@ -38,7 +39,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTable:
-    """State held still on the server: its id, and the log offset of each bucket by topic and number.
+    """A pin of a table's state: its id, and the log offset of each bucket by topic and number.
 
     It ends when nobody has used it for ``idle_ms``.
     """
@@ -81,7 +82,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Snapshots that are kept until ``expires_at_ms``. ``log_offsets``: where changes go on behind them."""
+    """A lease of snapshots until ``expires_at_ms``. ``log_offsets`` says where later changes start."""
 
     lease_id: str
     table: str
@@ -91,15 +92,24 @@ class Lease:
     log_offsets: Mapping[tuple[str, int], int]
 
 
+class AnyLease(Protocol):
+    """A lease: ``Lease``, or the object whose block keeps one."""
+
+    @property
+    def lease_id(self) -> str:
+        """The id of the lease."""
+        raise NotImplementedError
+
+
 def lease_from(lease: Any, definition: TableDefinition | None) -> Lease:
-    """The lease of an answer."""
+    """The lease in an answer of the server."""
     topics = {} if definition is None else {each.id: each.topic for each in definition.partitions}
-    places = {(topics.get(each.partition_id, lease.table), each.bucket): each for each in lease.snapshots}
+    by_bucket = {(topics.get(each.partition_id, lease.table), each.bucket): each for each in lease.snapshots}
     return Lease(
         lease.lease_id,
         lease.table,
         lease.holder,
         lease.expires_at_ms,
-        {place: each.snapshot_id for place, each in places.items()},
-        {place: each.log_offset for place, each in places.items()},
+        {bucket: each.snapshot_id for bucket, each in by_bucket.items()},
+        {bucket: each.log_offset for bucket, each in by_bucket.items()},
     )

@@ -2,11 +2,11 @@
 
 Rules:
 
-- Lanes carry the batches of each bucket, in order, and never write what is tried again twice.
+- A ``ColumnProducer`` carries the batches of each bucket, in order, and writes nothing twice.
 - What a call has written is durable when it returns, and ``written`` knows up to which offset, so that later
   reads can wait for it.
 - A refused batch raises, with the server's words. Rows of the same call that were sent before it stay
-  written, unless the lanes write in a transaction.
+  written, unless the producer is in a transaction.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidemill.client.tables.lanes import BATCH_BYTES, Lanes, Outgoing
+from tidemill.client.producing.columns import BATCH_BYTES, ColumnProducer, Outgoing
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.records.columns_numpy import from_numpy
+from tidemill.records.columns.arrays import from_numpy
 from tidemill.tables.definition import TableDefinition
-from tidemill.tables.partition_values import partition_texts
+from tidemill.tables.keys.partition_values import partition_texts
 
 __all__ = ("PreparedRows", "TableWriter", "prepare_changes", "prepare_deletes", "prepare_upserts")
 
@@ -46,7 +46,7 @@ class PreparedRows:
 
 
 def prepare_upserts(table: TableDefinition, rows: pa.Table) -> list[PreparedRows]:
-    """Rows, in exactly the table's schema, as records by bucket."""
+    """Encode rows, in exactly the table's schema, as records by bucket."""
     prepared = []
     for batch in rows.combine_chunks().to_batches(max_chunksize=_ROWS_AT_ONCE):
         values = table.format.from_batch(batch)
@@ -56,7 +56,7 @@ def prepare_upserts(table: TableDefinition, rows: pa.Table) -> list[PreparedRows
         texts = (
             None if table.partition_column is None else partition_texts(batch.column(table.partition_column))
         )
-        # Without a key any bucket is right: in turn, so that all get their share.
+        # Without a key any bucket is right: each gets an equal share.
         buckets = np.arange(batch.num_rows) * table.buckets // max(batch.num_rows, 1)
         parts = _by_bucket(None, values, buckets, texts)
         prepared.append(PreparedRows(parts, batch.num_rows, _batch_bytes(table)))
@@ -64,16 +64,17 @@ def prepare_upserts(table: TableDefinition, rows: pa.Table) -> list[PreparedRows
 
 
 def prepare_deletes(table: TableDefinition, key_columns: Sequence[pa.Array]) -> PreparedRows:
-    """Deletions of the rows with these keys."""
+    """Encode deletions of the rows with these keys as records by bucket."""
     return _keyed(table, key_columns, pa.nulls(len(key_columns[0]), pa.binary()))
 
 
 def prepare_changes(
     table: TableDefinition, keys: pa.Table, upserts: pa.Table, deletes: npt.NDArray[np.bool_]
 ) -> list[PreparedRows]:
-    """Upserts and deletions in the order of ``deletes``, which says what each is.
+    """Encode upserts and deletions, in the order of ``deletes``, as records by bucket.
 
-    ``keys`` has the key columns of all, ``upserts`` the rows of those that are none, in the table's schema.
+    ``keys`` has the key columns of every change. ``deletes`` says which changes are deletions; ``upserts``
+    has the full rows of the others, in the same order and the table's schema.
     """
     prepared: list[PreparedRows] = []
     rows = upserts.combine_chunks()
@@ -103,7 +104,7 @@ def _keyed(table: TableDefinition, key_columns: Sequence[pa.Array], values: pa.B
 
 
 def _batch_bytes(table: TableDefinition) -> int:
-    """How large a batch may be: topics can be set to take less than usual."""
+    """The largest size of a batch: the table's topics may take less than usual."""
     limits = [table.properties.get(name) for name in _SIZE_PROPERTIES]
     return min([BATCH_BYTES, *(int(limit) for limit in limits if limit is not None and limit.isdecimal())])
 
@@ -112,11 +113,11 @@ def _by_bucket(
     keys: pa.BinaryArray | None, values: pa.BinaryArray, buckets: Any, texts: pa.StringArray | None
 ) -> _Parts:
     parts = _Parts()
-    for value, places in _places_by_partition(texts, len(values)):
-        chosen = buckets if places is None else buckets[places]
+    for value, in_partition in _rows_by_partition(texts, len(values)):
+        chosen = buckets if in_partition is None else buckets[in_partition]
         for bucket in np.flatnonzero(np.bincount(chosen)).tolist():
             inside = np.flatnonzero(chosen == bucket)
-            rows = inside if places is None else places[inside]
+            rows = inside if in_partition is None else in_partition[inside]
             if len(rows) == len(values):
                 parts[value, bucket] = Outgoing(keys, values)
             else:
@@ -127,7 +128,7 @@ def _by_bucket(
     return parts
 
 
-def _places_by_partition(texts: pa.StringArray | None, count: int) -> Any:
+def _rows_by_partition(texts: pa.StringArray | None, count: int) -> Any:
     if texts is None:
         if count:
             yield None, None
@@ -145,9 +146,9 @@ class TableWriter:
     under way.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
-        #: Whoever calls first is first in every lane.
+    def __init__(self, producer: ColumnProducer) -> None:
+        self._producer = producer
+        #: Held while sends are begun: a call that comes first is first in every bucket.
         self._order = asyncio.Lock()
 
     async def write(
@@ -162,8 +163,8 @@ class TableWriter:
         that is an error, for what was written before is gone with the topic.
         """
         offsets, gone = await self._write_parts(topic_of, rows.parts, rows.batch_bytes)
-        if gone and not self._lanes.in_transaction:
-            self._lanes.cluster.forget()
+        if gone and not self._producer.in_transaction:
+            self._producer.cluster.forget()
             await renew()
             more, gone = await self._write_parts(topic_of, gone, rows.batch_bytes)
             offsets |= more
@@ -180,16 +181,16 @@ class TableWriter:
     ) -> tuple[dict[tuple[str, int], int], _Parts]:
         """The offsets of the parts that were written, and the parts whose topics are gone."""
         async with self._order:
-            places = {place: (await topic_of(place[0]), place[1]) for place in parts}
-            lanes = {places[place]: records for place, records in parts.items()}
-            tasks = await self._lanes.begin(lanes, batch_bytes)
+            buckets = {part: (await topic_of(part[0]), part[1]) for part in parts}
+            by_bucket = {buckets[part]: records for part, records in parts.items()}
+            tasks = await self._producer.begin(by_bucket, batch_bytes)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         offsets, gone, failure = dict[tuple[str, int], int](), _Parts(), None
-        for place, result in zip(parts, results, strict=True):
+        for part, result in zip(parts, results, strict=True):
             if isinstance(result, int):
-                offsets[places[place]] = result
+                offsets[buckets[part]] = result
             elif isinstance(result, ApiError) and result.code == ErrorCode.unknown_topic_or_partition:
-                gone[place] = parts[place]
+                gone[part] = parts[part]
             else:
                 failure = failure or result
         if failure is not None:
@@ -197,5 +198,5 @@ class TableWriter:
         return offsets, gone
 
     def forget(self, topic: str) -> None:
-        """The topic is not the one that it was: begin anew in all its buckets."""
-        self._lanes.forget(topic)
+        """Start over in all buckets of a topic that was deleted and created again."""
+        self._producer.forget(topic)

@@ -1,4 +1,4 @@
-"""How one item of a request went, as the two fields that most responses have for it."""
+"""The outcome of one item of a request, as the two fields that most responses have for it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""``tidemill bench``: a load test against a node."""

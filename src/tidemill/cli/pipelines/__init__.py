@@ -1,0 +1,1 @@
+"""``tidemill pipeline``: Spark's declarative pipelines."""

@@ -1,0 +1,1 @@
+"""``tidemill table``: tables, and the rows in them."""

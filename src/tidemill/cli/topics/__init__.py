@@ -1,0 +1,1 @@
+"""``tidemill topic``: topics, and the records in them."""

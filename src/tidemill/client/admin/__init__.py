@@ -1,0 +1,1 @@
+"""Administration over the Kafka protocol: typed async functions."""

@@ -1,0 +1,1 @@
+"""The ``MetadataStore`` protocol and the stores that keep it."""

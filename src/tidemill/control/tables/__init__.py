@@ -1,0 +1,1 @@
+"""Metadata of databases, tables and leases of snapshots."""

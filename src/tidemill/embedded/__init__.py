@@ -1,0 +1,1 @@
+"""A node inside this process: ``tidemill.open``."""

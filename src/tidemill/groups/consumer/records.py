@@ -1,0 +1,285 @@
+"""The records of consumer groups (KIP-848) in ``__consumer_offsets``, in Kafka's own binary format.
+
+All values are version 0 and flexible. ``coordination.stored`` has the rules of stored records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from tidemill.coordination.stored import NOT_KEPT, Codec, RecordType, Struct
+from tidemill.groups.consumer.member import ClassicMetadata, MemberState, Partitions, by_topic
+from tidemill.groups.messages import JoinProtocol
+from tidemill.groups.topics import SubscribedTopic
+from tidemill.wire.declare import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidemill.groups.consumer.member import ConsumerMember
+    from tidemill.wire.declare import Fields
+
+__all__ = (
+    "CONSUMER_RECORD_TYPES",
+    "ConsumerRecord",
+    "CurrentAssignment",
+    "CurrentAssignmentRecord",
+    "EpochRecord",
+    "MemberMetadata",
+    "MemberMetadataRecord",
+    "PatternRecord",
+    "ResolvedPattern",
+    "SubscribedTopicsRecord",
+    "TargetEpochRecord",
+    "TargetRecord",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetadata:
+    """What a member asked for: the fields of ``ConsumerMember`` that are not its progress."""
+
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    topics: frozenset[str]
+    regex: str
+    rebalance_timeout_ms: int
+    assignor: str | None
+    classic: ClassicMetadata | None
+
+    @classmethod
+    def of(cls, member: ConsumerMember) -> MemberMetadata:
+        """What ``member`` asked for."""
+        return cls(**{name: getattr(member, name) for name in cls.__slots__})
+
+    def applied_to(self, member: ConsumerMember) -> ConsumerMember:
+        """The member with these fields."""
+        return replace(member, **{name: getattr(self, name) for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentAssignment:
+    """How far a member is: its epochs, and the partitions that it has and must let go of."""
+
+    epoch: int
+    previous_epoch: int
+    state: MemberState
+    assigned: Partitions
+    revoking: Partitions
+
+    @classmethod
+    def of(cls, member: ConsumerMember) -> CurrentAssignment:
+        """How far ``member`` is."""
+        return cls(member.epoch, member.previous_epoch, member.state, member.assigned, member.revoking)
+
+    def applied_to(self, member: ConsumerMember) -> ConsumerMember:
+        """The member with this progress."""
+        return replace(member, **{name: getattr(self, name) for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPattern:
+    """The topics that a pattern matched, at which revision of the metadata, and when."""
+
+    topics: frozenset[str]
+    revision: int
+    resolved_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """The epoch of a group. A tombstone deletes the group; by then it has no members."""
+
+    group_id: str
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribedTopicsRecord:
+    """The topics that the group's members subscribe to and that exist, by name."""
+
+    group_id: str
+    value: tuple[SubscribedTopic, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetadataRecord:
+    """What a member asked for. A tombstone removes the member."""
+
+    group_id: str
+    member_id: str
+    value: MemberMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetEpochRecord:
+    """The epoch of the group for which the targets were computed."""
+
+    group_id: str
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecord:
+    """The target assignment of one member."""
+
+    group_id: str
+    member_id: str
+    value: Partitions | None
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentAssignmentRecord:
+    """Progress of a member. A tombstone: it holds nothing any more."""
+
+    group_id: str
+    member_id: str
+    value: CurrentAssignment | None
+
+
+@dataclass(frozen=True, slots=True)
+class PatternRecord:
+    """The topics that a pattern matched. A tombstone: no member subscribes with it any more."""
+
+    group_id: str
+    pattern: str
+    value: ResolvedPattern | None
+
+
+ConsumerRecord = (
+    EpochRecord
+    | SubscribedTopicsRecord
+    | MemberMetadataRecord
+    | TargetEpochRecord
+    | TargetRecord
+    | CurrentAssignmentRecord
+    | PatternRecord
+)
+
+
+# -- the types -------------------------------------------------------------------------------------------
+
+
+def _by_topic(partitions: Partitions) -> list[dict[str, Any]]:
+    return [
+        {"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in by_topic(partitions).items()
+    ]
+
+
+def _partitions(topics: tuple[Any, ...]) -> Partitions:
+    return frozenset((topic.topic_id or UUID(int=0), index) for topic in topics for index in topic.partitions)
+
+
+def _member_state(number: int) -> MemberState:
+    if number not in _MEMBER_STATES:
+        raise ValueError(f"member state {number} is unknown")
+    return MemberState(number)
+
+
+def _classic_metadata(session_timeout_ms: int, protocols: tuple[JoinProtocol, ...]) -> ClassicMetadata:
+    if not protocols:
+        raise ValueError("a classic member supports no protocol")
+    return ClassicMetadata(session_timeout_ms, protocols)
+
+
+_MEMBER_STATES: Final = frozenset(MemberState)
+_NAMES: Final = Codec(unpack=frozenset, pack=sorted)
+_PARTITIONS: Final = Codec(unpack=_partitions, pack=_by_topic)
+_TOPIC_PARTITIONS: Final[Fields] = {"topic_id": "uuid", "partitions": ["int32"]}
+
+_EPOCH: Final = Struct(None, {"epoch": "int32"})
+
+_TOPIC: Final = Struct(
+    SubscribedTopic,
+    {
+        "id": "uuid",
+        "name": "string",
+        "partitions": "int32",
+        # Kafka has not used the racks of partitions since 4.0.
+        "racks": [{"partition": "int32", "racks": ["string"]}],
+    },
+    {"racks": NOT_KEPT},
+)
+
+_MEMBER: Final = Struct(
+    MemberMetadata,
+    {
+        "instance_id": "string?",
+        "rack_id": "string?",
+        "client_id": "string",
+        "client_host": "string",
+        "topics": ["string"],
+        "regex": "string?",
+        "rebalance_timeout_ms": "int32",
+        "assignor": "string?",
+        "classic": Field(
+            Struct(
+                _classic_metadata,
+                {
+                    "session_timeout_ms": "int32",
+                    "protocols": [Struct(JoinProtocol, {"name": "string", "metadata": "bytes"})],
+                },
+            ),
+            tag=0,
+            nullable=True,
+        ),
+    },
+    {"topics": _NAMES, "regex": Codec(unpack=lambda regex: regex or "")},
+)
+
+_CURRENT: Final = Struct(
+    CurrentAssignment,
+    {
+        "epoch": "int32",
+        "previous_epoch": "int32",
+        "state": "int8",
+        "assigned": [_TOPIC_PARTITIONS],
+        "revoking": [_TOPIC_PARTITIONS],
+    },
+    {"state": Codec(unpack=_member_state), "assigned": _PARTITIONS, "revoking": _PARTITIONS},
+)
+
+_RESOLVED: Final = Struct(
+    ResolvedPattern,
+    {"topics": ["string"], "revision": "int64", "resolved_at_ms": "int64"},
+    {"topics": _NAMES},
+)
+
+_GROUP: Final[Fields] = {"group_id": "string"}
+_GROUP_MEMBER: Final[Fields] = {"group_id": "string", "member_id": "string"}
+_GROUP_PATTERN: Final[Fields] = {"group_id": "string", "pattern": "string"}
+
+
+def _type(
+    key_version: int, record: Callable[..., ConsumerRecord], key: Fields, value: Struct
+) -> RecordType[ConsumerRecord]:
+    return RecordType(
+        record.__name__,
+        record,
+        key_versions=(key_version,),
+        key=key,
+        value=value,
+        versions=range(1),
+        written=0,
+    )
+
+
+CONSUMER_RECORD_TYPES: Final = (
+    _type(3, EpochRecord, _GROUP, _EPOCH),
+    _type(4, SubscribedTopicsRecord, _GROUP, Struct(None, {"topics": [_TOPIC]})),
+    _type(5, MemberMetadataRecord, _GROUP_MEMBER, _MEMBER),
+    _type(6, TargetEpochRecord, _GROUP, _EPOCH),
+    _type(
+        7,
+        TargetRecord,
+        _GROUP_MEMBER,
+        Struct(None, {"partitions": [_TOPIC_PARTITIONS]}, {"partitions": _PARTITIONS}),
+    ),
+    _type(8, CurrentAssignmentRecord, _GROUP_MEMBER, _CURRENT),
+    _type(16, PatternRecord, _GROUP_PATTERN, _RESOLVED),
+)
+"""The types by the version of their keys, which are Kafka's."""

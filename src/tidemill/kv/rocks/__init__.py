@@ -1,0 +1,1 @@
+"""RocksDB behind the contract of ``tidemill.kv.contract``."""

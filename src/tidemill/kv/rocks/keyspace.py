@@ -1,0 +1,51 @@
+"""The layout of a RocksDB database: state under one first byte, metadata under another.
+
+    0x00 <name>   metadata: ``format``, ``identity``, ``applied``, and ``+<name>`` for callers' small values
+    0x01 <key>    state
+
+So metadata is written in the same atomic batch as the state that it speaks of, and no scan ever meets it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = (
+    "APPLIED_KEY",
+    "FORMAT_KEY",
+    "FORMAT_VERSION",
+    "IDENTITY_KEY",
+    "STATE_END",
+    "STATE_PREFIX",
+    "meta_key",
+    "pack_offset",
+    "unpack_offset",
+)
+
+FORMAT_VERSION = 1
+STATE_PREFIX = b"\x01"
+#: The end of the state: above every state key.
+STATE_END = b"\x02"
+FORMAT_KEY = b"\x00format"
+IDENTITY_KEY = b"\x00identity"
+APPLIED_KEY = b"\x00applied"
+
+_OFFSET = struct.Struct(">q")
+
+
+def meta_key(name: str) -> bytes:
+    """The key of a caller's metadata."""
+    return b"\x00+" + name.encode()
+
+
+def pack_offset(offset: int) -> bytes:
+    """Encode a log offset, or another whole number, as metadata stores it."""
+    return _OFFSET.pack(offset)
+
+
+def unpack_offset(data: bytes) -> int:
+    """Decode an offset; ``ValueError`` if the bytes are not one."""
+    if len(data) != _OFFSET.size:
+        raise ValueError(f"an offset has {_OFFSET.size} bytes, not {len(data)}")
+    offset: int = _OFFSET.unpack(data)[0]
+    return offset

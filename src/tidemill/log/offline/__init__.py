@@ -1,0 +1,1 @@
+"""The files of a partition without a node: dump, verify, repair."""

@@ -1,0 +1,141 @@
+"""Finding partitions: by topic name or id and number, with Kafka's errors for those that are not here.
+
+Every look-up asks the metadata image. An open log alone does not say that this node leads the partition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from tidemill.config.topic import TopicConfig
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.replication.epochs import NO_EPOCH, check_leader_epoch
+from tidemill.replication.replicas import PartitionKey, Placement, Replicas
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
+    from tidemill.control.controller import Controller
+    from tidemill.control.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+    from tidemill.replication.partition import Partition
+
+__all__ = ("PartitionFinder",)
+
+
+class PartitionFinder:
+    """Finds topics in the image, and the partitions that this node leads. Keeps open ones up to the image."""
+
+    def __init__(self, settings: Settings, controller: Controller, replicas: Replicas) -> None:
+        self._settings = settings
+        self._controller = controller
+        self._replicas = replicas
+        #: Effective configs by topic id; they are asked for with every batch.
+        self._configs: dict[UUID, TopicConfig] = {}
+        controller.subscribe(self._metadata_changed)
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._controller.image
+
+    def topic(self, name: str) -> TopicImage:
+        """The topic of that name. Raises ``ApiError``."""
+        found = self._controller.image.topics.get(name)
+        if found is None:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
+        return found
+
+    def topic_by_id(self, topic_id: UUID | None) -> TopicImage:
+        """The topic with that id. Raises ``ApiError``."""
+        found = None if topic_id is None else self._controller.image.topic_by_id(topic_id)
+        if found is None:
+            raise ApiError(ErrorCode.unknown_topic_id, f"there is no topic with id {topic_id}")
+        return found
+
+    def topic_config(self, topic: TopicImage) -> TopicConfig:
+        """The topic's own configs over the node's defaults."""
+        config = self._configs.get(topic.id)
+        if config is None:
+            config = TopicConfig.from_overrides(topic.configs, self._settings.topic_defaults)
+            self._configs[topic.id] = config
+        return config
+
+    def partition(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> Partition:
+        """The partition, if this node leads it, and at the leader epoch that the request names, if any.
+
+        An open partition does not prove it, so the metadata is asked each time. Raises ``ApiError`` or
+        ``StorageError``.
+        """
+        partition = self._replicas.peek(topic.id, index)
+        if partition is not None and index < len(topic.partitions):
+            placed = topic.partitions[index]
+            if placed.leader == self._settings.node_id and partition.leads_at(placed.leader_epoch):
+                if leader_epoch not in (NO_EPOCH, placed.leader_epoch):
+                    check_leader_epoch(topic.name, index, placed.leader_epoch, leader_epoch)
+                return partition
+        if partition is not None:
+            # The caller's image of the topic may be older than what the partition knows.
+            topic = self.topic_by_id(topic.id)
+        return self._replicas.open(self._placement(topic, index, self._led(topic, index, leader_epoch)))
+
+    def placement(self, topic: TopicImage, index: int) -> Placement:
+        """The placement of a partition that this node leads. Raises ``ApiError``."""
+        return self._placement(topic, index, self._led(topic, index))
+
+    def led_placements(self) -> list[Placement]:
+        """Every partition that this node leads, by the metadata."""
+        return [
+            self._placement(topic, index, placed)
+            for topic in self.image.topics.values()
+            for index, placed in enumerate(topic.partitions)
+            if placed.leader == self._settings.node_id
+        ]
+
+    def led_placement(self, key: PartitionKey) -> Placement | None:
+        """The placement of a partition by its topic's id; None if it is gone, or another node leads it."""
+        topic = self.image.topic_by_id(key[0])
+        try:
+            return None if topic is None else self.placement(topic, key[1])
+        except ApiError:
+            return None
+
+    def _led(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> PartitionImage:
+        if not 0 <= index < len(topic.partitions):
+            raise ApiError(
+                ErrorCode.unknown_topic_or_partition,
+                f"topic {topic.name!r} has {len(topic.partitions)} partitions, there is no partition {index}",
+            )
+        placed, node_id = topic.partitions[index], self._settings.node_id
+        check_leader_epoch(topic.name, index, placed.leader_epoch, leader_epoch)
+        if placed.leader != node_id:
+            raise ApiError(
+                ErrorCode.not_leader_or_follower,
+                f"node {node_id} does not lead {topic.name}-{index}, node {placed.leader} does",
+            )
+        return placed
+
+    def _placement(self, topic: TopicImage, index: int, placed: PartitionImage) -> Placement:
+        return Placement(topic.name, topic.id, index, placed.leader_epoch, self.topic_config(topic))
+
+    def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
+        for topic in delta.deleted:
+            self._configs.pop(topic.id, None)
+            self._replicas.stop_topic(topic.name, topic.id)
+        for name in delta.config_changed:
+            topic = new.topics[name]
+            self._configs.pop(topic.id, None)
+            config = self.topic_config(topic)
+            for index in range(len(topic.partitions)):
+                partition = self._replicas.peek(topic.id, index)
+                if partition is not None:
+                    partition.configure(config)
+        for changed in delta.leader_changed:
+            topic = new.topics[changed.topic]
+            partition = self._replicas.peek(topic.id, changed.partition)
+            if partition is not None:
+                self._take_role(partition, topic.partitions[changed.partition])
+
+    def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
+        if placed.leader == self._settings.node_id:
+            partition.become_leader(placed.leader_epoch)
+        else:
+            partition.become_follower(placed.leader_epoch)

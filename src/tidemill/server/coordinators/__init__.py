@@ -1,0 +1,1 @@
+"""The coordinators of a node: a registry, and a row for each."""

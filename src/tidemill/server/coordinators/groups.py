@@ -1,0 +1,55 @@
+"""The row of the group coordinator: groups and committed offsets, in ``__consumer_offsets``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.groups.settings import GroupSettings
+from tidemill.groups.shard import GROUPS_TOPIC
+from tidemill.groups.topics import ImageTopics
+from tidemill.server.coordinators.registry import CoordinatorRow
+from tidemill.server.requests.authorization import GROUP
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
+    from tidemill.coordination.log import LogAccess
+    from tidemill.server.broker.bundle import Broker
+
+__all__ = ("GROUPS",)
+
+_MINUTE_MS = 60_000
+#: One batch holds everything that a heartbeat changes. In a group of very many topics that is little but the
+#: ids of the same topics, several times, and larger than a batch may be.
+_COMPRESS_ABOVE_BYTES = 256 * 1024
+
+
+def _make(broker: Broker, logs: LogAccess) -> GroupCoordinator:
+    topics = ImageTopics(lambda: broker.image)
+    return GroupCoordinator(logs, _settings(broker.settings), broker.clock, topics, broker.ids)
+
+
+def _settings(settings: Settings) -> GroupSettings:
+    return GroupSettings(
+        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+        min_session_timeout_ms=settings.group_min_session_timeout_ms,
+        max_session_timeout_ms=settings.group_max_session_timeout_ms,
+        max_size=settings.group_max_size,
+        consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+        consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
+        consumer_max_size=settings.group_consumer_max_size,
+        max_offset_metadata_size=settings.offset_metadata_max_bytes,
+        offsets_retention_ms=settings.offsets_retention_minutes * _MINUTE_MS,
+    )
+
+
+GROUPS: Final = CoordinatorRow(
+    name="groups",
+    topic=GROUPS_TOPIC,
+    key_type=0,
+    resource=GROUP,
+    partitions=lambda settings: settings.offsets_topic_partitions,
+    make=_make,
+    expire_interval_ms=10 * _MINUTE_MS,
+    compress_above_bytes=_COMPRESS_ABOVE_BYTES,
+)

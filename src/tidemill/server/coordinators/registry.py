@@ -1,0 +1,241 @@
+"""The registry of coordinators: one row each, and everything that a node does with all of them.
+
+A row says which internal topic a coordinator keeps its state in, which FindCoordinator keys it answers for,
+how its logs are written, and how it is made. FindCoordinator, the creation of internal topics, loading at
+start, expiry, changes of leadership, metrics and the orderly stop walk the rows; none of them names a
+coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from tidemill.coordination.coordinator import Coordinator
+from tidemill.coordination.metrics import Metric, Metrics, gauges
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.replication.coordinator_log import PartitionCoordinatorLog
+from tidemill.server.broker.housekeeping import Chore
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
+    from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
+    from tidemill.coordination.log import LogAccess
+    from tidemill.coordination.shards import ShardCounts
+    from tidemill.errors import CorruptData
+    from tidemill.server.broker.bundle import Broker
+    from tidemill.server.requests.authorization import ResourceType
+
+__all__ = ("COORDINATOR_METRICS", "CoordinatorRow", "Coordinators", "InternalTopic")
+
+C = TypeVar("C", bound=Coordinator[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorRow(Generic[C]):
+    """The declaration of one coordinator.
+
+    Attributes:
+        name: what it coordinates, as people, logs and metrics say it: "groups".
+        topic: the internal topic that its state is kept in; ``control/image.py`` has those that are internal.
+        key_type: FindCoordinator's number for its keys.
+        resource: the kind of resource that its keys name, which permissions are for.
+        partitions: how many partitions the topic is created with. Once it exists, the image says so.
+        make: the coordinator over the logs of its topic.
+        expire_interval_ms: how often what is past its retention is looked for.
+        compress_above_bytes: larger batches of its records are compressed; None: never.
+        metrics: what is read off it beside what all coordinators have.
+    """
+
+    name: str
+    topic: str
+    key_type: int
+    resource: ResourceType
+    partitions: Callable[[Settings], int]
+    make: Callable[[Broker, LogAccess], C]
+    expire_interval_ms: int
+    compress_above_bytes: int | None = None
+    metrics: Sequence[Metric[C]] = ()
+
+
+class InternalTopic:
+    """The internal topic of a coordinator; implements ``LogAccess``."""
+
+    def __init__(self, broker: Broker, row: CoordinatorRow[Any]) -> None:
+        self._broker = broker
+        self._row = row
+
+    @property
+    def image(self) -> TopicImage | None:
+        """The topic, if it exists by now."""
+        return self._broker.image.topics.get(self._row.topic)
+
+    def partition_count(self) -> int:
+        """The number of partitions in the image; before the topic exists, what it would be created with."""
+        topic = self.image
+        return self._row.partitions(self._broker.settings) if topic is None else len(topic.partitions)
+
+    async def ensure(self) -> None:
+        """Create the topic if it does not exist. Raises ``TidemillError``."""
+        await self._broker.catalogue.ensure_internal_topic(self._row.topic, self.partition_count())
+
+    def open_log(self, partition: int) -> PartitionCoordinatorLog:
+        """The log behind one shard. Raises NOT_COORDINATOR if this node does not lead it."""
+        find = self._broker.find
+        try:
+            leader = find.partition(find.topic(self._row.topic), partition)
+        except ApiError as error:
+            raise ApiError(ErrorCode.not_coordinator, error.message) from error
+        return PartitionCoordinatorLog(
+            leader, self._broker.clock_ms, compress_above_bytes=self._row.compress_above_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    row: CoordinatorRow[Any]
+    topic: InternalTopic
+    coordinator: Coordinator[Any]
+
+
+class Coordinators:
+    """The coordinators of a node, in the order of their rows.
+
+    A coordinator may use those of rows above its own; they are closed in the reverse order.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._entries: dict[str, _Entry] = {}
+        self._started = False
+        broker.controller.subscribe(self._metadata_changed)
+
+    def add(self, row: CoordinatorRow[C]) -> C:
+        """Make the coordinator of one more row; ``broker.coordinators`` has those of the rows above it."""
+        if row.topic in self._entries or self.of_key_type(row.key_type) is not None:
+            raise ValueError(f"{row.name}: another coordinator has this topic or key type")
+        topic = InternalTopic(self._broker, row)
+        coordinator = row.make(self._broker, topic)
+        self._entries[row.topic] = _Entry(row, topic, coordinator)
+        return coordinator
+
+    # --- finding one
+
+    @property
+    def rows(self) -> Sequence[CoordinatorRow[Any]]:
+        return [entry.row for entry in self._entries.values()]
+
+    def of(self, row: CoordinatorRow[C]) -> C:
+        """The coordinator of a row."""
+        return cast("C", self._entries[row.topic].coordinator)
+
+    def of_key_type(self, key_type: int) -> CoordinatorRow[Any] | None:
+        """The row with this key type of FindCoordinator, if there is one."""
+        return next((row for row in self.rows if row.key_type == key_type), None)
+
+    def partition_of(self, row: CoordinatorRow[Any], key: str) -> tuple[str, int]:
+        """Topic and partition in which the state of ``key`` is kept."""
+        return row.topic, self.of(row).partition_of(key)
+
+    # --- their topics
+
+    def has_topic(self, row: CoordinatorRow[Any]) -> bool:
+        """Whether the internal topic exists; if not, no key of this coordinator can be known."""
+        return row.topic in self._broker.image.topics
+
+    async def ensure_topic(self, row: CoordinatorRow[Any]) -> None:
+        """Create the internal topic at its first use. Raises ``TidemillError``."""
+        await self._entries[row.topic].topic.ensure()
+
+    async def prepare(self, row: CoordinatorRow[Any]) -> ErrorCode:
+        """Make sure that this coordinator can write; returns the error for its client if it cannot."""
+        try:
+            await self.ensure_topic(row)
+        except TidemillError:
+            return ErrorCode.coordinator_not_available
+        return ErrorCode.none
+
+    # --- their lives
+
+    async def start(self, settle_ms: int = 0) -> None:
+        """Load what this node leads, one coordinator after the other.
+
+        Waits up to ``settle_ms`` for decisions that a crash has interrupted.
+        """
+        for entry in self._entries.values():
+            if entry.topic.image is not None:
+                await entry.coordinator.start(settle_ms)
+        self._started = True
+
+    async def forget_missing_topics(self) -> None:
+        """Forget what is kept about topics that do not exist.
+
+        A crash may have come between the deletion of a topic and that of what was committed for it. Not to
+        be called while there are files of topics that nobody knows: then the metadata has lost them.
+        Raises ``TidemillError``; the call can be repeated.
+        """
+        topics = self._broker.image.topics
+        for entry in self._entries.values():
+            if entry.topic.image is not None:
+                await entry.coordinator.forget_missing_topics(lambda name: name in topics)
+
+    async def on_topics_deleted(self, topics: Sequence[str]) -> None:
+        """Forget what is kept about topics that were deleted. Raises ``TidemillError``."""
+        for entry in self._entries.values():
+            await entry.coordinator.on_topics_deleted(topics)
+
+    def chores(self) -> list[Chore]:
+        """One chore for each coordinator: its expiry."""
+        return [
+            Chore(f"the expiry of {row.name}", row.expire_interval_ms, self.of(row).expire)
+            for row in self.rows
+        ]
+
+    async def close(self) -> None:
+        """Answer all callers that wait and stop, in the reverse order of the rows."""
+        self._started = False
+        for entry in reversed(self._entries.values()):
+            await entry.coordinator.close()
+
+    def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
+        """Load shards that this node leads now. Those that it no longer leads are told by their logs."""
+        for changed in delta.leader_changed if self._started else ():
+            entry = self._entries.get(changed.topic)
+            if entry is not None:
+                leader = new.topics[changed.topic].partitions[changed.partition].leader
+                if leader == self._broker.node_id:
+                    entry.coordinator.take_over(changed.partition)
+
+    # --- what they tell of themselves
+
+    def damaged(self) -> dict[tuple[str, int], CorruptData]:
+        """The partitions of internal topics that are not served because their log is damaged."""
+        found: dict[tuple[str, int], CorruptData] = {}
+        for entry in self._entries.values():
+            found |= entry.coordinator.damaged()
+        return found
+
+    def shard_counts(self) -> dict[str, ShardCounts]:
+        """By name of the coordinator, how many of its shards are in which state."""
+        return {row.name: self.of(row).shard_counts() for row in self.rows}
+
+    def register_metrics(self, metrics: Metrics) -> None:
+        """Register what all have, and what each has beside."""
+        metrics.register(self, COORDINATOR_METRICS)
+        for row in self.rows:
+            metrics.register(self.of(row), row.metrics)
+
+
+COORDINATOR_METRICS: Final[Sequence[Metric[Coordinators]]] = (
+    gauges(
+        "tidemill_coordinator_shards",
+        "Partitions of internal topics that this node coordinates, by state.",
+        ("coordinator", "state"),
+        lambda coordinators: [
+            ((name, state), count)
+            for name, counts in coordinators.shard_counts().items()
+            for state, count in counts._asdict().items()
+        ],
+    ),
+)

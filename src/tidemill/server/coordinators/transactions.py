@@ -1,0 +1,53 @@
+"""The row of the transaction coordinator: transactional ids and jobs, in ``__transaction_state``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.coordinators.registry import CoordinatorRow
+from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
+from tidemill.server.requests.authorization import TRANSACTIONAL_ID
+from tidemill.transactions.coordinator import TRANSACTION_METRICS, TransactionCoordinator
+from tidemill.transactions.settings import TransactionSettings
+from tidemill.transactions.shard import TRANSACTIONS_TOPIC
+
+if TYPE_CHECKING:
+    from tidemill.coordination.log import LogAccess
+    from tidemill.server.broker.bundle import Broker
+
+__all__ = ("TRANSACTIONS",)
+
+_HOUR_MS = 3_600_000
+#: A publication of many attempts says the same of each: compressed, it fits ``max.message.bytes``.
+_COMPRESS_ABOVE_BYTES = 64 * 1024
+
+
+def _make(broker: Broker, logs: LogAccess) -> TransactionCoordinator:
+    settings = TransactionSettings(
+        max_timeout_ms=broker.settings.transaction_max_timeout_ms,
+        expiration_ms=broker.settings.transactional_id_expiration_ms,
+        publication_retention_ms=broker.settings.job_publication_retention_ms,
+    )
+    return TransactionCoordinator(
+        logs,
+        LocalTransactionPartitions(
+            broker.find, broker.coordinators.of(GROUPS), broker.moments, broker.clock_ms
+        ),
+        settings,
+        broker.clock,
+        broker.producer_ids.next,
+    )
+
+
+TRANSACTIONS: Final = CoordinatorRow(
+    name="transactions",
+    topic=TRANSACTIONS_TOPIC,
+    key_type=1,
+    resource=TRANSACTIONAL_ID,
+    partitions=lambda settings: settings.transactions_topic_partitions,
+    make=_make,
+    expire_interval_ms=_HOUR_MS,
+    compress_above_bytes=_COMPRESS_ABOVE_BYTES,
+    metrics=TRANSACTION_METRICS,
+)

@@ -1,0 +1,134 @@
+"""The data directory: one process at a time, and a note whether the last one stopped in an orderly way."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+
+from tidemill.errors import CorruptData, DataDirectoryInUse, StorageError
+
+__all__ = ("DataDirectory", "describe_owner")
+
+logger = logging.getLogger(__name__)
+
+_LOCK = "lock"
+_CLEAN = "clean-stop"
+
+
+class DataDirectory:
+    """A node's data directory, locked from ``lock`` or ``acquire`` to ``release``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        #: Whether the last owner stopped in an orderly way; true for a directory that was never used.
+        self.stopped_cleanly = True
+
+    def lock(self) -> None:
+        """Create the directory if need be, and keep others out; the owner may ask again.
+
+        Raises ``DataDirectoryInUse`` naming the owner.
+        """
+        if self._lock is not None:
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(
+                f"cannot use {self.path} as data directory: {error.strerror}; choose one that can be "
+                "created and written"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 4096, 0)
+            os.close(descriptor)
+            raise DataDirectoryInUse(
+                f"the data directory {self.path} is in use by {describe_owner(owner)}; "
+                "stop that process or give this one another --data directory"
+            ) from None
+        self._lock = descriptor
+        self.note_owner("")
+
+    def acquire(self) -> None:
+        """``lock``, and find out how the last owner stopped."""
+        self.lock()
+        self._take_clean_note()
+
+    def _take_clean_note(self) -> None:
+        used_before = self.metadata_path.exists() or self._has_logs()
+        note = self.path / _CLEAN
+        self.stopped_cleanly = note.exists() or not used_before
+        if note.exists():
+            note.unlink()
+            self._sync()
+
+    @property
+    def metadata_path(self) -> Path:
+        return self.path / "metadata.db"
+
+    def check_metadata_present(self) -> None:
+        """Raise if there are logs but no metadata: the node would look empty, and forget its data."""
+        if not self.metadata_path.exists() and self._has_logs():
+            raise CorruptData(
+                "there are logs but no metadata; restore metadata.db from a backup, or move the logs away",
+                path=str(self.metadata_path),
+                position=0,
+            )
+
+    def _has_logs(self) -> bool:
+        logs = self.path / "logs"
+        return logs.exists() and any(logs.iterdir())
+
+    def note_owner(self, listening: str) -> None:
+        """Write into the lock file who holds it, for the message that a second process prints."""
+        assert self._lock is not None
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "listening": listening}
+        data = json.dumps(owner).encode()
+        # Only for a message, so a full disk is no reason to fail.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, data, 0)
+            os.ftruncate(self._lock, len(data))
+
+    def note_clean_stop(self) -> None:
+        """Note that everything is durable and closed: the next owner has nothing to recover.
+
+        Without disk space for the note the next start looks at every log, as after a crash.
+        """
+        try:
+            (self.path / _CLEAN).touch()
+            self._sync()
+        except OSError as error:
+            logger.warning("no note of the orderly stop in %s: %s", self.path, error.strerror)
+
+    def release(self) -> None:
+        """Give up the lock."""
+        if self._lock is not None:
+            # Unlocked explicitly: a child that was forked meanwhile has the lock file open, too, and so keeps
+            # the lock.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
+            self._lock = None
+
+    def _sync(self) -> None:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def describe_owner(owner: bytes) -> str:
+    """The owner of a lock in words; ``owner`` is the content of the lock file."""
+    try:
+        found = json.loads(owner)
+        listening = f", listening on {found['listening']}" if found["listening"] else ""
+        return f"process {found['pid']} on {found['host']}{listening}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,1 @@
+"""APIs about the cluster: versions, metadata, coordinators, features."""

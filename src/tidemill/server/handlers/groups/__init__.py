@@ -1,0 +1,1 @@
+"""APIs about groups: the classic and the consumer protocol, committed offsets."""

@@ -1,0 +1,1 @@
+"""APIs about records: Produce and Fetch, offsets, and the gates in front of a log."""

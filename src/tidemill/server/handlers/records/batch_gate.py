@@ -1,0 +1,237 @@
+"""The gate in front of the logs: batches that take long to look at, and those of tables, are checked here.
+
+A batch goes into a log only if every record of it is sound, and into a table's log only if every row of it is
+right. A request whose batches are small is looked at by the event loop, between two other requests. Any other
+goes through this gate: its batches are looked at in a thread, so other requests go on meanwhile, and appended
+a few milliseconds at a time. Batches for one partition keep their order, those for other partitions in the
+same request too: whatever comes later for any of them waits as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidemill.control.image import TopicImage
+from tidemill.control.tables.images import TableImage, TablePartition
+from tidemill.coordination.turns import give_way, in_slices
+from tidemill.errors import TidemillError
+from tidemill.log.incoming import QUICK_RECORDS, PreparedBatch, is_quick, prepare_quickly
+from tidemill.log.pace import Pace
+from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
+from tidemill.records.compression import NONE
+from tidemill.replication.partition import Partition
+from tidemill.server.broker import Broker
+from tidemill.server.handlers.outcome import refused as refused_request
+from tidemill.server.handlers.outcome import repeated
+from tidemill.server.handlers.records.produce_gate import Refusals, topic_name
+from tidemill.server.requests.call import Call
+from tidemill.tables.scanning.sessions import BucketKey
+from tidemill.transactions.messages import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.tables.state.changes import Changes
+
+__all__ = (
+    "Append",
+    "CheckedBatch",
+    "CheckedBatches",
+    "check_batches",
+    "look_quickly",
+    "without_traceback",
+)
+
+logger = logging.getLogger(__name__)
+
+#: A request within these limits may be checked on the event loop, if each of its batches may.
+_QUICK_PARTITIONS = 128
+_QUICK_BYTES = 4 * 1024 * 1024
+
+_Owner = tuple[TableImage, TablePartition]
+
+
+class CheckedBatch(NamedTuple):
+    """A batch that was checked. If it holds row changes, ``table`` and ``table_partition`` are theirs."""
+
+    prepared: PreparedBatch
+    table: TableImage | None = None
+    table_partition: TablePartition | None = None
+    changes: Changes | None = None
+
+
+CheckedBatches = dict[int, "CheckedBatch | BatchHeader | TidemillError"]
+"""Results of the checks of a request's batches, by the identity of their entries.
+
+A header is all that is known of a batch that the append itself checks. Errors are ``without_traceback``.
+"""
+
+Append = Callable[[Refusals, CheckedBatches], Iterator[None]]
+
+
+class _Write(NamedTuple):
+    """One batch of a Produce request, with the partition it is for and the table whose log that is."""
+
+    partition: TopicPartition
+    topic: TopicImage
+    owner: _Owner | None
+    entry: Any
+
+
+def without_traceback(error: TidemillError) -> TidemillError:
+    """The error of a batch, without the way that it took.
+
+    That leads to frames that hold the error and the batch: a circle, which would keep the bytes of a request,
+    up to 100 MB, in memory and outside of the budget until the next collection.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__context__
+    return error
+
+
+def look_quickly(broker: Broker, call: Call) -> CheckedBatches | None:
+    """The results of checks that are quick; None if the request must go through the gate.
+
+    Of batches that are not compressed only the header is checked: the append checks the rest.
+    """
+    topics = call.request.topic_data
+    if sum(len(topic.partition_data) for topic in topics) > _QUICK_PARTITIONS:
+        return None
+    checked: CheckedBatches = {}
+    records = size_bytes = 0
+    now_ms = broker.clock_ms()
+    for partition, topic, owner, entry in _writes(broker, call):
+        config = broker.find.topic_config(topic)
+        if owner is not None or partition in broker.gated_writes:
+            return None
+        size_bytes += len(entry.records)
+        if len(entry.records) < HEADER_BYTES:
+            continue
+        header = parse_header(entry.records)
+        records += header.record_count
+        if records > QUICK_RECORDS or size_bytes > _QUICK_BYTES:
+            return None
+        if header.codec == NONE:
+            if not is_quick(header, len(entry.records), config):
+                return None
+            checked[id(entry)] = header
+        else:
+            try:
+                prepared = prepare_quickly(entry.records, header, config, now_ms)
+            except TidemillError as error:
+                checked[id(entry)] = without_traceback(error)
+                continue
+            if prepared is None:
+                return None
+            checked[id(entry)] = CheckedBatch(prepared)
+    return checked
+
+
+def check_batches(broker: Broker, call: Call, refusals: Refusals, append: Append) -> None:
+    """Call ``append`` with the results once all batches are checked, in a thread and in order."""
+    call.keep_frame()
+    queue = broker.gated_writes
+    writes = list(_writes(broker, call))
+    before = {queue[write.partition] for write in writes if write.partition in queue}
+    task = call.start_task(_check(broker, writes, refusals, before, append))
+    for write in writes:
+        queue[write.partition] = task
+
+    def leave(done: asyncio.Task[None]) -> None:
+        for write in writes:
+            if queue.get(write.partition) is done:
+                del queue[write.partition]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            logger.error("batches could not be looked at", exc_info=error)
+            call.abort()
+
+    task.add_done_callback(leave)
+
+
+async def _check(
+    broker: Broker,
+    writes: list[_Write],
+    refusals: Refusals,
+    before: set[asyncio.Task[None]],
+    append: Append,
+) -> None:
+    checked: CheckedBatches = {}
+    refused = dict(refusals)
+    rows = [write for write in writes if write.owner is not None]
+    if rows:
+        twice = repeated(write.partition for write in rows)
+        refused = (
+            dict.fromkeys(twice, refused_request("a table's bucket takes one batch per request")) | refused
+        )
+    plain: list[tuple[Any, Partition]] = []
+    for write in writes:
+        if write.partition in refused:
+            continue
+        try:
+            # A bucket that is elsewhere, or does not exist, is reported before anything is said about its
+            # rows.
+            partition = broker.find.partition(broker.find.topic(write.partition[0]), write.partition[1])
+            if write.owner is None:
+                plain.append((write.entry, partition))
+            else:
+                checked[id(write.entry)] = await _check_rows(broker, write, write.owner, partition)
+        except TidemillError as error:
+            checked[id(write.entry)] = without_traceback(error)
+        await give_way()
+    if plain:
+        work = partial(_prepare_all, plain, broker.clock_ms())
+        checked |= await asyncio.get_running_loop().run_in_executor(broker.workers, work)
+    if before:
+        await asyncio.wait(before)
+    await in_slices(append(refused, checked))
+
+
+async def _check_rows(broker: Broker, write: _Write, owner: _Owner, partition: Partition) -> CheckedBatch:
+    table, table_partition = owner
+    service = (await broker.tables.load()).service
+    header, changes = await service.check(table, table_partition.id, write.partition[1], write.entry.records)
+    # Without a primary key the check of rows has looked neither at keys nor at offsets of records.
+    prepare = partial(
+        partition.prepare,
+        write.entry.records,
+        broker.clock_ms(),
+        header=header,
+        batch_checked=True,
+        records_checked=changes is not None,
+    )
+    prepared = await asyncio.get_running_loop().run_in_executor(broker.workers, prepare)
+    await service.wait_for_fold(BucketKey(table.id, table_partition.id, write.partition[1]))
+    return CheckedBatch(prepared, table, table_partition, changes)
+
+
+def _prepare_all(writes: list[tuple[Any, Partition]], now_ms: int) -> CheckedBatches:
+    """Check and prepare the batches of a request. Runs in a thread."""
+    pace = Pace()
+    checked: CheckedBatches = {}
+    for entry, partition in writes:
+        try:
+            prepared = partition.prepare(entry.records, now_ms, breathe=pace.breathe)
+        except TidemillError as error:
+            checked[id(entry)] = without_traceback(error)
+        else:
+            checked[id(entry)] = CheckedBatch(prepared)
+        pace.breathe()
+    return checked
+
+
+def _writes(broker: Broker, call: Call) -> Iterator[_Write]:
+    """Every batch of the request whose topic is known, and the table whose log it is for."""
+    topics = broker.image.topics
+    for topic in call.request.topic_data:
+        name = topic_name(broker, call, topic)
+        found = None if name is None else topics.get(name)
+        if name is None or found is None or found.internal:
+            continue
+        owner = broker.image.table_of_topic(found.id)
+        for entry in topic.partition_data:
+            if entry.records:
+                yield _Write((name, entry.index), found, owner, entry)

@@ -1,0 +1,1 @@
+"""Tidemill's APIs about tables: definitions, scans, splits."""

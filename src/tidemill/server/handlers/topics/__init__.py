@@ -1,0 +1,1 @@
+"""APIs about topics: created and deleted, configs, log directories."""

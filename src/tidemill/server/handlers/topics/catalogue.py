@@ -1,0 +1,332 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, ElectLeaders.
+
+Topics that the cluster itself writes come into being when they are needed, with the shape that they need;
+clients cannot create, delete or grow them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from tidemill.config.topic import check_overrides
+from tidemill.config.topic_names import check_topic_name
+from tidemill.control.commands import Command, CreatePartitions, CreateTopic, Election, ElectLeaders
+from tidemill.control.image import INTERNAL_TOPICS, TopicImage
+from tidemill.coordination.turns import (
+    distinct_in_slices,
+    give_way,
+    in_chunks,
+    in_slices,
+    repeated_in_slices,
+)
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.server.broker import Broker
+from tidemill.server.handlers.outcome import outcome, refused
+from tidemill.server.handlers.topics.configs import topic_config_entries
+from tidemill.server.requests.api_table import serves
+from tidemill.server.requests.authorization import (
+    ALTER,
+    CLUSTER,
+    CLUSTER_NAME,
+    CREATE,
+    DELETE,
+    TOPIC,
+    for_each,
+    refusal,
+)
+from tidemill.server.requests.call import Call
+
+__all__ = ("create_partitions", "create_topics", "delete_topics", "elect_leaders")
+
+_DEFAULT: Final = -1
+_ELECTED_AT_ONCE_MAX: Final = 1_000
+_RESERVED: Final = INTERNAL_TOPICS | {"__cluster_metadata"}
+_CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
+_ELECTIONS: Final = {0: Election.PREFERRED, 1: Election.UNCLEAN}
+_ELECTION_MESSAGES: Final = {
+    ErrorCode.election_not_needed: "the partition has the leader that this election would give it",
+    ErrorCode.preferred_leader_not_available: "the preferred leader is not in sync; try again when it is",
+    ErrorCode.eligible_leaders_not_available: "no replica can lead the partition",
+    ErrorCode.unknown_topic_or_partition: "there is no such partition",
+}
+
+logger = logging.getLogger(__name__)
+
+
+# --- CreateTopics
+
+
+@serves("CreateTopics", for_each(CREATE, TOPIC), for_each(CREATE, CLUSTER))
+async def create_topics(broker: Broker, call: Call) -> dict[str, Any]:
+    """Create topics, or with ``validate_only`` tell what the result would be."""
+    request = call.request
+    twice = await repeated_in_slices(topic.name for topic in request.topics)
+    planned: dict[str, CreateTopic | TidemillError] = {}
+    for topic in request.topics:
+        try:
+            if topic.name in twice:
+                raise refused("the topic is named more than once in the request")
+            call.authorize_creation(topic.name)
+            planned[topic.name] = _creation(broker, topic)
+        except TidemillError as error:
+            planned[topic.name] = error
+        await give_way()
+    done = await _run(broker, planned, check_only=request.validate_only)
+    created = (_created(broker, name, done[name], request.validate_only) for name in planned)
+    return {"topics": await in_slices(created)}
+
+
+def _creation(broker: Broker, topic: Any) -> CreateTopic:
+    name, settings = topic.name, broker.settings
+    if name in _RESERVED:
+        raise refused(f"topic {name!r} is internal: the cluster creates it when it is needed")
+    check_topic_name(name)
+    if name in broker.image.topics:
+        raise ApiError(ErrorCode.topic_already_exists, f"topic {name!r} already exists")
+    broker.catalogue.check_no_partition(name)
+    without = [config.name for config in topic.configs if config.value is None]
+    if without:
+        raise ApiError(ErrorCode.invalid_config, f"no value is given for {', '.join(without)}")
+    configs = {config.name: config.value for config in topic.configs}
+    check_overrides(configs, settings.topic_defaults)
+    count, replication = topic.num_partitions, topic.replication_factor
+    if topic.assignments:
+        if (count, replication) != (_DEFAULT, _DEFAULT):
+            raise refused(
+                f"topic {name!r} has assignments, so its number of partitions and of replicas must be -1"
+            )
+        assignments = _complete(topic.assignments)
+        return CreateTopic(name=name, topic_id=broker.ids.uuid(), assignments=assignments, configs=configs)
+    return CreateTopic(
+        name=name,
+        topic_id=broker.ids.uuid(),
+        partitions=settings.default_partitions if count == _DEFAULT else count,
+        replication=settings.default_replication if replication == _DEFAULT else replication,
+        configs=configs,
+    )
+
+
+def _complete(assignments: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    by_index = {each.partition_index: tuple(each.broker_ids) for each in assignments}
+    if len(by_index) != len(assignments) or set(by_index) != set(range(len(by_index))):
+        raise ApiError(
+            ErrorCode.invalid_replica_assignment,
+            "assignments must be of the partitions 0, 1, 2 and so on, each once",
+        )
+    return tuple(by_index[index] for index in range(len(by_index)))
+
+
+def _created(
+    broker: Broker, name: str, result: TopicImage | TidemillError, validate_only: bool
+) -> dict[str, Any]:
+    if isinstance(result, TidemillError):
+        return {"name": name, **outcome(result), "configs": ()}
+    entries = topic_config_entries(result.configs, broker.settings.topic_defaults)
+    return {
+        "name": name,
+        **outcome(None),
+        # The id of a topic that was not created would name nothing.
+        "topic_id": None if validate_only else result.id,
+        "num_partitions": len(result.partitions),
+        "replication_factor": len(result.partitions[0].replicas),
+        "configs": [{field: entry[field] for field in _CONFIG_FIELDS} for entry in entries],
+    }
+
+
+# --- CreatePartitions
+
+
+@serves("CreatePartitions", for_each(ALTER, TOPIC))
+async def create_partitions(broker: Broker, call: Call) -> dict[str, Any]:
+    """Raise the number of partitions of topics, or with ``validate_only`` tell what the result would be."""
+    request = call.request
+    twice = await repeated_in_slices(topic.name for topic in request.topics)
+    planned: dict[str, CreatePartitions | TidemillError] = {}
+    for topic in request.topics:
+        if topic.name in twice:
+            planned[topic.name] = refused("the topic is named more than once in the request")
+        elif not call.may(ALTER, TOPIC, topic.name):
+            planned[topic.name] = refusal(ALTER, TOPIC, topic.name)
+        elif topic.name in INTERNAL_TOPICS:
+            planned[topic.name] = ApiError(
+                ErrorCode.invalid_topic_exception,
+                f"topic {topic.name!r} is internal: its number of partitions decides where things live in it",
+            )
+        else:
+            planned[topic.name] = CreatePartitions(
+                name=topic.name, new_count=topic.count, assignments=_added(topic.assignments)
+            )
+        await give_way()
+    done = await _run(broker, planned, check_only=request.validate_only)
+    return {"results": await in_slices(_grown(name, done[name]) for name in planned)}
+
+
+def _grown(name: str, result: TopicImage | TidemillError) -> dict[str, Any]:
+    return {"name": name, **outcome(result if isinstance(result, TidemillError) else None)}
+
+
+def _added(assignments: Sequence[Any] | None) -> tuple[tuple[int, ...], ...] | None:
+    return None if assignments is None else tuple(tuple(each.broker_ids) for each in assignments)
+
+
+async def _run(
+    broker: Broker, planned: dict[str, Any], *, check_only: bool
+) -> dict[str, TopicImage | TidemillError]:
+    """Run commands; gives the result of each. An error among ``planned`` is its own result."""
+    done: dict[str, TopicImage | TidemillError] = {}
+    commands: dict[str, Command[TopicImage]] = {}
+    for name, plan in planned.items():
+        if isinstance(plan, TidemillError):
+            done[name] = plan
+        elif check_only:
+            done[name] = _check(broker, plan)
+        else:
+            commands[name] = plan
+        await give_way()
+    results: list[TopicImage | TidemillError]
+    try:
+        results = await broker.controller.submit_many(commands.values()) if commands else []
+    except TidemillError as error:
+        results = [error] * len(commands)
+    for name, result in zip(commands, results, strict=True):
+        done[name] = result
+        await give_way()
+    return done
+
+
+def _check(broker: Broker, command: Command[TopicImage]) -> TopicImage | TidemillError:
+    try:
+        return broker.controller.check(command)
+    except TidemillError as error:
+        return error
+
+
+# --- DeleteTopics
+
+
+@serves("DeleteTopics", for_each(DELETE, TOPIC))
+async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
+    """Delete topics by name or, from v6 on, by id."""
+    asked: list[tuple[str | None, UUID | None]]
+    if call.version < 6:
+        asked = await in_slices((name, None) for name in call.request.topic_names)
+    else:
+        asked = await in_slices((topic.name, topic.topic_id) for topic in call.request.topics)
+    await give_way()
+    twice = await repeated_in_slices(pair for pair in asked if pair != (None, None))
+    distinct = await distinct_in_slices(asked)
+    # A name and an id in one request can mean the same topic.
+    named = await in_slices(_found(broker, name, topic_id) for name, topic_id in distinct)
+    topic_twice = await repeated_in_slices(topic.id for topic in named if topic is not None)
+    responses = []
+    for name, topic_id in distinct:
+        error: TidemillError | None = None
+        topic = _found(broker, name, topic_id)
+        try:
+            _check_named_well(name, topic_id)
+            if name is not None:
+                call.authorize(DELETE, TOPIC, name)
+            elif topic is not None and not call.may(DELETE, TOPIC, topic.name):
+                # A caller that may not describe the topic is not told its name.
+                forbidden, topic = topic.name, None
+                raise refusal(DELETE, TOPIC, forbidden)
+            if (name, topic_id) in twice or (topic is not None and topic.id in topic_twice):
+                raise refused("the topic is named more than once in the request")
+            topic = broker.find.topic(name) if name is not None else broker.find.topic_by_id(topic_id)
+            await _delete(broker, topic)
+        except TidemillError as failure:
+            error = failure
+        shown_name, shown_id = (name, topic_id) if topic is None else (topic.name, topic.id)
+        responses.append({"name": shown_name, "topic_id": shown_id, **outcome(error)})
+        await give_way()
+    return {"responses": responses}
+
+
+def _found(broker: Broker, name: str | None, topic_id: UUID | None) -> TopicImage | None:
+    if name is not None:
+        return broker.image.topics.get(name) if topic_id is None else None
+    return None if topic_id is None else broker.image.topic_by_id(topic_id)
+
+
+def _check_named_well(name: str | None, topic_id: UUID | None) -> None:
+    if name is None and topic_id is None:
+        raise refused("neither a name nor an id is given")
+    if name is not None and topic_id is not None:
+        raise refused("both a name and an id are given; give one")
+
+
+async def _delete(broker: Broker, topic: TopicImage) -> None:
+    if topic.internal:
+        raise ApiError(
+            ErrorCode.invalid_topic_exception, f"topic {topic.name!r} is internal: the cluster needs it"
+        )
+    try:
+        await broker.catalogue.delete_topic(topic)
+    except TidemillError as error:
+        if broker.image.topic_by_id(topic.id) is not None:
+            raise
+        logger.warning("topic %s is deleted; cleaning up after it failed: %s", topic.name, error.message)
+
+
+# --- ElectLeaders
+
+
+@serves("ElectLeaders", for_each(ALTER, CLUSTER))
+async def elect_leaders(broker: Broker, call: Call) -> dict[str, Any]:
+    """Elect leaders of partitions. For all partitions, only those are answered that needed an election."""
+    asked = call.request.topic_partitions
+    wanted: dict[str, list[int]] = {}
+    if not call.may(ALTER, CLUSTER, CLUSTER_NAME):
+        return _no_election(call, refusal(ALTER, CLUSTER, CLUSTER_NAME))
+    if asked is None:
+        wanted = {name: list(range(len(topic.partitions))) for name, topic in broker.image.topics.items()}
+    for topic in asked or ():
+        wanted.setdefault(topic.topic, []).extend(topic.partitions)
+    election = _ELECTIONS.get(call.field("election_type", 0))
+    results = []
+    for name, indexes in wanted.items():
+        if election is None:
+            error = refused("there is no such election type; 0 is preferred, 1 is unclean")
+            outcomes = dict(await in_slices((index, outcome(error)) for index in indexes))
+        else:
+            outcomes = {}
+            for chunk in in_chunks(tuple(dict.fromkeys(indexes)), _ELECTED_AT_ONCE_MAX):
+                outcomes |= await _elect(broker, name, chunk, election)
+        partitions = await in_slices(
+            {"partition_id": index, **body}
+            for index, body in outcomes.items()
+            if asked is not None or body["error_code"] is not ErrorCode.election_not_needed
+        )
+        if partitions or asked is not None:
+            results.append({"topic": name, "partition_result": partitions})
+    code = ErrorCode.none if election is not None else ErrorCode.invalid_request
+    return {"error_code": code, "replica_election_results": results}
+
+
+def _no_election(call: Call, error: ApiError) -> dict[str, Any]:
+    """The answer of a refused request. Each partition has the error: the first version has no other field."""
+    results = [
+        {
+            "topic": topic.topic,
+            "partition_result": [{"partition_id": index, **outcome(error)} for index in topic.partitions],
+        }
+        for topic in call.request.topic_partitions or ()
+    ]
+    return {"error_code": error.code, "replica_election_results": results}
+
+
+async def _elect(
+    broker: Broker, name: str, indexes: Sequence[int], election: Election
+) -> dict[int, dict[str, Any]]:
+    try:
+        command = ElectLeaders(name=name, partitions=tuple(indexes), election=election)
+        codes = await broker.controller.submit(command)
+    except TidemillError as error:
+        return {index: outcome(error) for index in indexes}
+    return {
+        index: {"error_code": code, "error_message": _ELECTION_MESSAGES.get(code)}
+        for index, code in codes.items()
+    }

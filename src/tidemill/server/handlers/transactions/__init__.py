@@ -1,0 +1,1 @@
+"""APIs about transactions: producer ids, transactions, jobs that publish."""

@@ -1,0 +1,60 @@
+"""The runtime of a node: everything that it takes from the machine it runs on.
+
+The default is the real machine. A simulation gives its own time, ids, disk and network, and then the same
+``Node`` runs without threads, files and sockets. The event loop is the one that the node is started on.
+Parts of a node get the piece they need, not the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemill.control.stores.sqlite import SqliteStore
+from tidemill.control.stores.store import MetadataStore
+from tidemill.coordination.clock import Clock, LoopClock, wall_clock_ms
+from tidemill.coordination.ids import Ids, RandomIds
+from tidemill.coordination.pools import Pools, thread_pool
+from tidemill.errors import DiskFull
+from tidemill.log.storage import LocalStorage, Storage
+from tidemill.net.transport import TcpTransport, Transport
+from tidemill.server.disk.data_directory import DataDirectory
+from tidemill.server.disk.space import DiskSpace
+
+if TYPE_CHECKING:
+    from tidemill.kv.contract import KvEngine, KvLimits, MakeKvEngine
+
+__all__ = ("Runtime", "rocks_engine")
+
+
+def rocks_engine(limits: KvLimits, give_up_reserve: Callable[[DiskFull], bool]) -> KvEngine:
+    """RocksDB, loaded now: a node without tables goes without it."""
+    from tidemill.kv.rocks.engine import make_engine
+
+    return make_engine(limits, give_up_reserve)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Clocks, ids, executors, disk, metadata store and network of a node."""
+
+    #: The time of day, for timestamps. It jumps when somebody sets the clock.
+    wall_ms: Callable[[], int] = wall_clock_ms
+    #: Makes the clock for intervals and timers, which starts at the time of day and goes on evenly.
+    steady_clock: Callable[[Callable[[], int]], Clock] = LoopClock
+    ids: Ids = field(default_factory=RandomIds)
+    #: Makes the executors of blocking work.
+    pools: Pools = thread_pool
+    #: The data directory with its lock, and the space on its disk with a reserve of so many bytes.
+    directory: Callable[[Path], DataDirectory] = DataDirectory
+    disk_space: Callable[[Path, int], DiskSpace] = DiskSpace.with_reserve
+    #: The files of logs below the data directory; the callback is told of writes that find no space.
+    storage: Callable[[Path, Callable[[DiskFull], None]], Storage] = LocalStorage
+    #: Keeps the state of tables; made when the node meets its first table.
+    #: The callback is asked for more room on a full disk.
+    kv_engine: MakeKvEngine = rocks_engine
+    #: Opens the metadata; the path is where a store in a file has it.
+    metadata_store: Callable[[Path], MetadataStore] = SqliteStore
+    transport: Transport = field(default_factory=TcpTransport)

@@ -1,0 +1,91 @@
+"""The services of tables, loaded when the node meets its first table.
+
+Arrow and the engine of the state take longer to load than a node without tables takes to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.control.tables.images import TableImage, TablePartition
+    from tidemill.kv.contract import KvEngine, MakeKvEngine
+    from tidemill.log.log import Appended
+    from tidemill.replication.partition import Partition
+    from tidemill.server.broker.bundle import Broker
+    from tidemill.server.tables.node_tables import NodeTables
+    from tidemill.tables.state.changes import Changes
+
+__all__ = ("LazyTables",)
+
+
+class LazyTables:
+    """Loads ``NodeTables`` at its first use, and stands in for it until then."""
+
+    def __init__(self, broker: Broker, make_engine: MakeKvEngine) -> None:
+        self._broker = broker
+        self._make_engine = make_engine
+        self._lock = asyncio.Lock()
+        #: The services, once they are loaded.
+        self.loaded: NodeTables | None = None
+        broker.replicas.on_open = self._partition_opened
+
+    async def load(self) -> NodeTables:
+        """The services of tables, loaded now if they were not."""
+        if self.loaded is None:
+            async with self._lock:
+                if self.loaded is None:
+                    module, engine = await asyncio.to_thread(self._import)
+                    self.loaded = module.NodeTables(self._broker, engine)
+                    self.pause_compactions(self._broker.disk.growth_refusal is not None)
+        assert self.loaded is not None
+        return self.loaded
+
+    def _import(self) -> tuple[Any, KvEngine]:
+        """The module of the services, and the engine for the state; both take long to load."""
+        from tidemill.kv.contract import KvLimits
+
+        settings = self._broker.settings
+        limits = KvLimits(settings.kv_block_cache_bytes, settings.kv_write_buffer_bytes)
+        engine = self._make_engine(limits, self._broker.give_up_reserve)
+        return import_module("tidemill.server.tables.node_tables"), engine
+
+    def rows_appended(
+        self,
+        table: TableImage,
+        table_partition: TablePartition,
+        changes: Changes | None,
+        partition: Partition,
+        appended: Appended,
+    ) -> None:
+        """Tell the services that a batch with checked rows is in a table's log."""
+        if changes is not None and self.loaded is not None and not appended.duplicate:
+            self.loaded.rows_appended(
+                table.id, table_partition.id, partition.index, appended.base_offset, changes
+            )
+
+    def _partition_opened(self, partition: Partition) -> None:
+        if self._broker.image.table_of_topic(partition.topic_id) is not None:
+            partition.retention_floor = lambda: self._retention_floor(partition)
+
+    def _retention_floor(self, partition: Partition) -> int:
+        if self.loaded is None:
+            return 0  # Which records are needed is not known yet, so all are kept.
+        return self.loaded.service.keeper.floor(partition.topic_id, partition.index)
+
+    def pause_compactions(self, paused: bool) -> None:
+        """Pause the engine's compactions while the disk has no space for them. Any thread may call it."""
+        if self.loaded is not None:
+            self.loaded.service.pause_compactions(paused)
+
+    async def housekeep(self) -> None:
+        """Do the chores of tables, if they are loaded."""
+        if self.loaded is not None:
+            await self.loaded.housekeep()
+
+    async def close(self) -> None:
+        """Close the state of every table."""
+        if self.loaded is not None:
+            await self.loaded.close()

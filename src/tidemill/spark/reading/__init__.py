@@ -1,0 +1,1 @@
+"""Reading with Spark: batches and streams of topics and tables."""

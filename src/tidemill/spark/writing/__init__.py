@@ -1,0 +1,1 @@
+"""Writing with Spark: exactly once, into topics and tables."""

@@ -1,0 +1,1 @@
+"""Rows of tables: column types, and the row formats in which a table's log holds them."""

@@ -1,0 +1,128 @@
+"""From batches of a table's log to writes of its state. Blocking: runs in threads, in bounded pieces."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from itertools import islice
+from typing import cast
+
+import numpy as np
+
+from tidemill.errors import ApiError, TableCode, TableError
+from tidemill.kv.contract import KvStore
+from tidemill.log.transactions import AbortedTransaction
+from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+from tidemill.records.columns.read import read_columns
+from tidemill.tables.definition import TableDefinition
+from tidemill.tables.state.changes import Changes, prepare, state_values
+
+__all__ = ("PreparedChanges", "apply", "fold_batches")
+
+#: How many rows one write to the engine has: a write holds Python's lock.
+_WRITE_ROWS = 1_000
+
+
+class PreparedChanges:
+    """Cache of changes that the leader worked out before an append: the newest ``limit_bytes`` of them.
+
+    What is not here any more is worked out again from the log. Thread-safe.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._changes: OrderedDict[int, Changes] = OrderedDict()
+        self._size_bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, changes: Changes) -> None:
+        """Keep changes that have their offsets, if there is capacity for them."""
+        with self._lock:
+            self._changes[int(changes.offsets[0])] = changes
+            self._size_bytes += changes.size_bytes
+            while self._size_bytes > self._limit_bytes:
+                self._size_bytes -= self._changes.popitem(last=False)[1].size_bytes
+
+    def take(self, header: BatchHeader) -> Changes | None:
+        """The changes of a batch, if they are here and the batch is as it was appended."""
+        with self._lock:
+            changes = self._changes.pop(header.base_offset, None)
+            if changes is None:
+                return None
+            self._size_bytes -= changes.size_bytes
+            return changes if len(changes.offsets) == header.record_count else None
+
+
+def fold_batches(
+    store: KvStore,
+    table: TableDefinition,
+    data: bytes,
+    aborted: list[AbortedTransaction],
+    goal: int,
+    prepared: PreparedChanges,
+    *,
+    max_decompressed_bytes: int,
+    is_stopped: Callable[[], bool],
+) -> int:
+    """Fold the whole batches in ``data`` up to the goal; gives the number of rows put or deleted."""
+    position = rows = 0
+    while position + HEADER_BYTES <= len(data) and not is_stopped():
+        header = parse_header(data, position)
+        if header.base_offset >= goal or position + header.size_bytes > len(data):
+            break
+        batch = memoryview(data)[position : position + header.size_bytes]
+        position += header.size_bytes
+        if header.next_offset <= store.applied_offset:
+            continue
+        changes = prepared.take(header)
+        if header.is_control or header.record_count == 0 or _is_aborted(header, aborted):
+            store.write([], [], [], header.next_offset)
+            continue
+        if changes is None:
+            changes = _changes_of(table, batch, header, max_decompressed_bytes)
+        apply(store, changes, header.next_offset)
+        rows += len(changes.state_keys)
+    return rows
+
+
+def apply(store: KvStore, changes: Changes, next_offset: int) -> None:
+    """Write the changes in several writes; after each, the state is that of the log at some offset."""
+    keys: list[bytes] = changes.state_keys.to_pylist()
+    values: list[bytes | None] = state_values(changes).to_pylist()
+    offsets = changes.offsets
+    # After a crash the state may be in the middle of a batch.
+    begun = int(np.searchsorted(offsets, store.applied_offset))
+    for first in range(begun, len(keys), _WRITE_ROWS):
+        behind = min(first + _WRITE_ROWS, len(keys))
+        # If a key has several changes, the last one counts.
+        latest = dict(zip(islice(keys, first, behind), islice(values, first, behind), strict=True))
+        deleted = [key for key, value in latest.items() if value is None]
+        put = {key: value for key, value in latest.items() if value is not None} if deleted else latest
+        reached = next_offset if behind == len(keys) else int(offsets[behind])
+        store.write(put.keys(), cast("Collection[bytes]", put.values()), deleted, reached)
+    if store.applied_offset < next_offset:
+        store.write([], [], [], next_offset)
+
+
+def _is_aborted(header: BatchHeader, aborted: list[AbortedTransaction]) -> bool:
+    return header.is_transactional and any(
+        entry.producer_id == header.producer_id
+        and entry.first_offset <= header.base_offset <= entry.last_offset
+        for entry in aborted
+    )
+
+
+def _changes_of(
+    table: TableDefinition, batch: memoryview, header: BatchHeader, max_decompressed_bytes: int
+) -> Changes:
+    where = f"the batch at offset {header.base_offset} of a log of table {table.name!r}"
+    if not check_crc(batch, header):
+        raise TableError(
+            TableCode.state_damaged, f"{where} does not fit its checksum; run 'tidemill log verify'"
+        )
+    try:
+        return prepare(table, read_columns(batch, max_decompressed_bytes))
+    except ApiError as error:
+        # The leader refuses such batches, so the log is damaged: no client is to blame.
+        raise TableError(TableCode.state_damaged, f"{where} does not fit the table: {error}") from error

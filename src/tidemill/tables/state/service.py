@@ -1,0 +1,461 @@
+"""All tables of a node: definitions from the metadata, buckets opened at their first use, housekeeping.
+
+Leases (``leases.py``) and scans (``scanning/``) build on it. Everything here runs on the event loop; what
+takes long runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID
+
+from tidemill.config.settings import Settings
+from tidemill.control.controller import Controller
+from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
+from tidemill.control.tables.images import TableImage
+from tidemill.coordination.ids import Ids
+from tidemill.coordination.moments import MomentGate
+from tidemill.coordination.pools import Pools
+from tidemill.errors import (
+    ApiError,
+    ErrorCode,
+    StorageError,
+    TableCode,
+    TableError,
+    TidemillError,
+)
+from tidemill.kv.contract import KvEngine
+from tidemill.kv.files import Files
+from tidemill.kv.snapshots import SnapshotStore
+from tidemill.records.batch import BatchHeader, check_batch
+from tidemill.records.columns.read import read_columns
+from tidemill.replication.epochs import NO_EPOCH
+from tidemill.replication.partition import Partition
+from tidemill.replication.replicas import LOGS
+from tidemill.tables.definition import PartitionDefinition, TableDefinition
+from tidemill.tables.properties import TableProperties
+from tidemill.tables.scanning.sessions import BucketKey
+from tidemill.tables.state.bucket import Bucket
+from tidemill.tables.state.changes import Changes, prepare_checked
+from tidemill.tables.state.snapshot_keeping import SnapshotKeeper, is_snapshot_due
+
+__all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of")
+
+logger = logging.getLogger(__name__)
+
+KV_FOLDER = "kv"
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}")
+_THREADS = 4
+#: Less than clients wait for an answer: otherwise they would give up the connection.
+_READY_SECONDS = 20.0
+#: Columns of records take some 150 bytes for each record while they are made, however small it is.
+_BATCH_RECORDS_MAX = 1_000_000
+
+
+class LogFinder(Protocol):
+    """Finds the partition that is a bucket's log."""
+
+    def partition(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> Partition:
+        """The partition, if this node leads it at that epoch. Raises ``ApiError`` or ``StorageError``."""
+
+
+class TableHost(Protocol):
+    """What tables need of the node they are on."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def controller(self) -> Controller: ...
+    @property
+    def image(self) -> MetadataImage: ...
+    @property
+    def clock_ms(self) -> Callable[[], int]:
+        """The time of day, for timestamps only."""
+
+    @property
+    def steady_ms(self) -> Callable[[], int]:
+        """Milliseconds for intervals and deadlines, which setting the clock does not change."""
+
+    @property
+    def ids(self) -> Ids: ...
+    @property
+    def pools(self) -> Pools:
+        """Makes pools for work that would hold up the event loop."""
+
+    @property
+    def moments(self) -> MomentGate:
+        """Gate by which several buckets are read at a moment: no transaction over them is half visible."""
+
+    @property
+    def find(self) -> LogFinder: ...
+
+
+def definition_of(table: TableImage) -> TableDefinition:
+    """The definition of a table, from its metadata."""
+    return TableDefinition.unpack(
+        schemas=table.schemas,
+        bucket_map=table.bucket_map,
+        name=table.name,
+        table_id=table.id,
+        primary_key=tuple(table.primary_key),
+        buckets=table.buckets,
+        row_format=table.row_format,
+        key_format=table.key_format,
+        partition_column=table.partition_column,
+        partitions=tuple(PartitionDefinition(each.id, each.value, each.topic) for each in table.partitions),
+        properties=dict(table.properties),
+        comment=table.comment,
+        created_ms=table.created_ms,
+    )
+
+
+class TableService:
+    """All tables of a node. Made when the node meets its first table."""
+
+    def __init__(self, host: TableHost, engine: KvEngine) -> None:
+        self._host = host
+        settings = host.settings
+        self.engine = engine
+        self.threads = host.pools("tables", _THREADS)
+        #: Definitions by table id, each with the image that it was made from. Threads may use an old one.
+        self._definitions: dict[int, tuple[TableImage, TableDefinition]] = {}
+        self._buckets: dict[BucketKey, Bucket] = {}
+        #: Buckets that another node leads now, until their files are closed.
+        self._resigning: dict[BucketKey, asyncio.Task[None]] = {}
+        self._removals: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.keeper = SnapshotKeeper(
+            lambda: host.image, self._snapshots, self.threads, settings.kv_snapshots_kept
+        )
+        #: Called with a bucket whose sessions and pins must end, and the reason.
+        self.on_bucket_ends: list[Callable[[BucketKey, str], None]] = []
+        self._unsubscribe = host.controller.subscribe(self._metadata_changed)
+        self._remove_behind(self._remove_leftovers())
+
+    def pause_compactions(self, paused: bool) -> None:
+        """Pause compactions, so that they do not take the last space of a full disk, or resume them."""
+        if not self._closed:
+            self.engine.compactions_paused = paused
+            self.threads.submit(self.engine.tell_stores_of_pause)
+
+    @property
+    def host(self) -> TableHost:
+        return self._host
+
+    # -- finding things ------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> TableDefinition:
+        """The table of that name. Raises ``TableError`` if there is none."""
+        table = self._host.image.tables.get(name)
+        if table is None:
+            raise TableError(
+                TableCode.table_not_found,
+                f"there is no table {name!r}; 'tidemill table list' shows those that exist",
+            )
+        return self._definition(table)
+
+    def by_id(self, table_id: int) -> TableDefinition:
+        """The table with that id. Raises ``TableError`` if there is none."""
+        table = self._host.image.tables_by_id.get(table_id)
+        if table is None:
+            raise TableError(
+                TableCode.table_not_found, f"there is no table with id {table_id}; it may have been dropped"
+            )
+        return self._definition(table)
+
+    def _definition(self, table: TableImage) -> TableDefinition:
+        found = self._definitions.get(table.id)
+        if found is None or found[0] is not table:
+            found = self._definitions[table.id] = table, definition_of(table)
+        return found[1]
+
+    def keyed(self, table_id: int) -> TableDefinition:
+        """The table with that id, which must have a primary key."""
+        table = self.by_id(table_id)
+        if not table.has_primary_key:
+            raise TableError(
+                TableCode.not_a_primary_key_table,
+                f"table {table.name!r} has no primary key, and so no state to read; consume its topic "
+                "instead",
+            )
+        return table
+
+    def bucket_keys(self, table: TableDefinition) -> Iterator[BucketKey]:
+        for partition in table.partitions:
+            for number in range(table.buckets):
+                yield BucketKey(table.table_id, partition.id, number)
+
+    def log(self, key: BucketKey, leader_epoch: int = NO_EPOCH) -> Partition:
+        """The log of a bucket that this node leads, at the epoch that a request names if it does.
+
+        Raises ``ApiError`` or ``StorageError``.
+        """
+        table = self.by_id(key.table_id)
+        partition = table.partition(key.partition_id)
+        if partition is None:
+            raise TableError(
+                TableCode.partition_not_found,
+                f"table {table.name!r} has no partition with number {key.partition_id}",
+            )
+        if not 0 <= key.bucket < table.buckets:
+            raise TableError(
+                TableCode.bucket_not_found,
+                f"table {table.name!r} has buckets 0 to {table.buckets - 1}, not {key.bucket}",
+            )
+        topic = self._host.image.topics.get(partition.topic)
+        if topic is None:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {partition.topic!r}")
+        return self._host.find.partition(topic, key.bucket, leader_epoch)
+
+    def bucket(self, key: BucketKey) -> Bucket:
+        """The bucket, which is opened if it is not. Raises what ``log`` raises; it may not be ready yet."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if self._closed:
+                raise TableError(TableCode.state_not_ready, "the node stops; try again")
+            log = self.log(key)
+            bucket = self._buckets[key] = Bucket(
+                key,
+                partial(self.by_id, key.table_id),
+                log,
+                self.directory(log.topic_id, log.index),
+                self.engine,
+                self.threads,
+                self._host.clock_ms,
+                self._host.steady_ms,
+                max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
+            )
+            bucket.start(after=self._resigning.get(key))
+        return bucket
+
+    def peek(self, key: BucketKey) -> Bucket | None:
+        """The bucket if it is open, else None."""
+        return self._buckets.get(key)
+
+    async def ready_bucket(
+        self, key: BucketKey, min_offset: int = -1, max_wait_ms: int | None = None
+    ) -> Bucket:
+        """The bucket with its state recovered, and with everything below ``min_offset`` in it."""
+        bucket = self.bucket(key)
+        seconds = _READY_SECONDS if max_wait_ms is None else min(_READY_SECONDS, max(0, max_wait_ms) / 1000)
+        await bucket.ready(min_offset, seconds)
+        return bucket
+
+    def directory(self, topic_id: UUID, index: int) -> Path:
+        return self._host.settings.data_dir / KV_FOLDER / f"{topic_id.hex}-{index}"
+
+    def _snapshots(self, topic_id: UUID, index: int) -> SnapshotStore:
+        return SnapshotStore(self.directory(topic_id, index), self.engine.files)
+
+    # -- the leader's append hook --------------------------------------------------------------------------
+
+    async def check(
+        self, table: TableImage, partition_id: int, index: int, records: bytes
+    ) -> tuple[BatchHeader, Changes | None]:
+        """Check a batch before its append; gives its header and the changes that it makes.
+
+        Raises for a wrong row, key or bucket. The batch has then passed ``check_batch``.
+        """
+        definition = self._definition(table)
+        partition = definition.partition(partition_id)
+        assert partition is not None, "the partition was found by its topic"
+        work = partial(
+            _check, definition, partition, index, records, self._host.settings.max_decompressed_bytes
+        )
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    async def wait_for_fold(self, key: BucketKey) -> None:
+        """Let a writer wait while the state of a bucket is far behind its log."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            await bucket.wait_for_fold()
+
+    def appended(self, key: BucketKey, base_offset: int, changes: Changes) -> None:
+        """Note that a batch that ``check`` accepted is in the log at ``base_offset``."""
+        try:
+            self.bucket(key).appended(changes.shifted(base_offset))
+        except TidemillError as error:
+            # The batch is in the log, and the fold reads it from there.
+            logger.warning("bucket %d of table %d is not folded now: %s", key.bucket, key.table_id, error)
+
+    # -- housekeeping --------------------------------------------------------------------------------------
+
+    async def take_due_snapshots(self) -> None:
+        """Take the snapshots that are due by time or by growth of the log, one after the other.
+
+        Also removes snapshots that were kept only because somebody read them.
+        """
+        let_go = self.keeper.take_let_go()
+        for bucket in list(self._buckets.values()):
+            if self._buckets.get(bucket.key) is not bucket:
+                continue  # The table was dropped while this waited for its turn.
+            try:
+                properties = TableProperties.of(
+                    self.by_id(bucket.key.table_id).properties, self._host.settings
+                )
+                if is_snapshot_due(bucket, properties, self._host.steady_ms()):
+                    await bucket.snapshot()
+                    await self.keeper.prune(bucket)
+                elif bucket.key in let_go:
+                    await self.keeper.prune(bucket)
+            except TidemillError as error:
+                logger.warning("no snapshot of %s now, it is tried again later: %s", bucket.name, error)
+
+    def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
+        for table in [*delta.tables_changed, *delta.tables_dropped]:
+            self._definitions.pop(table.id, None)
+        for topic in delta.deleted:
+            self._topic_deleted(topic)
+        for changed in delta.leader_changed:
+            topic = new.topics[changed.topic]
+            found = new.table_of_topic(topic.id)
+            if found is not None:
+                key = BucketKey(found[0].id, found[1].id, changed.partition)
+                self._end_readers(
+                    key, f"bucket {changed.partition} of table {found[0].name!r} has a new leader epoch"
+                )
+                if topic.partitions[changed.partition].leader != self._host.settings.node_id:
+                    self._resign(key)
+
+    def _resign(self, key: BucketKey) -> None:
+        """Close a bucket that another node leads; it is opened again if this node leads it again."""
+        bucket = self._buckets.pop(key, None)
+        if bucket is None:
+            return
+        bucket.resign()
+        closing = self._resigning[key] = asyncio.get_running_loop().create_task(
+            self._close_resigned(bucket, self._resigning.get(key))
+        )
+        self._removals.add(closing)
+        closing.add_done_callback(partial(self._resigned, key))
+
+    async def _close_resigned(self, bucket: Bucket, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await bucket.close()
+        except TidemillError as error:
+            logger.warning("the state of %s was not closed in an orderly way: %s", bucket.name, error)
+
+    def _resigned(self, key: BucketKey, closing: asyncio.Task[None]) -> None:
+        self._removals.discard(closing)
+        if self._resigning.get(key) is closing:
+            del self._resigning[key]
+
+    def _topic_deleted(self, topic: TopicImage) -> None:
+        gone = [bucket for bucket in self._buckets.values() if bucket.log.topic_id == topic.id]
+        for bucket in gone:
+            del self._buckets[bucket.key]
+            self._end_readers(bucket.key, f"the table of topic {topic.name!r} was dropped")
+        self.keeper.forget(topic.id)
+        self._remove_behind(self._remove_state(topic, gone))
+
+    def _remove_behind(self, work: Coroutine[Any, Any, None]) -> None:
+        removal = asyncio.get_running_loop().create_task(work)
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+
+    async def _remove_leftovers(self) -> None:
+        """Remove the state of tables that were dropped just before the node went down."""
+        work = partial(
+            _remove_unknown, self.engine.files, self._host.settings.data_dir, lambda: self._host.image
+        )
+        await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    async def _remove_state(self, topic: TopicImage, buckets: list[Bucket]) -> None:
+        """Remove the files of a dropped table, once nobody has them open."""
+        closing = [*(each.close() for each in buckets), *self._resigning.values()]
+        for result in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.warning("a bucket of the dropped topic %s: %s", topic.name, result)
+        work = partial(
+            _remove_directories, self.engine.files, self._host.settings.data_dir / KV_FOLDER, topic.id
+        )
+        await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    def _end_readers(self, key: BucketKey, why: str) -> None:
+        for ended in self.on_bucket_ends:
+            ended(key, why)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the state of buckets, in words for people."""
+        for bucket in self._buckets.values():
+            if bucket.problem is not None:
+                yield f"the state of {bucket.name} cannot be read: {bucket.problem}"
+
+    def buckets(self) -> list[Bucket]:
+        """The buckets that are open."""
+        return list(self._buckets.values())
+
+    async def close(self) -> None:
+        """Close all buckets, also if one of them fails to close. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unsubscribe()
+        buckets, self._buckets = list(self._buckets.values()), {}
+        for bucket in buckets:
+            self._end_readers(bucket.key, "the node stops")
+        results = await asyncio.gather(
+            *(bucket.close() for bucket in buckets),
+            *self._removals,
+            self.keeper.close(),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, Exception):
+                logger.error("the state of a table was not closed in an orderly way: %s", result)
+        await asyncio.to_thread(self.threads.shutdown)
+
+
+def _check(
+    table: TableDefinition,
+    partition: PartitionDefinition,
+    index: int,
+    records: bytes,
+    max_decompressed_bytes: int,
+) -> tuple[BatchHeader, Changes | None]:
+    # The checksum first, because a batch that was damaged on its way is sent again.
+    header = check_batch(records)
+    if header.record_count > _BATCH_RECORDS_MAX:
+        raise TableError(
+            TableCode.row_refused,
+            f"a batch of {header.record_count} records for table {table.name!r} is too large; send "
+            f"{_BATCH_RECORDS_MAX} at most",
+        )
+    columns = read_columns(records, max_decompressed_bytes)
+    return header, prepare_checked(table, columns, partition, index)
+
+
+def _remove_unknown(files: Files, data_dir: Path, image: Callable[[], MetadataImage]) -> None:
+    """Remove state without metadata. If there is also a log without metadata, nothing is removed."""
+    logs, folder = data_dir / LOGS, data_dir / KV_FOLDER
+    known = {name.partition("-")[0] for topic in files.names(logs) for name in files.names(logs / topic)}
+    for name in files.names(folder):
+        topic_id = name.partition("-")[0]
+        if (
+            _TOPIC_ID.fullmatch(topic_id)
+            and topic_id not in known
+            and image().topic_by_id(UUID(topic_id)) is None
+        ):
+            logger.info("%s is the state of a table that was dropped; it is removed", folder / name)
+            _remove(files, folder / name)
+
+
+def _remove_directories(files: Files, folder: Path, topic_id: UUID) -> None:
+    for name in files.names(folder):
+        if name.startswith(f"{topic_id.hex}-"):
+            _remove(files, folder / name)
+
+
+def _remove(files: Files, directory: Path) -> None:
+    try:
+        files.remove_tree(directory)
+    except StorageError as error:
+        logger.warning("the state of a dropped table stays until the next start: %s", error)

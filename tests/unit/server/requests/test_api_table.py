@@ -1,0 +1,78 @@
+"""The rows of served APIs: one handler each, and what a node must not load for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tidemill.server.requests import api_table
+from tidemill.server.requests.api_table import served_apis, serves
+from tidemill.server.requests.authorization import ResourceType
+from tidemill.wire.apis import APIS, request_class, response_class
+
+
+def test_every_api_of_the_wire_has_one_row_and_one_handler() -> None:
+    rows = served_apis()
+    assert {key: row.api for key, row in rows.items()} == APIS
+    assert len({row.handler for row in rows.values()}) == len(APIS)
+
+
+def test_an_api_without_a_handler_keeps_a_node_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    served_apis()
+    monkeypatch.delitem(api_table._rows, 3)
+    with pytest.raises(LookupError, match=r"no handler in tidemill.server.handlers serves Metadata"):
+        served_apis()
+
+
+def test_a_second_handler_is_refused_where_it_is_declared() -> None:
+    served_apis()
+
+    async def again(broker: Any, call: Any) -> dict[str, Any]:
+        return {}
+
+    with pytest.raises(ValueError, match="API Metadata has two handlers"):
+        serves("Metadata")(again)
+    with pytest.raises(LookupError, match="there is no API 'Nonsense'"):
+        serves("Nonsense")
+
+
+def test_produce_and_fetch_overlap_and_answer_by_themselves() -> None:
+    rows = served_apis().values()
+    assert {row.api.name for row in rows if row.overlaps} == {"Produce", "Fetch"}
+    assert {row.api.name for row in rows if not row.in_task} == {"Produce", "Fetch", "ApiVersions"}
+
+
+def test_versions_nodes_and_ones_own_pin_need_no_permission() -> None:
+    free = {row.api.name for row in served_apis().values() if not row.permissions}
+    assert free == {"ApiVersions", "DescribeCluster", "ReleasePin"}
+
+
+def test_fields_that_name_resources_are_fields_of_every_version() -> None:
+    for key, row in served_apis().items():
+        for version in row.api.versions:
+            fields = request_class(key, version).__dataclass_fields__
+            for permission in row.permissions:
+                if permission.resource is not ResourceType.CLUSTER and permission.field is not None:
+                    assert permission.field in fields, (row.api.name, version)
+
+
+def test_an_api_that_is_refused_as_a_whole_has_a_place_for_the_error() -> None:
+    """Where there is none, the handler has to ask, and to put the error beside what it is about."""
+    for key, row in served_apis().items():
+        if any(permission.field is not None for permission in row.permissions):
+            fields = response_class(key, row.api.max_version).__dataclass_fields__
+            assert "error_code" in fields, f"{row.api.name}: use for_each, and ask in the handler"
+
+
+def test_handlers_load_neither_arrow_nor_rocksdb() -> None:
+    program = (
+        "import sys\n"
+        "from tidemill.server.requests.api_table import served_apis\n"
+        "served_apis()\n"
+        "loaded = {'pyarrow', 'numpy', 'rocksdict'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
