@@ -3,7 +3,11 @@
 | key | record |
 | --- | --- |
 | ``cluster`` | ``ClusterRecord`` |
-| ``nodes/<id>`` | ``NodeRecord`` |
+| ``nodes/<id>`` | ``NodeRecord``; the revision that wrote it is the node epoch |
+| ``alive/<id>`` | ``AliveRecord``, bound to the node's session |
+| ``admitted/<id>`` | ``AdmittedRecord`` |
+| ``controller`` | ``ControllerRecord``, bound to the controller's session |
+| ``deleted/<topic id>`` | ``DeletedTopicRecord`` |
 | ``configs/cluster``, ``configs/nodes/<id>`` | ``NodeConfigsRecord`` |
 | ``producer-ids`` | ``ProducerIdsRecord`` |
 | ``topics/<name with '.' as '_'>`` | ``TopicRecord`` |
@@ -29,18 +33,26 @@ from tidemill.errors import CorruptData, StorageError
 
 __all__ = (
     "CLUSTER_KEY",
+    "CONTROLLER_KEY",
     "PARTITIONS_PER_CHUNK",
     "PRODUCER_IDS_KEY",
+    "AdmittedRecord",
+    "AliveRecord",
     "ClusterRecord",
+    "ControllerRecord",
+    "DeletedTopicRecord",
     "NodeConfigsRecord",
     "NodeRecord",
     "PartitionImage",
     "PartitionsRecord",
     "ProducerIdsRecord",
     "TopicRecord",
+    "admitted_key",
+    "alive_key",
     "chunk_count",
     "chunk_key",
     "decode",
+    "deleted_topic_key",
     "encode",
     "node_configs_key",
     "node_key",
@@ -50,6 +62,7 @@ __all__ = (
 
 PARTITIONS_PER_CHUNK = 1_000
 CLUSTER_KEY = "cluster"
+CONTROLLER_KEY = "controller"
 PRODUCER_IDS_KEY = "producer-ids"
 
 _FORMAT_VERSION = 1
@@ -65,6 +78,8 @@ class ClusterRecord(Record, frozen=True, kw_only=True):
     """The name of the whole cluster."""
 
     cluster_id: str
+    #: Whether nodes have sessions, and leaders are elected. A node that is alone needs neither.
+    replicated: bool = False
 
 
 class NodeRecord(Record, frozen=True, kw_only=True):
@@ -75,6 +90,44 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     port: int
     rack: str | None
     incarnation: UUID
+    #: Where other nodes connect; empty on a node that is alone.
+    cluster_host: str = ""
+    cluster_port: int = 0
+    #: The machine that it runs on: replicas are spread over machines.
+    machine: str = ""
+    #: The id of its data directory; another one has none of the records of the last one.
+    directory_id: UUID | None = None
+    #: Whether the last incarnation stopped in an orderly way, so that its disk has all that it ever reported.
+    clean: bool = False
+    #: Replicas that the directory should have and has not, or has repaired with loss: (topic id, index).
+    lost: tuple[tuple[UUID, int], ...] = ()
+    #: ``PERMANENT_OFFLINE`` or ``TEMPORARY_OFFLINE``: gets no new replicas and no leaderships.
+    tags: tuple[str, ...] = ()
+
+
+class AliveRecord(Record, frozen=True, kw_only=True):
+    """Bound to a node's session (a store lease): the node runs, as that incarnation."""
+
+    incarnation: UUID
+
+
+class AdmittedRecord(Record, frozen=True, kw_only=True):
+    """Written by the controller: this incarnation has left what it may not keep, and counts as live."""
+
+    incarnation: UUID
+
+
+class ControllerRecord(Record, frozen=True, kw_only=True):
+    """Bound to the session of the node that is the controller. Its revision is the controller epoch."""
+
+    node_id: int
+
+
+class DeletedTopicRecord(Record, frozen=True, kw_only=True):
+    """A deleted topic of which some nodes may still have files."""
+
+    name: str
+    nodes: tuple[int, ...]
 
 
 class NodeConfigsRecord(Record, frozen=True, kw_only=True):
@@ -101,14 +154,29 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 class PartitionImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The replicas of a partition. ``leader`` is one of ``isr``, which is a part of ``replicas``.
 
-    ``leader_epoch`` rises with every change of the leader and never goes back. The first replica is the
-    preferred leader.
+    Attributes:
+        leader: A node's number; -1 if there is none.
+        leader_epoch: Rises with every change of the leader and never goes back.
+        replicas: The nodes that hold it. The first one is the preferred leader.
+        isr: The in-sync replicas: each has every committed record on its disk.
+        elr: Replicas outside of ``isr`` that have every committed record, too, because nothing was committed
+            since they left (KIP-966).
+        adding: Replicas that a reassignment adds; part of ``replicas``.
+        removing: Replicas that a reassignment removes; part of ``replicas``.
+        partition_epoch: Rises with every change of this record. Proposals name it.
+        min_isr: Nothing is committed while fewer replicas are in sync: min.insync.replicas, or fewer if there
+            are not that many replicas.
     """
 
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    elr: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    partition_epoch: int = 0
+    min_isr: int = 1
 
 
 class PartitionsRecord(Record, frozen=True, kw_only=True):
@@ -175,6 +243,21 @@ def chunk_count(partition_count: int) -> int:
 def node_key(node_id: int) -> str:
     """Key of a node's record."""
     return f"nodes/{node_id}"
+
+
+def alive_key(node_id: int) -> str:
+    """Key of a node's session."""
+    return f"alive/{node_id}"
+
+
+def admitted_key(node_id: int) -> str:
+    """Key of what the controller has written about a node's incarnation."""
+    return f"admitted/{node_id}"
+
+
+def deleted_topic_key(topic_id: UUID) -> str:
+    """Key of a deleted topic whose files are not gone everywhere."""
+    return f"deleted/{topic_id.hex}"
 
 
 def node_configs_key(node_id: int | None) -> str:

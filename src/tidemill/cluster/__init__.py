@@ -1,0 +1,1 @@
+"""The protocol that nodes speak with each other: messages, connections, the listener."""
