@@ -73,6 +73,30 @@ def up(
             help="The address for /healthz, /readyz and /metrics. Default: 127.0.0.1:9080; '' for none.",
         ),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="ETCD",
+            help="Be a node of the cluster whose metadata is in this etcd: etcd://host:port[,host:port...].",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The node's name in the cluster. Default: node-1."),
+    ] = None,
+    cluster_listen: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster-listen",
+            metavar="HOST:PORT",
+            help="The address for other nodes of the cluster. Default: 127.0.0.1:9093.",
+        ),
+    ] = None,
+    rack: Annotated[
+        str | None,
+        typer.Option("--rack", metavar="NAME", help="The node's rack: replicas are spread over racks."),
+    ] = None,
     allow_unauthenticated: Annotated[
         bool,
         typer.Option(
@@ -104,6 +128,10 @@ def up(
         data_dir=data,
         listen=listen,
         http=http,
+        cluster=cluster,
+        node_name=name,
+        cluster_listen=cluster_listen,
+        rack=rack,
         allow_unauthenticated="true" if allow_unauthenticated else None,
     )
     file = find_config_file(config, os.environ, Path.cwd())

@@ -16,6 +16,7 @@ from tidemill.errors import ConfigError
 
 __all__ = ("Kind", "SettingInfo", "Spec")
 
+_TEXT_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
 
@@ -29,6 +30,8 @@ class Kind(StrEnum):
     MS = "milliseconds"
     NAME = "name"
     PATH = "path"
+    FILE = "file"
+    TEXT = "text"
 
 
 _PLAIN_ALLOWED = {
@@ -36,6 +39,8 @@ _PLAIN_ALLOWED = {
     Kind.FLAG: "true or false",
     Kind.NAME: "1 to 64 letters, digits, dots, dashes or underscores, with a letter or digit at both ends",
     Kind.PATH: "the path of a directory",
+    Kind.FILE: "the path of a file",
+    Kind.TEXT: "a text of at most 1024 printable characters",
 }
 _NUMBER_ALLOWED = {
     Kind.BYTES: "a number of bytes, for example 1048576 or 512 MiB,",
@@ -110,11 +115,11 @@ class SettingInfo:
                 return parse_whole(text)
             case Kind.FLAG:
                 return parse_flag(text)
-            case Kind.PATH:
+            case Kind.PATH | Kind.FILE:
                 if not text.strip():
                     raise ValueError(self.allowed)
                 return Path(text)
-            case Kind.NAME:
+            case Kind.NAME | Kind.TEXT:
                 return text.strip()
 
     def _valid(self, value: object) -> bool:
@@ -123,8 +128,10 @@ class SettingInfo:
                 return isinstance(value, Address)
             case Kind.FLAG:
                 return isinstance(value, bool)
-            case Kind.PATH:
+            case Kind.PATH | Kind.FILE:
                 return isinstance(value, Path)
+            case Kind.TEXT:
+                return isinstance(value, str) and 0 < len(value) <= _TEXT_MAX and value.isprintable()
             case Kind.NAME:
                 return isinstance(value, str) and _NAME.fullmatch(value) is not None
             case _:

@@ -32,6 +32,10 @@ def _ms(doc: str, minimum: int = 1, maximum: int = 2**63 - 1) -> Spec:
     return Spec(Kind.MS, doc, minimum, maximum)
 
 
+def _file(doc: str) -> Spec:
+    return Spec(Kind.FILE, doc, optional=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that can be set on a node. Each field's purpose and range is in its annotation."""
@@ -67,12 +71,105 @@ class Settings:
     ] = False
     node_id: Annotated[
         int,
-        _count("The node's number in Kafka's protocol.", 0),
+        _count(
+            "The node's number in Kafka's protocol. In a cluster it goes with the name, and is given out at "
+            "the first start.",
+            0,
+        ),
     ] = 1
     node_name: Annotated[
         str,
         Spec(Kind.NAME, "The node's name in logs and in the cluster."),
     ] = "node-1"
+
+    # Several nodes.
+    cluster: Annotated[
+        str | None,
+        Spec(
+            Kind.TEXT,
+            "The etcd that holds the cluster's metadata, as etcd://host:port[,host:port...]. Empty: this "
+            "node is alone and keeps its metadata in its data directory.",
+            optional=True,
+        ),
+    ] = None
+    cluster_name: Annotated[
+        str,
+        Spec(Kind.NAME, "The name of the cluster: several can use one etcd."),
+    ] = "tidemill"
+    cluster_listen: Annotated[
+        Address,
+        Spec(Kind.ADDRESS, "Where other nodes of the cluster connect. Port 0 takes any free port."),
+    ] = Address("127.0.0.1", 9093)
+    cluster_advertised: Annotated[
+        Address | None,
+        Spec(
+            Kind.ADDRESS,
+            "The address that other nodes are told to use. Empty: the one the node listens on.",
+            optional=True,
+        ),
+    ] = None
+    cluster_secret_file: Annotated[
+        Path | None,
+        _file("A file whose contents all nodes of the cluster share; nodes prove it to each other."),
+    ] = None
+    cluster_tls_ca: Annotated[
+        Path | None,
+        _file(
+            "Certificates of the authorities that other nodes' certificates are checked with. Turns on TLS."
+        ),
+    ] = None
+    cluster_tls_cert: Annotated[
+        Path | None,
+        _file("This node's certificate for connections between nodes."),
+    ] = None
+    cluster_tls_key: Annotated[
+        Path | None,
+        _file("The private key of cluster_tls_cert."),
+    ] = None
+    etcd_tls_ca: Annotated[
+        Path | None,
+        _file("Certificates of the authorities that etcd's certificate is checked with. Turns on TLS."),
+    ] = None
+    etcd_tls_cert: Annotated[
+        Path | None,
+        _file("This node's certificate for etcd."),
+    ] = None
+    etcd_tls_key: Annotated[
+        Path | None,
+        _file("The private key of etcd_tls_cert."),
+    ] = None
+    etcd_user: Annotated[
+        str | None,
+        Spec(Kind.TEXT, "The user that this node is for etcd. Empty: none.", optional=True),
+    ] = None
+    etcd_password_file: Annotated[
+        Path | None,
+        _file("A file with the password of etcd_user."),
+    ] = None
+    rack: Annotated[
+        str | None,
+        Spec(
+            Kind.NAME,
+            "The rack or zone of this node: replicas of a partition are spread over racks.",
+            optional=True,
+        ),
+    ] = None
+    machine: Annotated[
+        str | None,
+        Spec(
+            Kind.NAME,
+            "The machine of this node: replicas are spread over machines. Empty: the host's name.",
+            optional=True,
+        ),
+    ] = None
+    session_timeout_ms: Annotated[
+        int,
+        _ms("A node that etcd has not heard of for this long is taken for dead.", 2_000, 600_000),
+    ] = 6_000
+    replica_lag_ms: Annotated[
+        int,
+        _ms("A replica that has not caught up with its leader for this long leaves the in-sync set.", 500),
+    ] = 10_000
 
     # Topics.
     auto_create_topics: Annotated[
@@ -85,8 +182,12 @@ class Settings:
     ] = 1
     default_replication: Annotated[
         int,
-        _count("Replicas of a topic whose creator names no number.", 1, 32767),
-    ] = 1
+        _count(
+            "Replicas of a topic whose creator names no number. 0: three, or as many as there are nodes.",
+            0,
+            32767,
+        ),
+    ] = 0
     max_partitions_per_topic: Annotated[
         int,
         _count("The most partitions that one topic may have."),
@@ -377,10 +478,22 @@ class Settings:
             below, above = getattr(self, low), getattr(self, high)
             if below > above:
                 raise ConfigError(f"setting {low} ({below}) must not be above {high} ({above}): {why}")
-        if self.advertised_listener is not None and self.advertised_listener.port == 0:
-            raise ConfigError(
-                f"setting advertised_listener cannot be {self.advertised_listener}: clients need a real port"
-            )
+        for name, who in (("advertised_listener", "clients"), ("cluster_advertised", "other nodes")):
+            address = getattr(self, name)
+            if address is not None and address.port == 0:
+                raise ConfigError(f"setting {name} cannot be {address}: {who} need a real port")
+        for ca, cert, key in (
+            ("cluster_tls_ca", "cluster_tls_cert", "cluster_tls_key"),
+            ("etcd_tls_ca", "etcd_tls_cert", "etcd_tls_key"),
+        ):
+            if (getattr(self, cert) is None) != (getattr(self, key) is None):
+                raise ConfigError(f"settings {cert} and {key} go together: set both or neither")
+            if getattr(self, cert) is not None and getattr(self, ca) is None:
+                raise ConfigError(f"setting {cert} needs {ca}: nodes check each other's certificates")
+        if self.cluster_tls_ca is not None and self.cluster_tls_cert is None:
+            raise ConfigError("setting cluster_tls_ca needs cluster_tls_cert and cluster_tls_key, too")
+        if self.etcd_password_file is not None and self.etcd_user is None:
+            raise ConfigError("setting etcd_password_file needs etcd_user")
 
 
 def _settings_table() -> tuple[SettingInfo, ...]:

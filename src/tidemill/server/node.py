@@ -7,6 +7,7 @@ import contextlib
 import logging
 import resource
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from tidemill.config.settings import Settings
@@ -56,6 +57,9 @@ class Node:
     def __init__(
         self, settings: Settings, runtime: Runtime | None = None, authorizer: Authorizer | None = None
     ) -> None:
+        if settings.cluster is None and settings.default_replication == 0:
+            # So that clients are told what it comes to.
+            settings = replace(settings, default_replication=1)
         self.settings = settings
         #: Decides who may do what; None lets everybody do everything.
         self.authorizer = authorizer

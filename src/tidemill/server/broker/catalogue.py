@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ("TopicCatalogue",)
 
+#: One replica may be gone, and an acknowledged record is still on two disks.
+_REPLICAS_DEFAULT = 3
 _INTERNAL_TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "compression.type": "producer",
@@ -60,6 +62,11 @@ class TopicCatalogue:
 
     # --- creating
 
+    @property
+    def default_replication(self) -> int:
+        """Replicas of a topic whose creator names no number."""
+        return self._settings.default_replication or min(_REPLICAS_DEFAULT, len(self._controller.image.nodes))
+
     async def auto_create(self, names: list[str]) -> dict[str, ApiError]:
         """Create missing topics with the node's defaults; gives the names that were refused, and why."""
         refused: dict[str, ApiError] = {}
@@ -74,7 +81,7 @@ class TopicCatalogue:
                     name=name,
                     topic_id=self._ids.uuid(),
                     partitions=self._settings.default_partitions,
-                    replication=self._settings.default_replication,
+                    replication=self.default_replication,
                 )
             await give_way()
         results = await self._controller.submit_many(commands.values())
@@ -107,7 +114,7 @@ class TopicCatalogue:
                 name=name,
                 topic_id=self._ids.uuid(),
                 partitions=partitions,
-                replication=self._settings.default_replication,
+                replication=self.default_replication,
                 configs=dict(_INTERNAL_TOPIC_CONFIGS),
             )
             try:

@@ -174,7 +174,7 @@ async def create_table(broker: Broker, call: Call) -> dict[str, Any]:
         topic_id=broker.ids.uuid(),
         comment=request.comment,
         created_ms=broker.clock_ms(),
-        replication=broker.settings.default_replication,
+        replication=broker.catalogue.default_replication,
         **shape,
     )
     try:

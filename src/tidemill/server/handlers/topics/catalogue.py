@@ -104,7 +104,7 @@ def _creation(broker: Broker, topic: Any) -> CreateTopic:
         name=name,
         topic_id=broker.ids.uuid(),
         partitions=settings.default_partitions if count == _DEFAULT else count,
-        replication=settings.default_replication if replication == _DEFAULT else replication,
+        replication=broker.catalogue.default_replication if replication == _DEFAULT else replication,
         configs=configs,
     )
 

@@ -93,6 +93,8 @@ _SETTING_TYPES: Final = {
     Kind.MS: ConfigKind.LONG,
     Kind.NAME: ConfigKind.STRING,
     Kind.PATH: ConfigKind.STRING,
+    Kind.FILE: ConfigKind.STRING,
+    Kind.TEXT: ConfigKind.STRING,
 }
 
 
