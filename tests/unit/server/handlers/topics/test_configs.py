@@ -137,7 +137,7 @@ async def test_configs_of_the_node_are_found_under_kafkas_names(
     )
     expected = {
         "auto.create.topics.enable": ("false", 4, 1),
-        "default.replication.factor": ("1", 5, 3),
+        "default.replication.factor": ("1", 4, 3),
         "log.retention.ms": ("604800000", 5, 5),
         "log.segment.bytes": ("1073741824", 5, 3),
         "max.connections.per.ip": (str(2**31 - 1), 5, 3),
