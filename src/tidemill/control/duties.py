@@ -52,6 +52,7 @@ __all__ = (
     "chunk_duties",
     "deletion_duties",
     "duties",
+    "not_admitted",
     "settled",
 )
 
@@ -80,7 +81,7 @@ class NodeView:
     def of(cls, image: MetadataImage, suspects: frozenset[int] = _NOBODY) -> NodeView:
         """The nodes of ``image``."""
         tagged = {node_id for node_id, tags in image.node_tags.items() if OFFLINE_TAGS & {*tags}}
-        waiting = _not_admitted(image)
+        waiting = not_admitted(image)
         lost: dict[tuple[UUID, int], frozenset[int]] = {}
         for node in waiting:
             for place in node.lost:
@@ -98,7 +99,8 @@ class NodeView:
         return self.renewed | self.lost.get((topic_id, index), _NOBODY)
 
 
-def _not_admitted(image: MetadataImage) -> list[NodeImage]:
+def not_admitted(image: MetadataImage) -> list[NodeImage]:
+    """The nodes whose registered incarnation the controller has not admitted."""
     return [node for node in image.nodes.values() if image.admitted.get(node.id) != node.incarnation]
 
 
@@ -111,9 +113,9 @@ def settled(
     """
     p, live = partition, view.live
     min_isr = minimum(len(p.replicas) - len(p.adding))
-    if p.leader in live and p.leader in p.isr and p.min_isr == min_isr and live.issuperset(p.isr):
-        if not (p.elr or p.adding or p.removing or p.unfit or p.successor != LEADERLESS):
-            return p
+    as_it_must_be = p.leader in live and p.leader in p.isr and p.min_isr == min_isr and live.issuperset(p.isr)
+    if as_it_must_be and not (p.elr or p.adding or p.removing or p.unfit or p.successor != LEADERLESS):
+        return p
     now = replace(p, unfit=in_order(p, live.intersection(p.unfit)))
     members = frozenset(p.isr) - forfeits
     if candidate(now, members, live) is not None:
@@ -191,7 +193,7 @@ def admissions(image: MetadataImage, busy: frozenset[int]) -> list[AdmitNode]:
     """
     waiting = [
         node
-        for node in sorted(_not_admitted(image), key=lambda node: node.id)
+        for node in sorted(not_admitted(image), key=lambda node: node.id)
         if image.alive.get(node.id) == node.incarnation
     ]
     clean = [node for node in waiting if node.clean]

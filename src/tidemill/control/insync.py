@@ -2,7 +2,7 @@
 
 - A member of ``isr`` or ``elr`` has every committed record. Nothing is committed while fewer than ``min_isr``
   replicas are in sync. So whoever leaves below that minimum has everything still, and goes to ``elr``; the
-  change that brings the in-sync set back to the minimum empties ``elr``. Lowering the minimum empties it, too.
+  change that brings the in-sync set back to the minimum empties it. Lowering the minimum does so, too.
 - A replica whose records are lost or in doubt forfeits its place in both sets.
 - A leader is a member of ``isr``, or of ``elr`` if no other can lead. Its epoch is new.
 - Every change raises the partition epoch.
@@ -88,9 +88,7 @@ def with_in_sync(
 
 def led_by(partition: PartitionImage, leader: int) -> PartitionImage:
     """The partition with that leader, -1 for none, at the next leader epoch."""
-    return replace(
-        partition, leader=leader, leader_epoch=partition.leader_epoch + 1, successor=LEADERLESS
-    )
+    return replace(partition, leader=leader, leader_epoch=partition.leader_epoch + 1, successor=LEADERLESS)
 
 
 def candidate(

@@ -1,4 +1,4 @@
-"""Planning of nodes: registration, admission, tags, removal, and what they still have of deleted topics. Pure.
+"""Planning of nodes: registration, admission, tags, removal, and files of deleted topics. Pure.
 
 A registration says what became of the node's disk since the last one. It stays said until the controller has
 admitted an incarnation: a node that registers twice in a row does not lose what the first one told.

@@ -1,7 +1,7 @@
 """Planning of leaders, in-sync sets and moves of partitions. Pure.
 
-In a replicated cluster only the controller commits these. What must hold after each is in ``insync``, what the
-controller does by itself in ``duties``.
+In a replicated cluster only the controller commits these. What must hold after each is in ``insync``, what
+the controller does by itself in ``duties``.
 """
 
 from __future__ import annotations
@@ -256,9 +256,7 @@ def _elect_uncleanly(
     return led_by(replace(partition, isr=(leader,), elr=(), unfit=unfit), leader)
 
 
-def _partition_of(
-    image: MetadataImage, topic_id: UUID, index: int
-) -> tuple[TopicImage, PartitionImage]:
+def _partition_of(image: MetadataImage, topic_id: UUID, index: int) -> tuple[TopicImage, PartitionImage]:
     topic = image.topic_by_id(topic_id)
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_id, f"there is no topic with the id {topic_id}")

@@ -124,9 +124,7 @@ def check_node_limits(
 def placeable_nodes(image: MetadataImage) -> list[int]:
     """The nodes that new replicas can go to, the one with the fewest replicas first."""
     nodes = (
-        node_id
-        for node_id in image.live_nodes
-        if OFFLINE_TAGS.isdisjoint(image.node_tags.get(node_id, ()))
+        node_id for node_id in image.live_nodes if OFFLINE_TAGS.isdisjoint(image.node_tags.get(node_id, ()))
     )
     return sorted(nodes, key=lambda node_id: (image.replica_counts.get(node_id, 0), node_id))
 

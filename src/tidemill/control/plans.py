@@ -107,7 +107,9 @@ def change_partitions(
     changed = replace(topic, partitions=tuple(partitions))
     chunks = sorted({index // PARTITIONS_PER_CHUNK for index in changes})
     return Plan(
-        chunk_writes(changed, chunks), guards(image, (chunk_key(topic.id, chunk) for chunk in chunks)), changed
+        chunk_writes(changed, chunks),
+        guards(image, (chunk_key(topic.id, chunk) for chunk in chunks)),
+        changed,
     )
 
 

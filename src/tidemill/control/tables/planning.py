@@ -111,7 +111,10 @@ def _(command: DropDatabase, image: MetadataImage, limits: ControlLimits) -> Pla
 def _(command: CreateTable, image: MetadataImage, limits: ControlLimits) -> Plan[TableImage]:
     name = command.name
     check_table_name(name)
-    if name in image.tables:
+    there = image.tables.get(name)
+    if there is not None:
+        if command.topic_id in [partition.topic_id for partition in there.partitions]:
+            return Plan({}, {}, there)
         raise TableError(TableCode.table_already_exists, f"table {name!r} already exists")
     check_log_name(image, name, f"table {name!r}")
     table = _new_table(command, image.catalog.next_table_id)
