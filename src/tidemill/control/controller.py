@@ -10,8 +10,8 @@
 - On a full disk only commands that delete something, or that a start needs, may use the disk's reserve; while
   it is given up, all others are refused.
 - A store that does not answer is tried again: ``trouble`` says what is wrong meanwhile, and the image stays
-  as it was. If the answer to a commit was lost, the image is read anew and the commands are planned again: each
-  can be done twice without harm. Only when the store is closed the controller stops: submits raise it.
+  as it was. If the answer to a commit was lost, the image is read anew and the commands are planned again:
+  each can be done twice without harm. Only when the store is closed the controller stops: submits raise it.
 - The elected controller of a cluster (``cluster_controller``) submits with a ``fence``: nothing is committed
   once another node is the controller.
 """

@@ -185,7 +185,8 @@ def _moving(partition: PartitionImage, target: tuple[int, ...], where: str) -> P
             f"{where} is being moved to other replicas already; cancel that first, or wait until it is done",
         )
     adding = tuple(node_id for node_id in target if node_id not in partition.replicas)
-    return replace(begun, adding=adding)
+    # The in-sync set stays as it is, in the new order.
+    return with_in_sync(replace(begun, adding=adding), partition.isr)
 
 
 def _cancelled(partition: PartitionImage, where: str) -> PartitionImage:
@@ -196,7 +197,10 @@ def _cancelled(partition: PartitionImage, where: str) -> PartitionImage:
     before = tuple(node_id for node_id in partition.replicas if node_id not in added)
     stay = {*partition.isr} - added
     if partition.leader in added or not stay:
-        return replace(partition, replicas=(*before, *partition.adding), adding=(), removing=partition.adding)
+        turned = replace(
+            partition, replicas=(*before, *partition.adding), adding=(), removing=partition.adding
+        )
+        return with_in_sync(turned, partition.isr)
     back = replace(
         partition,
         replicas=before,
