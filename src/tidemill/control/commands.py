@@ -13,22 +13,32 @@ from uuid import UUID
 
 import msgspec
 
-from tidemill.control.image import NodeImage, TopicImage
+from tidemill.control.image import NodeImage, PartitionImage, TopicImage
 from tidemill.errors import ErrorCode
 
 __all__ = (
+    "PROPOSALS",
+    "AdmitNode",
     "AllocateProducerIds",
+    "AlterInSync",
+    "AlterReassignment",
     "BumpLeaderEpochs",
     "Command",
     "CreatePartitions",
     "CreateTopic",
+    "DeclareFit",
     "DeleteTopic",
     "ElectLeaders",
     "Election",
+    "ForgetDeleted",
     "RegisterNode",
+    "RemoveNode",
+    "Resign",
     "SetClusterId",
     "SetNodeConfigs",
+    "SetNodeTags",
     "SetTopicConfigs",
+    "SettlePartitions",
     "new_cluster_id",
 )
 
@@ -43,16 +53,29 @@ class Command(msgspec.Struct, Generic[R_co], frozen=True, tag=True, kw_only=True
 
     #: Whether it may use the space that is kept for deletions and for starts on a full disk.
     may_use_reserve: ClassVar[bool] = False
+    #: Whether a refusal of the second attempt means that the first one, whose answer was lost, was committed.
+    refused_when_repeated: ClassVar[bool] = False
 
 
 class SetClusterId(Command[None], frozen=True, kw_only=True):
-    """Name the cluster, once. Naming it again is refused unless the name is the same."""
+    """Name the cluster, once. Naming it again is refused unless the name is the same.
+
+    ``replicated`` makes it a cluster of several nodes, for good.
+    """
 
     cluster_id: str
+    replicated: bool = False
 
 
 class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):
-    """Register a node and its listener, at each of its starts. Numbers and names go together one to one."""
+    """Register a node and its listener, at each of its starts. Numbers and names go together one to one.
+
+    Attributes:
+        clean_of: The incarnation that is named by the clean note of the data directory; None without a note.
+        lost: Replicas that the directory should have and has not, or has repaired with loss.
+        replace_directory: An operator says that the node goes on with another, empty data directory.
+        seen_revision: The newest metadata revision that the directory has ever seen.
+    """
 
     may_use_reserve: ClassVar[bool] = True
 
@@ -62,6 +85,38 @@ class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):
     port: int
     rack: str | None = None
     incarnation: UUID
+    cluster_host: str = ""
+    cluster_port: int = 0
+    machine: str = ""
+    directory_id: UUID | None = None
+    clean_of: UUID | None = None
+    lost: tuple[tuple[UUID, int], ...] = ()
+    replace_directory: bool = False
+    seen_revision: int = 0
+
+
+class AdmitNode(Command[None], frozen=True, kw_only=True):
+    """Let the registered incarnation of a node count as live. By the controller, as the last step."""
+
+    may_use_reserve: ClassVar[bool] = True
+
+    node_id: int
+    incarnation: UUID
+
+
+class SetNodeTags(Command[None], frozen=True, kw_only=True):
+    """Replace the tags of a node. ``PERMANENT_OFFLINE`` and ``TEMPORARY_OFFLINE`` keep new replicas away."""
+
+    node_id: int
+    tags: tuple[str, ...]
+
+
+class RemoveNode(Command[None], frozen=True, kw_only=True):
+    """Forget a node that is stopped and holds no replicas."""
+
+    may_use_reserve: ClassVar[bool] = True
+
+    node_id: int
 
 
 class CreateTopic(Command[TopicImage], frozen=True, kw_only=True):
@@ -79,13 +134,25 @@ class DeleteTopic(Command[TopicImage], frozen=True, kw_only=True):
     """Delete a topic; gives its last image. With ``topic_id``, only if the name still means that topic."""
 
     may_use_reserve: ClassVar[bool] = True
+    refused_when_repeated: ClassVar[bool] = True
 
     name: str
     topic_id: UUID | None = None
 
 
+class ForgetDeleted(Command[None], frozen=True, kw_only=True):
+    """Say that a node has no files of a deleted topic any more."""
+
+    may_use_reserve: ClassVar[bool] = True
+
+    topic_id: UUID
+    node_id: int
+
+
 class CreatePartitions(Command[TopicImage], frozen=True, kw_only=True):
     """Raise the number of partitions to ``new_count``. ``assignments`` is for the new partitions only."""
+
+    refused_when_repeated: ClassVar[bool] = True
 
     name: str
     new_count: int
@@ -135,6 +202,70 @@ class BumpLeaderEpochs(Command[TopicImage], frozen=True, kw_only=True):
     partitions: tuple[int, ...]
 
 
+class AlterInSync(Command[PartitionImage], frozen=True, kw_only=True):
+    """Change the in-sync set of a partition, as its leader proposes; gives the partition as it is then.
+
+    ``node_epochs`` has the epochs under which the leader knows the members.
+    """
+
+    may_use_reserve: ClassVar[bool] = True
+
+    topic_id: UUID
+    index: int
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[int, ...]
+    node_epochs: dict[int, int] = {}
+
+
+class Resign(Command[PartitionImage], frozen=True, kw_only=True):
+    """Give up the leadership of ``leader_epoch``; gives the partition as it is then.
+
+    Another live member of the in-sync set takes over. If there is none, the leader stays, unless it is
+    ``unfit`` to lead because of its disk: then the partition has no leader.
+    """
+
+    may_use_reserve: ClassVar[bool] = True
+
+    topic_id: UUID
+    index: int
+    node_id: int
+    leader_epoch: int
+    unfit: bool = False
+
+
+class DeclareFit(Command[PartitionImage], frozen=True, kw_only=True):
+    """Say that a replica which resigned as unfit can lead again, for instance after disk space was freed."""
+
+    may_use_reserve: ClassVar[bool] = True
+
+    topic_id: UUID
+    index: int
+    node_id: int
+
+
+class AlterReassignment(Command[PartitionImage], frozen=True, kw_only=True):
+    """Move a partition to ``replicas``, in the order of preference; None cancels a move."""
+
+    name: str
+    index: int
+    replicas: tuple[int, ...] | None
+
+
+class SettlePartitions(Command[int], frozen=True, kw_only=True):
+    """Do the controller's duties for a chunk of a topic's partitions; gives how many were changed.
+
+    ``suspects`` are nodes that should not become leaders now.
+    """
+
+    may_use_reserve: ClassVar[bool] = True
+
+    topic_id: UUID
+    chunk: int
+    suspects: frozenset[int] = frozenset()
+
+
 class Election(Enum):
     """How a leader is chosen: the preferred replica, or any replica of a partition that has no leader."""
 
@@ -143,11 +274,31 @@ class Election(Enum):
 
 
 class ElectLeaders(Command[dict[int, ErrorCode]], frozen=True, kw_only=True):
-    """Elect leaders of partitions of one topic; gives Kafka's code for each (``none``: elected)."""
+    """Elect leaders of partitions of one topic; gives Kafka's code for each (``none``: elected).
+
+    In a replicated cluster a preferred leader is a wish (``none``: noted) that the present leader, if it is
+    live, obeys by resigning. An unclean election names the replica that shall lead: what other replicas have
+    beyond its end is lost. ``who`` asked for it, for the log.
+    """
 
     name: str
     partitions: tuple[int, ...]
     election: Election = Election.PREFERRED
+    leader: int | None = None
+    who: str = ""
+
+
+PROPOSALS = (
+    AlterInSync
+    | Resign
+    | DeclareFit
+    | AlterReassignment
+    | ElectLeaders
+    | SetNodeTags
+    | RemoveNode
+    | ForgetDeleted
+)
+"""The commands that other nodes send to the controller, as a type that msgspec decodes."""
 
 
 def new_cluster_id(drawn: UUID) -> str:

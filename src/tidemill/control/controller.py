@@ -9,7 +9,11 @@
   together.
 - On a full disk only commands that delete something, or that a start needs, may use the disk's reserve; while
   it is given up, all others are refused.
-- If the watch fails for good, the controller stops: it keeps its last image, and submits raise the failure.
+- A store that does not answer is tried again: ``trouble`` says what is wrong meanwhile, and the image stays
+  as it was. If the answer to a commit was lost, the image is read anew and the commands are planned again:
+  each can be done twice without harm. Only when the store is closed the controller stops: submits raise it.
+- The elected controller of a cluster (``cluster_controller``) submits with a ``fence``: nothing is committed
+  once another node is the controller.
 """
 
 from __future__ import annotations
@@ -17,16 +21,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidemill.control.draft import Draft
 from tidemill.control.image import MetadataDelta, MetadataImage
 from tidemill.control.placement import ControlLimits
-from tidemill.control.stores.store import MetadataStore, RevisionCompacted, StoreClosed
+from tidemill.control.stores.store import (
+    Compare,
+    MetadataStore,
+    OutcomeUnknown,
+    RevisionCompacted,
+    StoreClosed,
+    StoreUnavailable,
+)
 from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.turns import give_way
-from tidemill.errors import DiskFull, MetadataConflict, TidemillError
+from tidemill.errors import ApiError, DiskFull, ErrorCode, MetadataConflict, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.control.commands import Command
@@ -40,6 +51,11 @@ Subscriber = Callable[[MetadataImage, MetadataImage, MetadataDelta], None]
 
 COMMIT_ATTEMPTS_MAX = 8
 
+#: How long the store is left alone after a failure: twice as long each time.
+_RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
+_WATCH_PATIENCE_SECONDS = 5.0
+"""How long a commit waits for the watch to deliver it before everything is read."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,8 +65,15 @@ class Controller:
     ``start`` it before anything else, and ``stop`` it before the store is closed.
     """
 
-    def __init__(self, store: MetadataStore, *, limits: ControlLimits | None = None) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        limits: ControlLimits | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._store = store
+        self._sleep = sleep
         self._limits = limits if limits is not None else ControlLimits()
         self._image = MetadataImage()
         self._subscribers: list[Subscriber] = []
@@ -58,6 +81,10 @@ class Controller:
         self._lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        #: Why the image may be old: the store cannot be read now. None while all is well.
+        self.trouble: str | None = None
+        #: Since when, in the event loop's time.
+        self.trouble_since: float | None = None
         #: Why commands that make the data grow are refused now; None if they are not.
         self.growth_refusal: DiskFull | None = None
         #: Called when a command that may use the disk's reserve met a full disk; True if it freed something.
@@ -97,30 +124,39 @@ class Controller:
         return lambda: self._subscribers.remove(subscriber)
 
     def check(self, command: Command[R]) -> R:
-        """The result that ``command`` would have. Raises ``ApiError`` if it would be refused."""
+        """The result that ``command`` would have now. Raises ``ApiError`` if it would be refused."""
         results: list[R | TidemillError] = Draft(self._image, self._limits).fill([command])
         return _value(results[0])
 
-    async def submit(self, command: Command[R]) -> R:
+    async def submit(self, command: Command[R], *, fence: Compare | None = None) -> R:
         """Do ``command`` and give its result. Raises ``ApiError`` if it is refused."""
-        (result,) = await self.submit_many([command])
+        (result,) = await self.submit_many([command], fence=fence)
         return _value(result)
 
-    async def submit_many(self, commands: Iterable[Command[R]]) -> list[R | TidemillError]:
-        """Do the commands in order; gives for each its result or its error."""
+    async def submit_many(
+        self, commands: Iterable[Command[R]], *, fence: Compare | None = None
+    ) -> list[R | TidemillError]:
+        """Do the commands in order; gives for each its result or its error.
+
+        With a ``fence``, raises ``ApiError`` NOT_CONTROLLER once that key is not at that revision any more.
+        """
         todo: list[Command[Any]] = list(commands)
         results: list[Any] = []
         async with self._lock:
             while len(results) < len(todo):
-                results += await self._commit_some(todo[len(results) :])
+                results += await self._commit_some(todo[len(results) :], fence)
         return results
 
-    async def _commit_some(self, commands: Sequence[Command[Any]]) -> list[Any]:
+    async def _commit_some(self, commands: Sequence[Command[Any]], fence: Compare | None) -> list[Any]:
         """Commit as many of the first ``commands`` as fit into one transaction; gives their results."""
+        #: Results of an attempt whose outcome is not known.
+        unknown: list[Any] = []
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
             self._check_running()
-            draft = Draft(self._image, self._limits)
+            _check_fence(self._image, fence)
+            draft = Draft(self._image, self._limits, fence)
             results = await _fill(draft, commands, self.growth_refusal)
+            _take_as_done(commands, results, unknown)
             if draft.empty:
                 return results
             try:
@@ -128,7 +164,15 @@ class Controller:
             except MetadataConflict as error:
                 if attempt == COMMIT_ATTEMPTS_MAX:
                     return _failed(results, error)
-                await self._resync()
+                try:
+                    await self._resync()
+                except TidemillError as failure:
+                    return _failed(results, failure)
+                continue
+            except OutcomeUnknown as error:
+                unknown = results
+                if attempt == COMMIT_ATTEMPTS_MAX or not await self._find_out():
+                    return _failed(results, error)
                 continue
             except DiskFull as error:
                 some = commands[: len(results)]
@@ -147,21 +191,47 @@ class Controller:
         if self._failure is not None:
             raise StoreClosed(f"the metadata controller has stopped: {self._failure}") from self._failure
 
+    async def _find_out(self) -> bool:
+        """Read everything after a lost answer; False if the store does not answer that either."""
+        for seconds in _RETRY_SECONDS:
+            try:
+                await self._resync()
+                return True
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                _log.warning("the outcome of a metadata transaction is not known yet: %s", error)
+                await self._sleep(seconds)
+        return False
+
     async def _follow(self) -> None:
-        """Fold the watch until stopped; start over from a full read when the history was too short."""
-        try:
-            while True:
-                try:
-                    async for batch in self._store.watch(self._image.revision + 1):
-                        # A full read may have been faster than the watch.
-                        if batch.revision > self._image.revision:
-                            self._publish(self._image.apply(batch))
-                    raise StoreClosed("the metadata store was closed under the controller")
-                except RevisionCompacted:
+        """Fold the watch until stopped; start over from a full read when it failed."""
+        failures = 0
+        while True:
+            try:
+                if failures:
                     await self._resync()
-        except Exception as error:  # noqa: BLE001 - whatever it is, waiting submits must hear of it
-            _log.error("the metadata controller stops: %s", error)
-            self._fail(error)
+                    self.trouble = self.trouble_since = None
+                    failures = 0
+                async for batch in self._store.watch(self._image.revision + 1):
+                    # A full read may have been faster than the watch.
+                    if batch.revision > self._image.revision:
+                        self._publish(self._image.apply(batch))
+                raise StoreClosed("the metadata store was closed under the controller")
+            except StoreClosed as error:
+                _log.error("the metadata controller stops: %s", error)
+                self._fail(error)
+                return
+            except RevisionCompacted:
+                failures = 1
+            except Exception as error:  # noqa: BLE001 - whatever it is, the metadata must go on when it is over
+                self._note_trouble(error)
+                await self._sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
+                failures += 1
+
+    def _note_trouble(self, error: Exception) -> None:
+        if self.trouble is None:
+            self.trouble_since = asyncio.get_running_loop().time()
+            _log.warning("the metadata store cannot be followed, trying again: %s", error)
+        self.trouble = f"the metadata store cannot be followed: {error}"
 
     async def _resync(self) -> None:
         stored = await self._store.read()
@@ -191,6 +261,12 @@ class Controller:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((revision, waiter))
+        while not waiter.done():
+            await asyncio.wait({waiter}, timeout=_WATCH_PATIENCE_SECONDS)
+            if not waiter.done():
+                # The watch is late, or fails and is tried again meanwhile.
+                with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+                    await self._resync()
         await waiter
 
     def _fail(self, failure: BaseException) -> None:
@@ -218,6 +294,22 @@ async def _fill(draft: Draft, commands: Sequence[Command[Any]], refusal: DiskFul
         results += filled
         await give_way()
     return results
+
+
+def _check_fence(image: MetadataImage, fence: Compare | None) -> None:
+    if fence is not None and image.key_revision(fence.key) != fence.mod_revision:
+        raise ApiError(
+            ErrorCode.not_controller,
+            "this node is not the controller any more; send the command to the one that is",
+        )
+
+
+def _take_as_done(commands: Sequence[Command[Any]], results: list[Any], unknown: Sequence[Any]) -> None:
+    """After a lost answer: a command that is refused now, because it was done, has the result that it had."""
+    for index, before in enumerate(unknown[: len(results)]):
+        refused = isinstance(results[index], ApiError) and not isinstance(before, TidemillError)
+        if refused and commands[index].refused_when_repeated:
+            results[index] = before
 
 
 def _value(result: R | TidemillError) -> R:

@@ -2,6 +2,8 @@
 
 Each command is planned against the image as the earlier ones of the draft will leave it. A key that the
 draft has written already needs no further guard: its first guard covers the whole transaction.
+
+A ``fence`` is one more guard: the transactions of a controller compare that it still is the controller.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ __all__ = ("Draft",)
 class Draft:
     """Commands that are planned to become one transaction. Invariant: it is within the store's limits."""
 
-    def __init__(self, image: MetadataImage, limits: ControlLimits) -> None:
+    def __init__(self, image: MetadataImage, limits: ControlLimits, fence: Compare | None = None) -> None:
         self._staged = image
         self._limits = limits
         self._writes: dict[str, bytes | None] = {}
-        self._guards: dict[str, int] = {}
-        self._bytes = 0
+        self._guards: dict[str, int] = {} if fence is None else {fence.key: fence.mod_revision}
+        self._bytes = request_bytes((key, 0) for key in self._guards)
 
     @property
     def empty(self) -> bool:

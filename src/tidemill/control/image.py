@@ -10,19 +10,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from uuid import UUID
 
 from tidemill.control.records import (
+    CONTROLLER_KEY,
     PARTITIONS_PER_CHUNK,
+    AdmittedRecord,
+    AliveRecord,
     ClusterRecord,
+    ControllerRecord,
+    DeletedTopicRecord,
     NodeConfigsRecord,
     NodeRecord,
+    NodeTagsRecord,
     PartitionImage,
     PartitionsRecord,
     ProducerIdsRecord,
     TopicRecord,
     decode,
+    node_key,
     normalised_name,
 )
 from tidemill.control.sharedmap import SharedMap
@@ -37,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = (
     "INTERNAL_TOPICS",
+    "ControllerImage",
+    "DeletedTopicImage",
     "MetadataDelta",
     "MetadataImage",
     "NodeImage",
@@ -44,6 +53,9 @@ __all__ = (
     "TopicImage",
     "TopicPartition",
 )
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
@@ -57,7 +69,10 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeImage:
-    """A registered node. ``incarnation`` differs with each start of its process."""
+    """A registered node. ``incarnation`` differs with each start of its process.
+
+    What a node that is alone does not have is as in ``NodeRecord``.
+    """
 
     id: int
     name: str
@@ -65,6 +80,31 @@ class NodeImage:
     port: int
     rack: str | None
     incarnation: UUID
+    cluster_host: str = ""
+    cluster_port: int = 0
+    machine: str = ""
+    directory_id: UUID | None = None
+    clean: bool = False
+    new_directory: bool = False
+    lost: tuple[tuple[UUID, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerImage:
+    """The node that is the controller. ``epoch`` is the revision at which it became that."""
+
+    node_id: int
+    epoch: int
+    incarnation: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopicImage:
+    """A deleted topic, and the nodes that may still have files of it."""
+
+    id: UUID
+    name: str
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +129,14 @@ class MetadataImage:
     ``key_revisions`` is the revision that last wrote each stored key: what a writer compares.
     ``replica_counts`` is how many replicas each node holds. ``node_configs`` has the cluster's default
     under None. ``catalog`` is all about tables; what is asked most can be asked of the image itself.
+
+    In a cluster that is ``replicated``, ``alive`` has the incarnation of every node with a session, and
+    ``admitted`` the one that the controller has admitted last.
     """
 
     revision: int = 0
     cluster_id: str | None = None
+    replicated: bool = False
     nodes: Mapping[int, NodeImage] = field(default_factory=lambda: MappingProxyType({}))
     topics: SharedMap[str, TopicImage] = field(default_factory=SharedMap)
     topic_names_by_id: SharedMap[UUID, str] = field(default_factory=SharedMap)
@@ -100,6 +144,11 @@ class MetadataImage:
     node_configs: Mapping[int | None, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     next_producer_id: int = 0
     replica_counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    alive: Mapping[int, UUID] = field(default_factory=lambda: MappingProxyType({}))
+    admitted: Mapping[int, UUID] = field(default_factory=lambda: MappingProxyType({}))
+    controller: ControllerImage | None = None
+    node_tags: Mapping[int, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    deleted_topics: Mapping[UUID, DeletedTopicImage] = field(default_factory=lambda: MappingProxyType({}))
     catalog: Catalog = field(default_factory=Catalog)
     key_revisions: SharedMap[str, int] = field(default_factory=SharedMap)
 
@@ -122,6 +171,22 @@ class MetadataImage:
         """The topic with that id, if there is one."""
         name = self.topic_names_by_id.get(topic_id)
         return None if name is None else self.topics[name]
+
+    def live(self, node_id: int) -> bool:
+        """Whether the node may be in sync and lead: it is registered, and its session is admitted."""
+        node = self.nodes.get(node_id)
+        if node is None or not self.replicated:
+            return node is not None
+        return self.alive.get(node_id) == node.incarnation == self.admitted.get(node_id)
+
+    @property
+    def live_nodes(self) -> frozenset[int]:
+        """The ids of the nodes that are live."""
+        return frozenset(node_id for node_id in self.nodes if self.live(node_id))
+
+    def node_epoch(self, node_id: int) -> int:
+        """The revision of the node's registration; 0 if it is not registered."""
+        return self.key_revision(node_key(node_id))
 
     @property
     def databases(self) -> Mapping[str, DatabaseImage]:
@@ -165,6 +230,12 @@ class _Fold:
         self._node_configs = dict(image.node_configs)
         self._replica_counts = dict(image.replica_counts)
         self._cluster_id = image.cluster_id
+        self._replicated = image.replicated
+        self._alive = dict(image.alive)
+        self._admitted = dict(image.admitted)
+        self._tags = dict(image.node_tags)
+        self._deleted = dict(image.deleted_topics)
+        self._controller = image.controller
         self._next_producer_id = image.next_producer_id
         self._topics: dict[UUID, TopicImage | None] = {}
         self._chunks: dict[UUID, dict[int, tuple[PartitionImage, ...]]] = {}
@@ -174,7 +245,7 @@ class _Fold:
 
     def finish(self, revision: int, items: Iterable[tuple[str, bytes | None, int]]) -> MetadataImage:
         for key, value, mod_revision in items:
-            if self._fold_key(key, value):
+            if self._fold_key(key, value, mod_revision):
                 self._key_revisions[key] = None if value is None else mod_revision
         self._assemble_partitions()
         old = self._image
@@ -196,7 +267,13 @@ class _Fold:
         return MetadataImage(
             revision=revision,
             cluster_id=self._cluster_id,
+            replicated=self._replicated,
             nodes=MappingProxyType(self._nodes) if self._nodes != old.nodes else old.nodes,
+            alive=MappingProxyType(self._alive),
+            admitted=MappingProxyType(self._admitted),
+            controller=self._controller,
+            node_tags=MappingProxyType(self._tags),
+            deleted_topics=MappingProxyType(self._deleted),
             topics=old.topics.update(topics),
             topic_names_by_id=old.topic_names_by_id.update(names_by_id),
             topic_names_by_normalised=old.topic_names_by_normalised.update(names_by_normalised),
@@ -207,8 +284,8 @@ class _Fold:
             key_revisions=old.key_revisions.update(self._key_revisions),
         )
 
-    def _fold_key(self, key: str, value: bytes | None) -> bool:
-        """Fold one key; False if it is not one of the image's (elections have keys too)."""
+    def _fold_key(self, key: str, value: bytes | None, mod_revision: int) -> bool:
+        """Fold one key; False if it is not one of the image's."""
         kind, _, rest = key.partition("/")
         match kind:
             case "topics":
@@ -226,14 +303,44 @@ class _Fold:
                         decode(key, value, NodeConfigsRecord).configs
                     )
             case "cluster":
-                self._cluster_id = None if value is None else decode(key, value, ClusterRecord).cluster_id
+                cluster = None if value is None else decode(key, value, ClusterRecord)
+                self._cluster_id = None if cluster is None else cluster.cluster_id
+                self._replicated = cluster is not None and cluster.replicated
             case "producer-ids":
                 self._next_producer_id = (
                     0 if value is None else decode(key, value, ProducerIdsRecord).next_producer_id
                 )
+            case "alive" | "admitted" | "tags" | "deleted" | "controller":
+                self._fold_cluster_state(key, kind, rest, value, mod_revision)
             case _:
                 return self._catalog.fold(key, value)
         return True
+
+    def _fold_cluster_state(
+        self, key: str, kind: str, rest: str, value: bytes | None, mod_revision: int
+    ) -> None:
+        """Fold what only a cluster of several nodes has."""
+        if key == CONTROLLER_KEY:
+            record = None if value is None else decode(key, value, ControllerRecord)
+            self._controller = (
+                None if record is None else ControllerImage(record.node_id, mod_revision, record.incarnation)
+            )
+        elif kind == "alive":
+            alive = None if value is None else decode(key, value, AliveRecord).incarnation
+            _put(self._alive, int(rest), alive)
+        elif kind == "admitted":
+            admitted = None if value is None else decode(key, value, AdmittedRecord).incarnation
+            _put(self._admitted, int(rest), admitted)
+        elif kind == "tags":
+            tags = None if value is None else decode(key, value, NodeTagsRecord).tags
+            _put(self._tags, int(rest), tags)
+        else:
+            topic_id = UUID(hex=rest)
+            deleted = None
+            if value is not None:
+                stored = decode(key, value, DeletedTopicRecord)
+                deleted = DeletedTopicImage(topic_id, stored.name, stored.nodes)
+            _put(self._deleted, topic_id, deleted)
 
     def _fold_node(self, key: str, node_id: int, value: bytes | None) -> None:
         if value is None:
@@ -241,7 +348,19 @@ class _Fold:
             return
         record = decode(key, value, NodeRecord)
         self._nodes[node_id] = NodeImage(
-            node_id, record.name, record.host, record.port, record.rack, record.incarnation
+            id=node_id,
+            name=record.name,
+            host=record.host,
+            port=record.port,
+            rack=record.rack,
+            incarnation=record.incarnation,
+            cluster_host=record.cluster_host,
+            cluster_port=record.cluster_port,
+            machine=record.machine,
+            directory_id=record.directory_id,
+            clean=record.clean,
+            new_directory=record.new_directory,
+            lost=record.lost,
         )
 
     def _fold_topic(self, key: str, normalised: str, value: bytes | None) -> None:
@@ -301,7 +420,9 @@ class MetadataDelta:
     A topic that was deleted and created again is in both ``deleted`` (the old one) and ``created`` (the new
     one). ``new_partitions`` (name to the range of added partitions), ``config_changed`` and
     ``leader_changed`` speak of topics that are in both images. ``leader_changed`` names partitions with
-    another leader or leader epoch.
+    another leader or leader epoch, ``replicas_changed`` those with anything else changed.
+
+    ``live_changed`` is true when a node became live, is live no more, or is live as another incarnation.
 
     Tables are told in the same way, sorted by table name. ``tables_changed`` has the new images of those with
     another schema, property, comment or partition.
@@ -312,7 +433,11 @@ class MetadataDelta:
     new_partitions: Mapping[str, range]
     config_changed: tuple[str, ...]
     leader_changed: tuple[TopicPartition, ...]
+    replicas_changed: tuple[TopicPartition, ...]
     nodes_changed: bool
+    live_changed: bool
+    controller_changed: bool
+    deleted_topics_changed: bool
     node_configs_changed: bool
     tables_created: tuple[TableImage, ...]
     tables_dropped: tuple[TableImage, ...]
@@ -327,6 +452,7 @@ class MetadataDelta:
         new_partitions: dict[str, range] = {}
         config_changed: list[str] = []
         leader_changed: list[TopicPartition] = []
+        replicas_changed: list[TopicPartition] = []
         for name in sorted(new.topics.differing_keys(old.topics)):
             before, after = old.topics.get(name), new.topics.get(name)
             if before is None or after is None or before.id != after.id:
@@ -338,8 +464,12 @@ class MetadataDelta:
             if after.configs != before.configs:
                 config_changed.append(name)
             for index, (was, now) in enumerate(zip(before.partitions, after.partitions, strict=False)):
+                if was is now:
+                    continue
                 if (was.leader, was.leader_epoch) != (now.leader, now.leader_epoch):
                     leader_changed.append(TopicPartition(name, index))
+                if _beside_leader(was) != _beside_leader(now):
+                    replicas_changed.append(TopicPartition(name, index))
         tables_created, tables_dropped, tables_changed = table_changes(old.catalog, new.catalog)
         return cls(
             created=tuple(created),
@@ -347,10 +477,38 @@ class MetadataDelta:
             new_partitions=new_partitions,
             config_changed=tuple(config_changed),
             leader_changed=tuple(leader_changed),
-            nodes_changed=new.nodes != old.nodes,
+            replicas_changed=tuple(replicas_changed),
+            nodes_changed=new.nodes != old.nodes or new.node_tags != old.node_tags,
+            live_changed=_live_incarnations(old) != _live_incarnations(new),
+            controller_changed=new.controller != old.controller,
+            deleted_topics_changed=new.deleted_topics != old.deleted_topics,
             node_configs_changed=new.node_configs != old.node_configs,
             tables_created=tables_created,
             tables_dropped=tables_dropped,
             tables_changed=tables_changed,
             leases_changed=new.leases != old.leases,
         )
+
+
+def _put(entries: dict[K, V], key: K, value: V | None) -> None:
+    if value is None:
+        entries.pop(key, None)
+    else:
+        entries[key] = value
+
+
+def _beside_leader(partition: PartitionImage) -> tuple[object, ...]:
+    return (
+        partition.replicas,
+        partition.isr,
+        partition.elr,
+        partition.adding,
+        partition.removing,
+        partition.min_isr,
+        partition.unfit,
+        partition.successor,
+    )
+
+
+def _live_incarnations(image: MetadataImage) -> dict[int, UUID]:
+    return {node_id: node.incarnation for node_id, node in image.nodes.items() if image.live(node_id)}

@@ -3,6 +3,9 @@
 A new topic's partitions go round the nodes, starting with the node that holds the fewest replicas. With
 each full round the followers of a leader shift by one node, so that a failing leader's load spreads over
 all the others.
+
+Replicas go to nodes that are live and that no operator takes out. Those of one partition are spread over
+racks, and over machines within a rack. Racks count only if every node names one.
 """
 
 from __future__ import annotations
@@ -19,14 +22,18 @@ if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage
 
 __all__ = (
+    "OFFLINE_TAGS",
     "ControlLimits",
     "check_assignments",
     "check_counts",
     "check_node_limits",
     "check_partition_limit",
     "place_replicas",
+    "placeable_nodes",
 )
 
+OFFLINE_TAGS = frozenset({"PERMANENT_OFFLINE", "TEMPORARY_OFFLINE"})
+"""Tags of nodes that get no new replicas and, if there is another, no leaderships."""
 
 PARTITIONS_PER_TOPIC_CEILING = 50_000
 """Above this, changing all partitions of a topic would not fit into one transaction of the store."""
@@ -82,10 +89,11 @@ def check_counts(name: str, count: int, replication: int, image: MetadataImage) 
         raise ApiError(
             ErrorCode.invalid_partitions, f"topic {name!r} cannot have {count} partitions; ask for 1 or more"
         )
-    if replication > len(image.nodes):
+    if replication > len(nodes := placeable_nodes(image)):
         raise ApiError(
             ErrorCode.invalid_replication_factor,
-            f"topic {name!r} cannot have {replication} replicas: {len(image.nodes)} nodes are registered",
+            f"topic {name!r} cannot have {replication} replicas: {len(image.nodes)} nodes are registered, and"
+            f" {len(nodes)} of them can take replicas now",
         )
 
 
@@ -113,12 +121,68 @@ def check_node_limits(
             )
 
 
+def placeable_nodes(image: MetadataImage) -> list[int]:
+    """The nodes that new replicas can go to, the one with the fewest replicas first."""
+    nodes = (
+        node_id for node_id in image.live_nodes if OFFLINE_TAGS.isdisjoint(image.node_tags.get(node_id, ()))
+    )
+    return sorted(nodes, key=lambda node_id: (image.replica_counts.get(node_id, 0), node_id))
+
+
 def place_replicas(
     image: MetadataImage, first: int, count: int, replication: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Replicas for ``count`` partitions from ``first`` on. ``replication`` is at most the number of nodes."""
-    nodes = sorted(image.nodes, key=lambda node_id: (image.replica_counts.get(node_id, 0), node_id))
-    return tuple(_replicas(nodes, index, replication) for index in range(first, first + count))
+    """Replicas for ``count`` partitions from ``first`` on; ``check_counts`` says whether there are enough."""
+    nodes = placeable_nodes(image)
+    racks, machines = _domains(image, nodes)
+    if len({*racks.values()}) in (1, len(nodes)) and len({*machines.values()}) == len(nodes):
+        return tuple(_replicas(nodes, index, replication) for index in range(first, first + count))
+    nodes = _interleaved(_interleaved(nodes, machines), racks)
+    # The same round comes again and again.
+    rounds: dict[int, tuple[int, ...]] = {}
+    period = len(nodes) * max(1, len(nodes) - 1)
+    placed = []
+    for index in range(first, first + count):
+        replicas = rounds.get(index % period)
+        if replicas is None:
+            order = _replicas(nodes, index, len(nodes))
+            replicas = rounds[index % period] = _spread(order, replication, racks, machines)
+        placed.append(replicas)
+    return tuple(placed)
+
+
+def _domains(image: MetadataImage, nodes: list[int]) -> tuple[dict[int, str], dict[int, str]]:
+    """Rack and machine of each node. If one has no rack, racks do not count, as in Kafka."""
+    found = [image.nodes[node_id] for node_id in nodes]
+    with_racks = all(node.rack is not None for node in found)
+    racks = {node.id: (node.rack or "") if with_racks else "" for node in found}
+    # A machine's name cannot begin with a space, so a node that names none is on one of its own.
+    machines = {node.id: node.machine or f" {node.id}" for node in found}
+    return racks, machines
+
+
+def _interleaved(nodes: list[int], domains: dict[int, str]) -> list[int]:
+    """The nodes so that neighbours are in different domains as far as possible; else their order stays."""
+    turns: Counter[str] = Counter()
+    ranked = []
+    for position, node_id in enumerate(nodes):
+        ranked.append((turns[domains[node_id]], position, node_id))
+        turns[domains[node_id]] += 1
+    return [node_id for _, _, node_id in sorted(ranked)]
+
+
+def _spread(
+    order: tuple[int, ...], replication: int, racks: dict[int, str], machines: dict[int, str]
+) -> tuple[int, ...]:
+    """The first node of ``order`` and others of it: on new racks, then on new machines, then by order."""
+    chosen = [order[0]]
+    while len(chosen) < replication:
+        used_racks = [racks[node_id] for node_id in chosen]
+        used_machines = [machines[node_id] for node_id in chosen]
+        rest = [node_id for node_id in order if node_id not in chosen]
+        costs = [(used_racks.count(racks[n]), used_machines.count(machines[n])) for n in rest]
+        chosen.append(rest[costs.index(min(costs))])
+    return tuple(chosen)
 
 
 def _replicas(nodes: list[int], index: int, replication: int) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Planning: from an image and a command to the keys to write, or to Kafka's error. Pure.
 
-Here are the cluster, its nodes and its topics; ``tables/planning.py`` has databases and
-tables, ``tables/lease_planning.py`` leases of snapshots. ``plans`` says what a plan must guard.
+Here are the cluster and its topics; ``node_planning`` has nodes, ``partition_planning`` leaders and in-sync
+sets, ``tables/planning.py`` databases and tables, ``tables/lease_planning.py`` leases of snapshots. ``plans``
+says what a plan must guard.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from tidemill.config.topic_names import check_topic_name
 from tidemill.control import records
 from tidemill.control.commands import (
     AllocateProducerIds,
+    Assignments,
     BumpLeaderEpochs,
     Command,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
-    Election,
-    ElectLeaders,
-    RegisterNode,
     SetClusterId,
     SetNodeConfigs,
     SetTopicConfigs,
 )
-from tidemill.control.image import MetadataImage, NodeImage, PartitionImage, TopicImage
+from tidemill.control.image import MetadataImage, PartitionImage, TopicImage
+from tidemill.control.insync import minimum_of, new_partition
 from tidemill.control.placement import (
     ControlLimits,
     check_assignments,
@@ -35,14 +35,24 @@ from tidemill.control.placement import (
     check_partition_limit,
     place_replicas,
 )
-from tidemill.control.plans import Plan, guards, planner, topic_deletes, topic_write, write_one
-from tidemill.control.records import PARTITIONS_PER_CHUNK, chunk_count, chunk_key, encode, topic_key
+from tidemill.control.plans import (
+    Plan,
+    chunk_writes,
+    guards,
+    planner,
+    topic_deletes,
+    topic_named,
+    topic_write,
+    write_one,
+)
+from tidemill.control.records import PARTITIONS_PER_CHUNK, chunk_count, chunk_key, encode, node_key, topic_key
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    # These two register their commands with the planner.
+# These register their commands with the planner.
+from tidemill.control import node_planning, partition_planning  # noqa: F401
 from tidemill.control.tables import lease_planning, planning  # noqa: F401
 from tidemill.control.tables.images import TableImage, TablePartition
 
@@ -51,7 +61,6 @@ __all__ = ("Plan", "bump_commands", "plan")
 R = TypeVar("R")
 
 _PRODUCER_ID_MAX = 2**63 - 1
-_LEADERLESS = -1
 
 
 def plan(image: MetadataImage, command: Command[R], limits: ControlLimits) -> Plan[R]:
@@ -70,35 +79,15 @@ def bump_commands(image: MetadataImage, node_id: int) -> list[BumpLeaderEpochs]:
 
 @planner.register(SetClusterId)
 def _(command: SetClusterId, image: MetadataImage, limits: ControlLimits) -> Plan[None]:
-    if image.cluster_id == command.cluster_id:
+    if image.cluster_id == command.cluster_id and (image.replicated or not command.replicated):
         return Plan({}, {}, None)
-    if image.cluster_id is not None:
+    if image.cluster_id not in (None, command.cluster_id):
         raise ApiError(
             ErrorCode.inconsistent_cluster_id,
             f"this is cluster {image.cluster_id!r}, it cannot become {command.cluster_id!r}",
         )
-    value = encode(records.ClusterRecord(cluster_id=command.cluster_id))
+    value = encode(records.ClusterRecord(cluster_id=command.cluster_id, replicated=command.replicated))
     return write_one(image, records.CLUSTER_KEY, value, None)
-
-
-@planner.register(RegisterNode)
-def _(command: RegisterNode, image: MetadataImage, limits: ControlLimits) -> Plan[NodeImage]:
-    for other in image.nodes.values():
-        if (other.id == command.node_id) != (other.name == command.name):
-            raise ApiError(
-                ErrorCode.duplicate_broker_registration,
-                f"node {other.name!r} is registered with id {other.id}, so {command.name!r} cannot be"
-                f" {command.node_id}; give it another name and id",
-            )
-    node = NodeImage(
-        command.node_id, command.name, command.host, command.port, command.rack, command.incarnation
-    )
-    if image.nodes.get(node.id) == node:
-        return Plan({}, {}, node)
-    record = records.NodeRecord(
-        name=node.name, host=node.host, port=node.port, rack=node.rack, incarnation=node.incarnation
-    )
-    return write_one(image, records.node_key(node.id), encode(record), node)
 
 
 @planner.register(AllocateProducerIds)
@@ -117,9 +106,9 @@ def _(command: SetNodeConfigs, image: MetadataImage, limits: ControlLimits) -> P
     if command.node_id is not None and command.node_id not in image.nodes:
         raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {command.node_id}")
     current = image.node_configs.get(command.node_id, {})
-    _check_base(command.base, current, f"node {command.node_id}")
     if current == command.configs:
         return Plan({}, {}, None)
+    _check_base(command.base, current, f"node {command.node_id}")
     value = encode(records.NodeConfigsRecord(configs=command.configs)) if command.configs else None
     return write_one(image, records.node_configs_key(command.node_id), value, None)
 
@@ -127,8 +116,12 @@ def _(command: SetNodeConfigs, image: MetadataImage, limits: ControlLimits) -> P
 @planner.register(CreateTopic)
 def _(command: CreateTopic, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
     check_topic_name(command.name)
+    there = image.topics.get(command.name)
+    if there is not None and there.id == command.topic_id:
+        return Plan({}, {}, there)
     _check_name_is_free(image, command.name)
-    if command.topic_id.int == 0 or command.topic_id in image.topic_names_by_id:
+    used = command.topic_id in image.topic_names_by_id or command.topic_id in image.deleted_topics
+    if command.topic_id.int == 0 or used:
         raise ApiError(
             ErrorCode.invalid_request, f"topic id {command.topic_id} cannot be used for a new topic"
         )
@@ -150,18 +143,18 @@ def _(command: CreateTopic, image: MetadataImage, limits: ControlLimits) -> Plan
     if assignments is None:
         assignments = place_replicas(image, 0, count, replication)
     check_node_limits(command.name, assignments, image, limits)
-    partitions = tuple(_new_partition(replicas) for replicas in assignments)
+    partitions = _new_partitions(image, command.configs, assignments)
     topic = TopicImage(command.name, command.topic_id, partitions, MappingProxyType(dict(command.configs)))
     return Plan(
-        {**topic_write(topic), **_chunk_writes(topic, range(chunk_count(count)))},
-        _guard_topic(image, topic.name),
+        {**topic_write(topic), **chunk_writes(topic, range(chunk_count(count)))},
+        {**_guard_topic(image, topic.name), **_guard_absent(image, assignments)},
         topic,
     )
 
 
 @planner.register(DeleteTopic)
 def _(command: DeleteTopic, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
-    topic = _topic(image, command.name)
+    topic = topic_named(image, command.name)
     if command.topic_id is not None and command.topic_id != topic.id:
         raise ApiError(
             ErrorCode.unknown_topic_id, f"topic {topic.name!r} has id {topic.id}, not {command.topic_id}"
@@ -169,12 +162,12 @@ def _(command: DeleteTopic, image: MetadataImage, limits: ControlLimits) -> Plan
     owner = image.table_of_topic(topic.id)
     if owner is not None:
         raise _is_a_log(topic, *owner)
-    return Plan(topic_deletes(topic), _guard_topic(image, topic.name), topic)
+    return Plan(topic_deletes(image, topic), _guard_topic(image, topic.name), topic)
 
 
 @planner.register(CreatePartitions)
 def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
-    topic = _topic(image, command.name)
+    topic = topic_named(image, command.name)
     owner = image.table_of_topic(topic.id)
     if owner is not None:
         table, _ = owner
@@ -190,7 +183,8 @@ def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) ->
             f"topic {topic.name!r} has {have} partitions; {command.new_count} would not be more",
         )
     check_partition_limit(topic.name, command.new_count, limits)
-    replication = len(topic.partitions[0].replicas)
+    first = topic.partitions[0]
+    replication = len(first.replicas) - len(first.adding)
     assignments = command.assignments
     if assignments is None:
         check_counts(topic.name, command.new_count, replication, image)
@@ -204,94 +198,45 @@ def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) ->
             )
         check_assignments(assignments, image.nodes, replication)
     check_node_limits(topic.name, assignments, image, limits)
-    added = tuple(_new_partition(replicas) for replicas in assignments)
+    added = _new_partitions(image, topic.configs, assignments)
     grown = replace(topic, partitions=topic.partitions + added)
     chunks = range(have // PARTITIONS_PER_CHUNK, chunk_count(command.new_count))
-    seen = {**_guard_topic(image, topic.name), **_guard_chunks(image, grown, chunks)}
-    return Plan({**topic_write(grown), **_chunk_writes(grown, chunks)}, seen, grown)
+    seen = {
+        **_guard_topic(image, topic.name),
+        **_guard_chunks(image, grown, chunks),
+        **_guard_absent(image, assignments),
+    }
+    return Plan({**topic_write(grown), **chunk_writes(grown, chunks)}, seen, grown)
 
 
 @planner.register(SetTopicConfigs)
 def _(command: SetTopicConfigs, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
-    topic = _topic(image, command.name)
-    _check_base(command.base, topic.configs, f"topic {topic.name!r}")
+    topic = topic_named(image, command.name)
     if topic.configs == command.configs:
         return Plan({}, {}, topic)
+    _check_base(command.base, topic.configs, f"topic {topic.name!r}")
     changed = replace(topic, configs=MappingProxyType(dict(command.configs)))
     return Plan(topic_write(changed), _guard_topic(image, topic.name), changed)
 
 
-@planner.register(BumpLeaderEpochs)
-def _(command: BumpLeaderEpochs, image: MetadataImage, limits: ControlLimits) -> Plan[TopicImage]:
-    topic = _topic(image, command.name)
-    changes: dict[int, PartitionImage] = {}
-    for index in command.partitions:
-        if not 0 <= index < len(topic.partitions):
-            raise _unknown_partition(topic, index)
-        changes[index] = _lead(topic.partitions[index], topic.partitions[index].leader)
-    return _change_partitions(image, topic, changes)
-
-
-@planner.register(ElectLeaders)
-def _(command: ElectLeaders, image: MetadataImage, limits: ControlLimits) -> Plan[dict[int, ErrorCode]]:
-    topic = _topic(image, command.name)
-    changes: dict[int, PartitionImage] = {}
-    codes: dict[int, ErrorCode] = {}
-    for index in command.partitions:
-        if not 0 <= index < len(topic.partitions):
-            codes[index] = ErrorCode.unknown_topic_or_partition
-            continue
-        elected = _elect(topic.partitions[index], command.election)
-        if isinstance(elected, PartitionImage):
-            changes[index] = elected
-            codes[index] = ErrorCode.none
-        else:
-            codes[index] = elected
-    changed = _change_partitions(image, topic, changes)
-    return Plan(changed.writes, changed.guards, codes)
-
-
-def _elect(partition: PartitionImage, election: Election) -> PartitionImage | ErrorCode:
-    preferred = partition.replicas[0]
-    if election is Election.PREFERRED:
-        if partition.leader == preferred:
-            return ErrorCode.election_not_needed
-        if preferred not in partition.isr:
-            return ErrorCode.preferred_leader_not_available
-        return _lead(partition, preferred)
-    if partition.leader != _LEADERLESS:
-        return ErrorCode.election_not_needed
-    return ErrorCode.eligible_leaders_not_available
-
-
-def _lead(partition: PartitionImage, leader: int) -> PartitionImage:
-    return PartitionImage(leader, partition.leader_epoch + 1, partition.replicas, partition.isr)
-
-
-def _new_partition(replicas: tuple[int, ...]) -> PartitionImage:
-    return PartitionImage(replicas[0], 0, replicas, replicas)
-
-
-def _change_partitions(
-    image: MetadataImage, topic: TopicImage, changes: Mapping[int, PartitionImage]
-) -> Plan[TopicImage]:
-    partitions = list(topic.partitions)
-    for index, partition in changes.items():
-        partitions[index] = partition
-    changed = replace(topic, partitions=tuple(partitions))
-    chunks = sorted({index // PARTITIONS_PER_CHUNK for index in changes})
-    return Plan(_chunk_writes(changed, chunks), _guard_chunks(image, changed, chunks), changed)
-
-
-def _chunk_writes(topic: TopicImage, chunks: Iterable[int]) -> dict[str, bytes | None]:
-    return {
-        chunk_key(topic.id, chunk): encode(
-            records.PartitionsRecord(
-                partitions=topic.partitions[chunk * PARTITIONS_PER_CHUNK : (chunk + 1) * PARTITIONS_PER_CHUNK]
+def _new_partitions(
+    image: MetadataImage, configs: Mapping[str, str], assignments: Assignments
+) -> tuple[PartitionImage, ...]:
+    live, minimum = image.live_nodes, minimum_of(image, configs)
+    for index, replicas in enumerate(assignments):
+        if live.isdisjoint(replicas):
+            raise ApiError(
+                ErrorCode.invalid_replica_assignment,
+                f"assignment {index} names nodes that are all down: {list(replicas)}",
             )
-        )
-        for chunk in chunks
-    }
+    return tuple(new_partition(replicas, live, minimum) for replicas in assignments)
+
+
+def _guard_absent(image: MetadataImage, assignments: Assignments) -> dict[str, int]:
+    """Guards of assigned nodes that are down: they must not be removed from the cluster meanwhile."""
+    live = image.live_nodes
+    absent = {node_id for replicas in assignments for node_id in replicas if node_id not in live}
+    return guards(image, (node_key(node_id) for node_id in sorted(absent)))
 
 
 def _guard_topic(image: MetadataImage, name: str) -> dict[str, int]:
@@ -300,13 +245,6 @@ def _guard_topic(image: MetadataImage, name: str) -> dict[str, int]:
 
 def _guard_chunks(image: MetadataImage, topic: TopicImage, chunks: Iterable[int]) -> dict[str, int]:
     return guards(image, (chunk_key(topic.id, chunk) for chunk in chunks))
-
-
-def _topic(image: MetadataImage, name: str) -> TopicImage:
-    topic = image.topics.get(name)
-    if topic is None:
-        raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
-    return topic
 
 
 def _is_a_log(topic: TopicImage, table: TableImage, partition: TablePartition) -> ApiError:
@@ -332,13 +270,6 @@ def _check_name_is_free(image: MetadataImage, name: str) -> None:
                 ErrorCode.invalid_topic_exception,
                 f"topic {name!r} collides with {what} {other!r}: names may not differ by '.' and '_' only",
             )
-
-
-def _unknown_partition(topic: TopicImage, index: int) -> ApiError:
-    return ApiError(
-        ErrorCode.unknown_topic_or_partition,
-        f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, not {index}",
-    )
 
 
 def _check_base(base: Mapping[str, str] | None, current: Mapping[str, str], what: str) -> None:

@@ -9,12 +9,21 @@ vouches for them: a topic's record for its chunks, a table's record for its topi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidemill.control import records
-from tidemill.control.records import chunk_count, chunk_key, encode, topic_key
+from tidemill.control.records import (
+    PARTITIONS_PER_CHUNK,
+    PartitionImage,
+    chunk_count,
+    chunk_key,
+    deleted_topic_key,
+    encode,
+    topic_key,
+)
+from tidemill.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,7 +32,18 @@ if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage, TopicImage
     from tidemill.control.placement import ControlLimits
 
-__all__ = ("Plan", "guards", "planner", "topic_deletes", "topic_write", "write_one")
+__all__ = (
+    "Plan",
+    "change_partitions",
+    "chunk_writes",
+    "guards",
+    "planner",
+    "topic_deletes",
+    "topic_named",
+    "topic_write",
+    "unknown_partition",
+    "write_one",
+)
 
 R = TypeVar("R")
 
@@ -61,7 +81,61 @@ def topic_write(topic: TopicImage) -> dict[str, bytes | None]:
     return {topic_key(topic.name): encode(record)}
 
 
-def topic_deletes(topic: TopicImage) -> dict[str, bytes | None]:
-    """The deletes of the topic's record and of all its partitions."""
+def topic_deletes(image: MetadataImage, topic: TopicImage) -> dict[str, bytes | None]:
+    """The deletes of the topic's record and of all its partitions.
+
+    In a replicated cluster, a record stays of the nodes that have files to remove: one of them may be away.
+    """
     chunks = range(chunk_count(len(topic.partitions)))
-    return dict.fromkeys([topic_key(topic.name), *(chunk_key(topic.id, chunk) for chunk in chunks)])
+    writes: dict[str, bytes | None] = dict.fromkeys(
+        [topic_key(topic.name), *(chunk_key(topic.id, chunk) for chunk in chunks)]
+    )
+    if image.replicated:
+        nodes = sorted({node_id for partition in topic.partitions for node_id in partition.replicas})
+        record = records.DeletedTopicRecord(name=topic.name, nodes=tuple(nodes))
+        writes[deleted_topic_key(topic.id)] = encode(record)
+    return writes
+
+
+def change_partitions(
+    image: MetadataImage, topic: TopicImage, changes: Mapping[int, PartitionImage]
+) -> Plan[TopicImage]:
+    """A plan that replaces partitions of a topic; it depends on their chunks."""
+    partitions = list(topic.partitions)
+    for index, partition in changes.items():
+        partitions[index] = partition
+    changed = replace(topic, partitions=tuple(partitions))
+    chunks = sorted({index // PARTITIONS_PER_CHUNK for index in changes})
+    return Plan(
+        chunk_writes(changed, chunks),
+        guards(image, (chunk_key(topic.id, chunk) for chunk in chunks)),
+        changed,
+    )
+
+
+def chunk_writes(topic: TopicImage, chunks: Iterable[int]) -> dict[str, bytes | None]:
+    """The writes of some chunks of the topic's partitions."""
+    return {
+        chunk_key(topic.id, chunk): encode(
+            records.PartitionsRecord(
+                partitions=topic.partitions[chunk * PARTITIONS_PER_CHUNK : (chunk + 1) * PARTITIONS_PER_CHUNK]
+            )
+        )
+        for chunk in chunks
+    }
+
+
+def topic_named(image: MetadataImage, name: str) -> TopicImage:
+    """The topic called ``name``; ApiError UNKNOWN_TOPIC_OR_PARTITION if there is none."""
+    topic = image.topics.get(name)
+    if topic is None:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
+    return topic
+
+
+def unknown_partition(topic: TopicImage, index: int) -> ApiError:
+    """The refusal of a partition that the topic does not have."""
+    return ApiError(
+        ErrorCode.unknown_topic_or_partition,
+        f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, not {index}",
+    )

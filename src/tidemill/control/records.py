@@ -6,6 +6,7 @@
 | ``nodes/<id>`` | ``NodeRecord``; the revision that wrote it is the node epoch |
 | ``alive/<id>`` | ``AliveRecord``, bound to the node's session |
 | ``admitted/<id>`` | ``AdmittedRecord`` |
+| ``tags/<id>`` | ``NodeTagsRecord``; apart from the node, because tags must not change the node epoch |
 | ``controller`` | ``ControllerRecord``, bound to the controller's session |
 | ``deleted/<topic id>`` | ``DeletedTopicRecord`` |
 | ``configs/cluster``, ``configs/nodes/<id>`` | ``NodeConfigsRecord`` |
@@ -43,6 +44,7 @@ __all__ = (
     "DeletedTopicRecord",
     "NodeConfigsRecord",
     "NodeRecord",
+    "NodeTagsRecord",
     "PartitionImage",
     "PartitionsRecord",
     "ProducerIdsRecord",
@@ -56,6 +58,7 @@ __all__ = (
     "encode",
     "node_configs_key",
     "node_key",
+    "node_tags_key",
     "normalised_name",
     "topic_key",
 )
@@ -99,10 +102,16 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     directory_id: UUID | None = None
     #: Whether the last incarnation stopped in an orderly way, so that its disk has all that it ever reported.
     clean: bool = False
+    #: Whether the directory is another one than that of the last admitted incarnation.
+    new_directory: bool = False
     #: Replicas that the directory should have and has not, or has repaired with loss: (topic id, index).
     lost: tuple[tuple[UUID, int], ...] = ()
-    #: ``PERMANENT_OFFLINE`` or ``TEMPORARY_OFFLINE``: gets no new replicas and no leaderships.
-    tags: tuple[str, ...] = ()
+
+
+class NodeTagsRecord(Record, frozen=True, kw_only=True):
+    """What an operator says about a node: ``PERMANENT_OFFLINE`` or ``TEMPORARY_OFFLINE``."""
+
+    tags: tuple[str, ...]
 
 
 class AliveRecord(Record, frozen=True, kw_only=True):
@@ -121,6 +130,8 @@ class ControllerRecord(Record, frozen=True, kw_only=True):
     """Bound to the session of the node that is the controller. Its revision is the controller epoch."""
 
     node_id: int
+    #: Tells an earlier session of the same node from this one.
+    incarnation: UUID | None = None
 
 
 class DeletedTopicRecord(Record, frozen=True, kw_only=True):
@@ -166,6 +177,10 @@ class PartitionImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         partition_epoch: Rises with every change of this record. Proposals name it.
         min_isr: Nothing is committed while fewer replicas are in sync: min.insync.replicas, or fewer if there
             are not that many replicas.
+        unfit: Replicas whose disk failed under them: they lead again after a restart, or once they are in
+            sync anew.
+        successor: The replica that is wanted as the leader; -1 if there is no such wish. The leader resigns
+            in its favour: leadership is not taken from a node whose session lives.
     """
 
     leader: int
@@ -177,6 +192,8 @@ class PartitionImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     removing: tuple[int, ...] = ()
     partition_epoch: int = 0
     min_isr: int = 1
+    unfit: tuple[int, ...] = ()
+    successor: int = -1
 
 
 class PartitionsRecord(Record, frozen=True, kw_only=True):
@@ -253,6 +270,11 @@ def alive_key(node_id: int) -> str:
 def admitted_key(node_id: int) -> str:
     """Key of what the controller has written about a node's incarnation."""
     return f"admitted/{node_id}"
+
+
+def node_tags_key(node_id: int) -> str:
+    """Key of a node's tags."""
+    return f"tags/{node_id}"
 
 
 def deleted_topic_key(topic_id: UUID) -> str:

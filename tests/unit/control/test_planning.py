@@ -87,7 +87,7 @@ def test_assignments_are_kept_as_given() -> None:
     ("command", "code"),
     [
         (create("a b"), ErrorCode.invalid_topic_exception),
-        (create("t.1"), ErrorCode.topic_already_exists),
+        (CreateTopic(name="t.1", topic_id=UUID(int=8)), ErrorCode.topic_already_exists),
         (create("t_1"), ErrorCode.invalid_topic_exception),
         (create("n", 0), ErrorCode.invalid_partitions),
         (create("n", -3), ErrorCode.invalid_partitions),
@@ -107,6 +107,12 @@ def test_assignments_are_kept_as_given() -> None:
 )
 def test_topics_that_kafka_would_not_create(command: CreateTopic, code: ErrorCode) -> None:
     assert refusal(WITH_T, command) is code
+
+
+def test_a_topic_that_exists_with_the_same_id_is_the_one_that_was_asked_for() -> None:
+    repeated = plan(WITH_T, create("t.1", 3, 2), LIMITS)
+    assert repeated.result == WITH_T.topics["t.1"]
+    assert not repeated.writes
 
 
 def test_a_topic_id_is_not_used_twice() -> None:
@@ -283,7 +289,7 @@ def test_the_preferred_leader_is_elected_if_it_is_in_sync() -> None:
         3: ErrorCode.unknown_topic_or_partition,
     }
     after = write(image, planned.writes).topics["t.1"].partitions
-    assert after[0] == PartitionImage(0, 5, (0, 1), (0, 1))
+    assert after[0] == PartitionImage(0, 5, (0, 1), (0, 1), partition_epoch=1)
     assert after[1:] == image.topics["t.1"].partitions[1:]
 
 

@@ -34,10 +34,12 @@ __all__ = (
     "Compare",
     "Entry",
     "MetadataStore",
+    "OutcomeUnknown",
     "Put",
     "RevisionCompacted",
     "StoreClosed",
     "StoreLeaseNotFound",
+    "StoreUnavailable",
     "StoredKeys",
     "TransactionTooLarge",
     "Txn",
@@ -74,6 +76,18 @@ class StoreClosed(TidemillError):
     """The store was closed, here or by a failure that it reported before."""
 
     code = ErrorCode.broker_not_available
+
+
+class StoreUnavailable(TidemillError):
+    """The store cannot be reached. Nothing was written; try again later."""
+
+    code = ErrorCode.broker_not_available
+
+
+class OutcomeUnknown(TidemillError):
+    """The answer to a transaction was lost: it was committed, or not, or will be. Read again to find out."""
+
+    code = ErrorCode.request_timed_out
 
 
 class Entry(NamedTuple):
@@ -144,7 +158,9 @@ class MetadataStore(Protocol):
 
         The revision stays as it was if the transaction changed nothing (it only compared, or deleted absent
         keys). Raises ``MetadataConflict`` if a compare fails, ``TransactionTooLarge`` over a limit and
-        ``StoreLeaseNotFound`` for a put with a lease that is gone; in all three cases nothing was written.
+        ``StoreLeaseNotFound`` for a put with a lease that is gone; in all three cases nothing was written. A
+        store outside of this process also raises ``StoreUnavailable``, and ``OutcomeUnknown`` if the answer
+        was lost.
         """
         ...
 

@@ -34,6 +34,8 @@ __all__ = (
 class CreateDatabase(Command[DatabaseImage], frozen=True, kw_only=True):
     """Create a database. With ``if_not_exists``, one that is there already is given as it is."""
 
+    refused_when_repeated: ClassVar[bool] = True
+
     name: str
     comment: str | None = None
     properties: dict[str, str] = msgspec.field(default_factory=dict)
@@ -54,6 +56,7 @@ class DropDatabase(Command[DatabaseImage], frozen=True, kw_only=True):
     """Drop a database that has no tables; gives its last image."""
 
     may_use_reserve: ClassVar[bool] = True
+    refused_when_repeated: ClassVar[bool] = True
 
     name: str
 
@@ -103,6 +106,7 @@ class DropTable(Command[TableImage], frozen=True, kw_only=True):
     """Drop a table with its logs and leases; gives its last image."""
 
     may_use_reserve: ClassVar[bool] = True
+    refused_when_repeated: ClassVar[bool] = True
 
     name: str
     table_id: int | None = None
@@ -121,6 +125,7 @@ class DropTablePartition(Command[TablePartition], frozen=True, kw_only=True):
     """Drop a table partition with its log; gives what it was."""
 
     may_use_reserve: ClassVar[bool] = True
+    refused_when_repeated: ClassVar[bool] = True
 
     table: str
     value: str
@@ -138,6 +143,7 @@ class DropLease(Command[LeaseImage], frozen=True, kw_only=True):
     """Release a lease; gives its last image."""
 
     may_use_reserve: ClassVar[bool] = True
+    refused_when_repeated: ClassVar[bool] = True
 
     lease_id: str
 

@@ -111,7 +111,10 @@ def _(command: DropDatabase, image: MetadataImage, limits: ControlLimits) -> Pla
 def _(command: CreateTable, image: MetadataImage, limits: ControlLimits) -> Plan[TableImage]:
     name = command.name
     check_table_name(name)
-    if name in image.tables:
+    there = image.tables.get(name)
+    if there is not None:
+        if command.topic_id in [partition.topic_id for partition in there.partitions]:
+            return Plan({}, {}, there)
         raise TableError(TableCode.table_already_exists, f"table {name!r} already exists")
     check_log_name(image, name, f"table {name!r}")
     table = _new_table(command, image.catalog.next_table_id)
@@ -159,7 +162,7 @@ def _(command: AlterTable, image: MetadataImage, limits: ControlLimits) -> Plan[
 @planner.register(DropTable)
 def _(command: DropTable, image: MetadataImage, limits: ControlLimits) -> Plan[TableImage]:
     table = _table(image, command.name, command.table_id)
-    logs = _merged(topic_deletes(log) for log in _logs(image, table.partitions))
+    logs = _merged(topic_deletes(image, log) for log in _logs(image, table.partitions))
     deletes_left = _LOG_DELETES_MAX - len(logs)
     if deletes_left < 0:
         raise _too_many_at_once(table, "it cannot be dropped at once; drop partitions of it first")
@@ -199,14 +202,15 @@ def _(command: DropTablePartition, image: MetadataImage, limits: ControlLimits) 
             TableCode.partition_not_found, f"table {table.name!r} has no partition {command.value[:120]!r}"
         )
     changed = replace(table, partitions=tuple(each for each in table.partitions if each.id != gone.id))
-    log = _merged(topic_deletes(log) for log in _logs(image, (gone,)))
+    log = _merged(topic_deletes(image, log) for log in _logs(image, (gone,)))
     key = table_key(table.name)
     return Plan({key: encode(changed.to_record()), **log}, guards(image, (key,)), gone)
 
 
-def partitions_per_drop_max(table: TableImage) -> int:
+def partitions_per_drop_max(image: MetadataImage, table: TableImage) -> int:
     """How many partitions the table may have to be dropped in one transaction."""
-    return _LOG_DELETES_MAX // (1 + chunk_count(table.buckets))
+    # In a replicated cluster the drop of a log also writes which nodes have files of it.
+    return _LOG_DELETES_MAX // (1 + chunk_count(table.buckets) + image.replicated)
 
 
 def logs_to_alter(image: MetadataImage, table: TableImage, configs: Mapping[str, str]) -> list[TopicImage]:

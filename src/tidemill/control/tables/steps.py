@@ -38,7 +38,7 @@ async def drop_table(controller: Controller, command: DropTable) -> TableImage:
         return await controller.submit(command)
     in_steps = False
     # Repeated, because somebody may be adding partitions meanwhile.
-    while drops := _drops_before(controller.image.tables_by_id.get(before.id)):
+    while drops := _drops_before(controller.image, before.id):
         in_steps = True
         await _submit_all(controller, drops)
     # By its id, because the name may mean another table by now.
@@ -58,11 +58,12 @@ async def alter_table(controller: Controller, command: AlterTable) -> TableImage
     return await controller.submit(command)
 
 
-def _drops_before(table: TableImage | None) -> list[DropTablePartition]:
+def _drops_before(image: MetadataImage, table_id: int) -> list[DropTablePartition]:
     """Drops of partitions after which the rest of the table fits into one transaction."""
+    table = image.tables_by_id.get(table_id)
     if table is None:
         return []
-    excess = max(0, len(table.partitions) - partitions_per_drop_max(table))
+    excess = max(0, len(table.partitions) - partitions_per_drop_max(image, table))
     return [
         DropTablePartition(table=table.name, value=partition.value, table_id=table.id)
         for partition in table.partitions[:excess]

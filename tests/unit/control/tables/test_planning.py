@@ -455,7 +455,7 @@ def test_a_table_at_all_its_limits_fits_into_one_value_and_can_be_grown_no_furth
 def test_a_table_is_dropped_at_once_up_to_the_operations_of_a_transaction(buckets: int, most: int) -> None:
     image = partitioned(most, buckets=buckets)
     (name,) = image.tables
-    assert partitions_per_drop_max(image.tables[name]) == most
+    assert partitions_per_drop_max(image, image.tables[name]) == most
     planned = plan(image, DropTable(name=name), LIMITS)
     assert TXN_OPERATIONS_MAX - 3 < len(planned.writes) + len(planned.guards) <= TXN_OPERATIONS_MAX
     with pytest.raises(ApiError, match="drop partitions of it first"):

@@ -1,0 +1,172 @@
+"""The metadata client on a store that hangs, is away, or loses answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.support.store_proxy import StoreProxy
+from tidemill.control.commands import (
+    AllocateProducerIds,
+    Command,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    RegisterNode,
+    SetTopicConfigs,
+)
+from tidemill.control.controller import Controller
+from tidemill.control.image import MetadataImage
+from tidemill.control.stores.memory import MemoryStore
+from tidemill.control.stores.store import Compare, OutcomeUnknown, Put, StoreUnavailable, Txn
+from tidemill.control.tables.commands import CreateDatabase, DropDatabase
+from tidemill.errors import ApiError, ErrorCode
+
+NODE = RegisterNode(node_id=0, name="n0", host="h", port=1, incarnation=UUID(int=1))
+
+
+def topic(name: str) -> CreateTopic:
+    return CreateTopic(name=name, topic_id=uuid4(), partitions=2)
+
+
+async def no_wait(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def proxy() -> StoreProxy:
+    return StoreProxy(MemoryStore())
+
+
+@pytest.fixture
+async def controller(proxy: StoreProxy) -> AsyncIterator[Controller]:
+    controller = Controller(proxy, sleep=no_wait)
+    await controller.start()
+    await controller.submit(NODE)
+    yield controller
+    await controller.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_a_watch_that_fails_is_begun_again_and_nothing_is_missed(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    proxy.unavailable = True
+    await until(lambda: controller.trouble is not None)
+    assert controller.trouble_since is not None
+    with pytest.raises(StoreUnavailable):
+        await controller.submit(topic("refused"))
+    other = Controller(proxy.store)
+    await other.start()
+    await other.submit(topic("t"))
+    assert "t" not in controller.image.topics
+    proxy.unavailable = False
+    await until(lambda: "t" in controller.image.topics)
+    assert (controller.trouble, controller.trouble_since, controller.failure) == (None, None, None)
+    await other.submit(topic("u"))
+    await until(lambda: "u" in controller.image.topics)
+    await controller.submit(topic("v"))
+    await other.stop()
+
+
+COMMANDS: list[tuple[list[Command[Any]], Command[Any]]] = [
+    ([], topic("t")),
+    ([topic("t")], DeleteTopic(name="t")),
+    ([topic("t")], CreatePartitions(name="t", new_count=5)),
+    ([topic("t")], SetTopicConfigs(name="t", configs={"a": "1"}, base={})),
+    ([], RegisterNode(node_id=0, name="n0", host="h", port=2, incarnation=UUID(int=2))),
+    ([], CreateDatabase(name="d", created_ms=1)),
+    ([CreateDatabase(name="d", created_ms=1)], DropDatabase(name="d")),
+]
+
+
+@pytest.mark.parametrize("was_done", [True, False])
+@pytest.mark.parametrize(("before", "command"), COMMANDS, ids=lambda value: type(value).__name__)
+async def test_a_command_whose_answer_was_lost_is_done_once_and_succeeds(
+    proxy: StoreProxy, controller: Controller, before: Any, command: Any, was_done: bool
+) -> None:
+    for each in before:
+        await controller.submit(each)
+    expected = controller.check(command)
+    revision = controller.image.revision
+    if was_done:
+        proxy.lost_replies = 1
+    else:
+        proxy.lost_commits = 1
+    assert await controller.submit(command) == expected
+    assert controller.image.revision == revision + 1
+    assert controller.image == MetadataImage.from_stored(await proxy.store.read())
+
+
+async def test_producer_ids_are_burnt_rather_than_given_twice(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    proxy.lost_replies = 2
+    assert await controller.submit(AllocateProducerIds(count=10)) == 20
+    assert await controller.submit(AllocateProducerIds(count=10)) == 30
+
+
+async def test_a_refusal_after_a_lost_answer_is_a_success_only_for_what_was_planned_before(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    proxy.lost_replies = 1
+    results = await controller.submit_many([DeleteTopic(name="never"), topic("t")])
+    assert isinstance(results[0], ApiError)
+    assert controller.image.topics["t"] == results[1]
+
+
+async def test_an_outcome_that_cannot_be_found_out_is_reported_as_unknown(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    proxy.lost_replies = 1
+    real = proxy.store.read
+
+    async def read(*args: Any, **options: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    proxy.store.read = read  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        # The watch would tell, but the client cannot be sure of it.
+        await controller.submit(topic("t"))
+    proxy.store.read = real  # type: ignore[method-assign]
+    await until(lambda: "t" in controller.image.topics)
+
+
+async def test_while_the_store_hangs_the_image_stays_and_then_it_goes_on(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    proxy.hang()
+    waiting = asyncio.create_task(controller.submit(topic("t")))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    assert not controller.image.topics
+    proxy.go_on()
+    await waiting
+    assert "t" in controller.image.topics
+
+
+async def test_nothing_is_committed_behind_the_fence(proxy: StoreProxy, controller: Controller) -> None:
+    revision = await proxy.store.commit(Txn(puts=(Put("controller", b"\x81\xa7node_id\x00"),)))
+    await until(lambda: controller.image.controller is not None)
+    fence = Compare("controller", revision)
+    await controller.submit(topic("t"), fence=fence)
+    # Another node takes over, and this one has not heard of it.
+    proxy.hang()
+    submitted = asyncio.create_task(controller.submit(topic("u"), fence=fence))
+    await asyncio.sleep(0)
+    await proxy.store.commit(Txn(puts=(Put("controller", b"\x81\xa7node_id\x01"),)))
+    proxy.go_on()
+    with pytest.raises(ApiError) as caught:
+        await submitted
+    assert caught.value.code is ErrorCode.not_controller
+    assert "u" not in controller.image.topics
