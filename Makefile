@@ -16,7 +16,8 @@ PIP := $(PY) -m pip --disable-pip-version-check --no-input --quiet
 LOCK := requirements/lock.txt
 LOCK_VENV := .venv-lock
 PIP_TOOLS := pip==26.3 pip-tools==7.6.2
-DEBIAN_PACKAGES := kcat
+# Programs that the tests drive, each with the Debian package that has it.
+DEBIAN_PROGRAMS := kcat:kcat etcd:etcd-server
 JAVA_PACKAGES := openjdk-17-jre-headless default-jre-headless
 ARGS ?=
 
@@ -34,6 +35,11 @@ apt_install = { \
 	DEBIAN_FRONTEND=noninteractive $$as_root apt-get -qq install -y --no-install-recommends $(1) >/dev/null 2>&1; \
 	}
 
+name_missing_programs = for program in $(DEBIAN_PROGRAMS); do \
+	command -v "$${program%:*}" >/dev/null || \
+		echo "missing: $${program%:*} (the tests that drive it are skipped). Install it with: apt-get install $${program\#*:}"; \
+	done
+
 # Succeeds if there is a Java for Spark: 17 or newer, in JAVA_HOME or else in the path.
 has_java = "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | \
 	awk -F '"' '/version/ {split($$2, part, "."); found = part[1]} END {exit !(found + 0 >= 17)}'
@@ -46,8 +52,8 @@ no_java_clients := missing: javac or mvn (the tests of Java's Kafka clients are 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat and Java where possible
-	@command -v kcat >/dev/null || echo "missing: kcat (the tests that drive it are skipped). Install it with: apt-get install kcat"
+setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat, etcd and Java where possible
+	@$(name_missing_programs)
 	@$(has_java) || echo "$(no_java)"
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@echo "ready: $$($(PY) --version) in $(VENV)"
@@ -57,7 +63,7 @@ run: $(VENV)/.installed $(VENV)/.debian ## Run the shop: a node, Kafka producers
 	@$(PY) examples/shop --report build/shop.html $(ARGS)
 
 test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
-	@command -v kcat >/dev/null || echo "missing: kcat; the tests that drive it are skipped"
+	@$(name_missing_programs)
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -85,7 +91,7 @@ lock: ## Compile requirements/lock.txt anew from pyproject.toml; ARGS="--upgrade
 	if [ -z "$$python" ]; then echo "make lock needs python3.11, the oldest supported version: its lock holds for newer ones too" >&2; exit 1; fi; \
 	[ -x $(LOCK_VENV)/bin/pip-compile ] || { "$$python" -m venv --clear $(LOCK_VENV) && \
 		$(LOCK_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_TOOLS); }; \
-	CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --extra demo --extra spark --extra test --extra dev --all-build-deps \
+	CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --extra cluster --extra demo --extra spark --extra test --extra dev --all-build-deps \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe \
 		--output-file $(LOCK) $(ARGS) pyproject.toml
 	@echo "wrote $(LOCK)"
@@ -113,8 +119,9 @@ $(VENV)/.installed: $(VENV)/.locked pyproject.toml
 
 # One attempt per virtual environment: without root it fails, and setup and test say what is missing.
 $(VENV)/.debian: | $(VENV)/.locked
-	@for package in $(DEBIAN_PACKAGES); do \
-		command -v "$$package" >/dev/null || ( echo "installing $$package"; $(call apt_install,"$$package") ) || true; \
+	@for program in $(DEBIAN_PROGRAMS); do \
+		package="$${program#*:}"; \
+		command -v "$${program%:*}" >/dev/null || ( echo "installing $$package"; $(call apt_install,"$$package") ) || true; \
 	done
 	@$(has_java) || for package in $(JAVA_PACKAGES); do \
 		echo "installing $$package"; ( $(call apt_install,"$$package") ) && break; \

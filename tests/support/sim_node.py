@@ -157,6 +157,10 @@ class ProcessStore:
                 await self._way()
                 yield batch
 
+    async def compact(self, revision: int) -> None:
+        await self._way()
+        await self._store.compact(revision)
+
     async def grant_lease(self, ttl_ms: int) -> int:
         await self._way()
         return await self._store.grant_lease(ttl_ms)

@@ -52,6 +52,10 @@ class Engine(Protocol):
         """The oldest ``batches_max`` transactions from ``from_revision`` on."""
         ...
 
+    def compact(self, revision: int) -> None:
+        """Forget the history before ``revision``: the rules are those of ``MetadataStore.compact``."""
+        ...
+
     def keys_of_lease(self, lease_id: int) -> Sequence[str]:
         """The keys that are bound to the store lease now."""
         ...
@@ -124,6 +128,10 @@ class LocalStore:
                 next_revision = batch.revision + 1
             if not batches:
                 await self._wait(changed)
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history before ``revision``."""
+        await self._run(lambda: self._engine.compact(revision))
 
     async def grant_lease(self, ttl_ms: int) -> int:
         """Grant a new store lease."""

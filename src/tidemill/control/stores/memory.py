@@ -86,6 +86,14 @@ class _MemoryEngine:
         start = bisect_left(self._batches, from_revision, key=lambda batch: batch.revision)
         return self._batches[start : start + batches_max]
 
+    def compact(self, revision: int) -> None:
+        if revision > self._revision:
+            raise ValueError(
+                f"metadata revision {revision} does not exist yet; the newest is {self._revision}"
+            )
+        if revision > self._compacted:
+            self._compact(revision)
+
     def keys_of_lease(self, lease_id: int) -> Sequence[str]:
         return sorted(key for key, versions in self._versions.items() if versions[-1].lease_id == lease_id)
 

@@ -182,6 +182,14 @@ class _SqliteEngine:
             for revision, group in groupby(rows, key=lambda row: int(row[0]))
         ]
 
+    def compact(self, revision: int) -> None:
+        if revision > self._revision:
+            raise ValueError(
+                f"metadata revision {revision} does not exist yet; the newest is {self._revision}"
+            )
+        if revision > self._compacted:
+            self._compact(revision)
+
     def keys_of_lease(self, lease_id: int) -> Sequence[str]:
         with self._errors():
             rows = self._db.execute(
@@ -260,7 +268,9 @@ class _SqliteEngine:
         # In strides, so that a commit costs the same whatever the length of the history.
         if self._revision - self._compacted < 2 * self._history_revisions:
             return
-        target = self._revision - self._history_revisions
+        self._compact(self._revision - self._history_revisions)
+
+    def _compact(self, target: int) -> None:
         with self._errors(), self._transaction():
             self._db.execute(
                 "DELETE FROM entries WHERE rowid IN (SELECT old.rowid FROM entries AS new JOIN entries AS old"

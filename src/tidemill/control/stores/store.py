@@ -7,9 +7,14 @@ Rules that every implementation obeys (they are etcd's, so that etcd can be one)
 - A key is printable ASCII. It has a value and the revision that last wrote it (``mod_revision``); 0 means
   absent.
 - A transaction is all or nothing, and durable when ``commit`` returns. It is guarded by compared revisions.
+- Success and ``MetadataConflict`` are certain. A store on other machines cannot always know: a request that
+  was sent and got no answer may have been done, or may still be done a little later. Then ``commit`` and
+  ``revoke`` raise ``OutcomeUnknown``: read again and plan again. ``StoreUnavailable`` means that nothing was
+  written, or, from the other calls, that asking again does no harm.
 - The limits below are checked before anything happens.
 - A watch delivers whole transactions in revision order, none lost, none twice. A watch that would have to
-  skip something because the history is gone ends with ``RevisionCompacted``.
+  skip something because the history is gone ends with ``RevisionCompacted``. A watch outlives a store that is
+  unavailable: it goes on where it was.
 - A key that is bound to a store lease disappears, as one change, when the lease expires or is revoked.
 """
 
@@ -51,7 +56,9 @@ TXN_OPERATIONS_MAX = 128
 """Limit of compares + puts + deletes. etcd allows 128 in each list; the sum is the careful reading."""
 
 VALUE_BYTES_MAX = 1024 * 1024
-REQUEST_BYTES_MAX = 1536 * 1024
+REQUEST_BYTES_MAX = 1408 * 1024
+"""Limit of a whole transaction. etcd's is 1536 KiB; what is left is for the cluster's prefix of every key."""
+
 KEY_BYTES_MAX = 512
 
 _OPERATION_OVERHEAD_BYTES = 32
@@ -79,13 +86,13 @@ class StoreClosed(TidemillError):
 
 
 class StoreUnavailable(TidemillError):
-    """The store cannot be reached. Nothing was written; try again later."""
+    """The store cannot be reached or does not answer. Nothing was written; call again later."""
 
-    code = ErrorCode.broker_not_available
+    code = ErrorCode.request_timed_out
 
 
 class OutcomeUnknown(TidemillError):
-    """The answer to a transaction was lost: it was committed, or not, or will be. Read again to find out."""
+    """A write was sent and no answer came: it was done, or not, or will be. Read again and plan again."""
 
     code = ErrorCode.request_timed_out
 
@@ -158,9 +165,8 @@ class MetadataStore(Protocol):
 
         The revision stays as it was if the transaction changed nothing (it only compared, or deleted absent
         keys). Raises ``MetadataConflict`` if a compare fails, ``TransactionTooLarge`` over a limit and
-        ``StoreLeaseNotFound`` for a put with a lease that is gone; in all three cases nothing was written. A
-        store outside of this process also raises ``StoreUnavailable``, and ``OutcomeUnknown`` if the answer
-        was lost.
+        ``StoreLeaseNotFound`` for a put with a lease that is gone; in all three cases nothing was written.
+        Raises ``OutcomeUnknown`` if it may have been written.
         """
         ...
 
@@ -171,8 +177,19 @@ class MetadataStore(Protocol):
         """
         ...
 
+    async def compact(self, revision: int) -> None:
+        """Forget the history before ``revision``, but no key. The store may do so by itself, too.
+
+        Afterwards, reads of revisions before it and watches from it or before raise ``RevisionCompacted``.
+        What is compacted already stays so. Raises ``ValueError`` for a revision that does not exist yet.
+        """
+        ...
+
     async def grant_lease(self, ttl_ms: int) -> int:
-        """Grant a store lease that lives for ``ttl_ms`` unless it is kept alive; gives its id (never 0)."""
+        """Grant a store lease that lives for ``ttl_ms`` unless it is kept alive; gives its id (never 0).
+
+        A store may round the time up.
+        """
         ...
 
     async def keep_alive(self, lease_id: int) -> None:
@@ -180,7 +197,10 @@ class MetadataStore(Protocol):
         ...
 
     async def revoke(self, lease_id: int) -> None:
-        """End the store lease and delete its keys. Raises ``StoreLeaseNotFound`` if it is gone."""
+        """End the store lease and delete its keys. Raises ``StoreLeaseNotFound`` if it is gone.
+
+        Raises ``OutcomeUnknown`` if it may have been ended.
+        """
         ...
 
     async def close(self) -> None:

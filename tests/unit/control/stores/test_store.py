@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import tempfile
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,6 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from support.etcd import NO_ETCD, EtcdServer, has_etcd
+from tidemill.config.values import parse_address
+from tidemill.control.stores.etcd import EtcdStore
+from tidemill.control.stores.etcd_channel import EtcdSettings
 from tidemill.control.stores.memory import MemoryStore
 from tidemill.control.stores.sqlite import SqliteStore
 from tidemill.control.stores.store import (
@@ -35,11 +40,14 @@ from tidemill.control.stores.store import (
 from tidemill.errors import MetadataConflict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 class Clock:
     """Time that moves when a test says so."""
+
+    #: How long the leases of a test live.
+    lease_ms = 500
 
     def __init__(self) -> None:
         self.now_ms = 1_000
@@ -47,32 +55,94 @@ class Clock:
     def __call__(self) -> int:
         return self.now_ms
 
+    async def almost_outlast(self, lease_id: int) -> None:
+        """Let so much time pass that a new lease is just still there."""
+        self.now_ms += self.lease_ms - 1
 
-def open_store(kind: str, directory: Path, clock: Clock, history_revisions: int = 1_000) -> MetadataStore:
+    async def outlast(self, lease_id: int) -> None:
+        """Let so much time pass that the lease has expired."""
+        self.now_ms += self.lease_ms
+
+
+class EtcdClock(Clock):
+    """Time that passes by itself: etcd's."""
+
+    # Long enough for a test that is held up before it uses its lease.
+    lease_ms = 3_000
+
+    def __init__(self, server: EtcdServer) -> None:
+        super().__init__()
+        self._server = server
+
+    async def almost_outlast(self, lease_id: int) -> None:
+        """Do nothing: how much time has passed is not known."""
+
+    async def outlast(self, lease_id: int) -> None:
+        await self._server.outlast(lease_id)
+
+
+_prefixes = itertools.count(1)
+
+
+def open_store(
+    kind: str,
+    directory: Path,
+    clock: Clock,
+    history_revisions: int = 1_000,
+    server: EtcdServer | None = None,
+) -> MetadataStore:
+    if server is not None:
+        settings = EtcdSettings((parse_address(server.endpoints),), deadline_ms=30_000)
+        return EtcdStore(settings, f"tidemill/test-{next(_prefixes)}/", read_page_keys=3)
     if kind == "memory":
         return MemoryStore(history_revisions=history_revisions, clock_ms=clock)
     return SqliteStore(directory / "metadata.db", history_revisions=history_revisions, clock_ms=clock)
 
 
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "etcd")
+LOCAL_STORES = ("memory", "sqlite")
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+@pytest.fixture(scope="module")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    if not has_etcd():
+        pytest.skip(NO_ETCD)
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
 
 
 @pytest.fixture(params=STORES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(kind: str, request: pytest.FixtureRequest) -> EtcdServer | None:
+    """The etcd of the test, if it needs one."""
+    if kind != "etcd":
+        return None
+    started: EtcdServer = request.getfixturevalue("etcd_server")
+    return started
+
+
+@pytest.fixture
+def clock(server: EtcdServer | None) -> Clock:
+    return Clock() if server is None else EtcdClock(server)
+
+
+@pytest.fixture
 def opened(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+    kind: str, server: EtcdServer | None, tmp_path: Path, clock: Clock
 ) -> Callable[..., AbstractAsyncContextManager[MetadataStore]]:
     @asynccontextmanager
     async def context(history_revisions: int = 1_000) -> AsyncIterator[MetadataStore]:
-        store = open_store(request.param, tmp_path, clock, history_revisions)
+        store = open_store(kind, tmp_path, clock, history_revisions, server)
         try:
             yield store
         finally:
             await store.close()
+            if server is not None:
+                await server.revoke_leases()
 
     return context
 
@@ -82,7 +152,7 @@ def put(key: str, value: bytes = b"x", lease_id: int = 0) -> Txn:
 
 
 async def take(batches: AsyncIterator[ChangeBatch], count: int) -> list[ChangeBatch]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return [await anext(batches) for _ in range(count)]
 
 
@@ -214,6 +284,36 @@ async def test_a_slow_watch_misses_nothing_of_many_transactions(opened: Any) -> 
 
 
 async def test_a_watch_from_a_compacted_revision_says_so(opened: Any) -> None:
+    async with opened() as store:
+        await store.commit(put("a"))
+        revision = await store.commit(Txn(puts=(Put("b", b"b"),), deletes=("a",)))
+        after = await store.commit(put("c"))
+        await store.compact(revision)
+        for gone in (revision - 1, revision):
+            with pytest.raises(RevisionCompacted, match="read everything again"):
+                await take(store.watch(gone), 1)
+        with pytest.raises(RevisionCompacted):
+            await store.read(revision=revision - 1)
+        assert set((await store.read(revision=revision)).entries) == {"b"}
+        watch = store.watch(revision + 1)
+        assert await take(watch, 1) == [ChangeBatch(after, (Change("c", b"x"),))]
+        await watch.aclose()
+
+
+async def test_what_is_compacted_stays_so_and_what_is_not_there_yet_cannot_be(opened: Any) -> None:
+    async with opened() as store:
+        await store.commit(put("a", b"1"))
+        revision = await store.commit(put("a", b"2"))
+        await store.compact(revision)
+        await store.compact(revision)
+        await store.compact(revision - 1)
+        with pytest.raises(ValueError, match="does not exist yet"):
+            await store.compact(revision + 100)
+        assert (await store.read()).entries == {"a": Entry(b"2", revision)}
+
+
+@pytest.mark.parametrize("kind", LOCAL_STORES, indirect=True)
+async def test_old_history_is_compacted_without_being_told(opened: Any) -> None:
     async with opened(history_revisions=10) as store:
         revisions = [await store.commit(put(f"k{i % 3}")) for i in range(50)]
         with pytest.raises(RevisionCompacted, match="read everything again"):
@@ -225,6 +325,7 @@ async def test_a_watch_from_a_compacted_revision_says_so(opened: Any) -> None:
         await watch.aclose()
 
 
+@pytest.mark.parametrize("kind", LOCAL_STORES, indirect=True)
 async def test_a_watch_that_falls_behind_the_history_says_so_instead_of_skipping(opened: Any) -> None:
     async with opened(history_revisions=10) as store:
         first = await store.commit(put("k"))
@@ -241,6 +342,7 @@ async def test_compaction_keeps_the_state_and_the_reads_of_kept_revisions(opened
         old = await store.commit(Txn(puts=(Put("stays", b"s"), Put("goes", b"g"))))
         await store.commit(Txn(deletes=("goes",)))
         revisions = [await store.commit(put("k", str(i).encode())) for i in range(50)]
+        await store.compact(revisions[-10])
         assert (await store.read()).entries == {
             "k": Entry(b"49", revisions[-1]),
             "stays": Entry(b"s", old),
@@ -249,15 +351,19 @@ async def test_compaction_keeps_the_state_and_the_reads_of_kept_revisions(opened
         assert past.entries == {"k": Entry(b"45", revisions[-5]), "stays": Entry(b"s", old)}
 
 
-async def test_keys_of_a_lease_disappear_together_when_it_expires(opened: Any, clock: Clock) -> None:
+async def test_keys_of_a_lease_disappear_together_when_it_expires(
+    opened: Any, clock: Clock, server: EtcdServer | None
+) -> None:
     async with opened() as store:
-        lease = await store.grant_lease(500)
+        lease = await store.grant_lease(clock.lease_ms)
         revision = await store.commit(
             Txn(puts=(Put("a", b"", lease), Put("b", b"", lease), Put("free", b"")))
         )
-        clock.now_ms += 499
-        assert set((await store.read()).entries) == {"a", "b", "free"}
-        clock.now_ms += 1
+        await clock.almost_outlast(lease)
+        # How much time has passed at etcd nobody knows: there it may have expired by now.
+        newest = None if server is None else revision
+        assert set((await store.read(revision=newest)).entries) == {"a", "b", "free"}
+        await clock.outlast(lease)
         assert set((await store.read()).entries) == {"free"}
         watch = store.watch(revision + 1)
         assert [batch.changes for batch in await take(watch, 1)] == [(Change("a", None), Change("b", None))]
@@ -270,35 +376,35 @@ async def test_a_waiting_watch_sees_a_lease_expire_without_any_other_call(opened
         watch = store.watch(revision + 1)
         waiting = asyncio.create_task(take(watch, 2))
         await asyncio.sleep(0)
-        lease = await store.grant_lease(20)
+        lease = await store.grant_lease(clock.lease_ms)
         await store.commit(put("a", b"", lease))
-        clock.now_ms += 20
+        clock.now_ms += clock.lease_ms
         assert [batch.changes for batch in await waiting] == [(Change("a", b""),), (Change("a", None),)]
         await watch.aclose()
 
 
 async def test_a_lease_that_is_kept_alive_lives_on(opened: Any, clock: Clock) -> None:
     async with opened() as store:
-        lease = await store.grant_lease(500)
+        lease = await store.grant_lease(clock.lease_ms)
         await store.commit(put("a", b"", lease))
         for _ in range(3):
-            clock.now_ms += 400
+            await clock.almost_outlast(lease)
             await store.keep_alive(lease)
         assert "a" in (await store.read()).entries
 
 
 async def test_a_lease_that_is_gone_cannot_be_used(opened: Any, clock: Clock) -> None:
     async with opened() as store:
-        expired, revoked = await store.grant_lease(500), await store.grant_lease(5_000)
+        expired, revoked = await store.grant_lease(clock.lease_ms), await store.grant_lease(60_000)
         await store.commit(put("a", b"", revoked))
         await store.revoke(revoked)
-        clock.now_ms += 500
+        await clock.outlast(expired)
         assert (await store.read()).entries == {}
         for lease in (expired, revoked, 999):
             with pytest.raises(StoreLeaseNotFound):
                 await store.keep_alive(lease)
             with pytest.raises(StoreLeaseNotFound):
-                await store.commit(put("b", b"", lease))
+                await store.commit(Txn(puts=(Put("a", b"free"), Put("b", b"", lease))))
             with pytest.raises(StoreLeaseNotFound):
                 await store.revoke(lease)
         assert (await store.read()).entries == {}
@@ -306,10 +412,10 @@ async def test_a_lease_that_is_gone_cannot_be_used(opened: Any, clock: Clock) ->
 
 async def test_a_put_without_the_lease_unbinds_the_key(opened: Any, clock: Clock) -> None:
     async with opened() as store:
-        lease = await store.grant_lease(500)
+        lease = await store.grant_lease(clock.lease_ms)
         await store.commit(put("a", b"", lease))
         await store.commit(put("a", b"mine"))
-        clock.now_ms += 500
+        await clock.outlast(lease)
         assert "a" in (await store.read()).entries
 
 
@@ -319,7 +425,7 @@ async def test_closing_ends_watches_and_refuses_calls(opened: Any) -> None:
         waiting = asyncio.create_task(anext(watch, None))
         await asyncio.sleep(0)
         await store.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await waiting is None
         with pytest.raises(StoreClosed):
             await store.commit(put("a"))
@@ -335,25 +441,29 @@ class StoreMachine(RuleBasedStateMachine):
 
     kind = "memory"
     history_revisions = 8
+    server: EtcdServer | None = None
 
     @initialize()
     def open(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.directory = Path(tempfile.mkdtemp())
         self.clock = Clock()
-        self.store = open_store(self.kind, self.directory, self.clock, self.history_revisions)
+        self.store = open_store(self.kind, self.directory, self.clock, self.history_revisions, self.server)
         self.model: dict[str, tuple[bytes, int, int]] = {}
-        self.revision = 0
-        self.past: dict[int, dict[str, Entry]] = {0: {}}
+        # etcd's revisions go on from those of other tests.
+        self.revision = self.first_revision = self.run(self.store.read()).revision
+        self.past: dict[int, dict[str, Entry]] = {self.revision: {}}
         self.leases: dict[int, int] = {}
-        self.watch = self.store.watch(1)
+        self.watch = self.store.watch(self.revision + 1)
         self.watched: dict[str, bytes] = {}
-        self.watched_revision = 0
+        self.watched_revision = self.revision
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
             self.loop.run_until_complete(self.watch.aclose())
             self.loop.run_until_complete(self.store.close())
+            if self.server is not None:
+                self.loop.run_until_complete(self.server.revoke_leases())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
             shutil.rmtree(self.directory)
@@ -414,6 +524,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(ttl_ms=st.integers(1, 50))
     def grant(self, ttl_ms: int) -> None:
         self.expire()
+        if self.server is not None:
+            # Its time is not the test's: let no lease expire by itself.
+            ttl_ms += 600_000
         lease = self.run(self.store.grant_lease(ttl_ms))
         assert lease not in self.leases
         self.leases[lease] = self.clock.now_ms + ttl_ms
@@ -430,6 +543,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.run(self.store.revoke(lease))
             self.end_lease(lease)
 
+    @rule()
+    def compact(self) -> None:
+        self.expire()
+        self.run(self.store.read())
+        self.run(self.store.compact(max(self.first_revision, self.revision - self.history_revisions)))
+
     @rule(prefix=st.sampled_from(["", "a", "a/", "c", "z"]))
     def read(self, prefix: str) -> None:
         self.expire()
@@ -440,7 +559,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 8))
     def read_past(self, back: int) -> None:
         self.expire()
-        revision = max(0, self.revision - back)
+        revision = max(self.first_revision, self.revision - back)
         assert self.run(self.store.read(revision=revision)).entries == self.past[revision]
 
     @rule()
@@ -452,6 +571,7 @@ class StoreMachine(RuleBasedStateMachine):
                 (batch,) = self.run(take(self.watch, 1))
             except RevisionCompacted:
                 assert self.revision - self.watched_revision > self.history_revisions
+                self.run(self.watch.aclose())
                 self.watched = {key: entry.value for key, entry in self.state().items()}
                 self.watched_revision = self.revision
                 self.watch = self.store.watch(self.revision + 1)
@@ -491,7 +611,23 @@ class SqliteMachine(StoreMachine):
         self.watch = self.store.watch(self.watched_revision + 1)
 
 
+class EtcdMachine(StoreMachine):
+    kind = "etcd"
+
+
 TestMemoryStoreAgainstDictionary = StoreMachine.TestCase
 TestMemoryStoreAgainstDictionary.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSqliteStoreAgainstDictionary = SqliteMachine.TestCase
 TestSqliteStoreAgainstDictionary.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.usefixtures("etcd_of_the_machine")
+class TestEtcdStoreAgainstDictionary(EtcdMachine.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+
+
+@pytest.fixture(scope="class")
+def etcd_of_the_machine(etcd_server: EtcdServer) -> Iterator[None]:
+    EtcdMachine.server = etcd_server
+    yield
+    EtcdMachine.server = None
