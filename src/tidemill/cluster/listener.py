@@ -106,6 +106,11 @@ class ClusterListener:
         self._unproven: dict[_Connection, None] = {}
         self._refusals: dict[str, str] = {}
 
+    @property
+    def open_connections(self) -> int:
+        """The number of connections, with and without a proof."""
+        return len(self._connections)
+
     async def start(self, address: Address) -> Address:
         """Listen; returns the address with the real port. Raises ``ConfigError``."""
         try:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ("Listener", "TcpTransport", "Transport")
 
+#: Whoever is accepted with TLS is not seen, and so not limited, by anybody else until this is over.
+_TLS_HANDSHAKE_SECONDS = 5.0
+
 
 class Listener(Protocol):
     """A bound address that accepts connections once ``start_serving`` was called."""
@@ -64,13 +67,25 @@ class TcpTransport:
         self, address: Address, protocol: Callable[[], asyncio.BaseProtocol], backlog: int
     ) -> Listener:
         loop, bound, tls = asyncio.get_running_loop(), _bound_socket(address), self._server_tls
+        deadline = _TLS_HANDSHAKE_SECONDS if tls is not None else None
         if bound is None:
             server = await loop.create_server(
-                protocol, address.host, address.port, backlog=backlog, ssl=tls, start_serving=False
+                protocol,
+                address.host,
+                address.port,
+                backlog=backlog,
+                ssl=tls,
+                ssl_handshake_timeout=deadline,
+                start_serving=False,
             )
         else:
             server = await loop.create_server(
-                protocol, sock=bound, backlog=backlog, ssl=tls, start_serving=False
+                protocol,
+                sock=bound,
+                backlog=backlog,
+                ssl=tls,
+                ssl_handshake_timeout=deadline,
+                start_serving=False,
             )
         return _TcpListener(server)
 
