@@ -210,12 +210,15 @@ def test_answers_of_another_kind_are_refused() -> None:
 
 
 def test_a_refusal_is_raised_with_its_words() -> None:
-    for ask in (lambda one, answer: one.prove(HEADER, answer), lambda one, answer: one.finish(answer)):
-        one = asking()
-        one.prove(HEADER, greeted(one, listening()))
-        with pytest.raises(TidemillError, match="no, thank you") as caught:
-            ask(one, ErrorResponse(ResponseHeader(0, int(ClusterErrorCode.WRONG_SECRET), "no, thank you")))
-        refused(caught.value, ClusterErrorCode.WRONG_SECRET)
+    one = asking()
+    one.prove(HEADER, greeted(one, listening()))
+    refusal = ErrorResponse(ResponseHeader(0, int(ClusterErrorCode.WRONG_SECRET), "no, thank you"))
+    with pytest.raises(TidemillError, match="no, thank you") as caught:
+        one.prove(HEADER, refusal)
+    refused(caught.value, ClusterErrorCode.WRONG_SECRET)
+    with pytest.raises(TidemillError, match="no, thank you") as caught:
+        one.finish(refusal)
+    refused(caught.value, ClusterErrorCode.WRONG_SECRET)
 
 
 def test_a_node_without_a_secret_is_told_what_to_set() -> None:

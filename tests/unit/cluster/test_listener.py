@@ -193,8 +193,7 @@ def test_the_requests_of_a_connection_end_with_it() -> None:
         two = await ClusterNode(network, 2, handlers=handlers_of(network, log)).start()
         raw = await RawPeer.proven(network, two.address)
         raw.send(ProbeRequest(header(), 60_000))
-        while not log:
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         assert two.listener.bytes.used_bytes > 0
         raw.transport.abort()
         await asyncio.sleep(1)
@@ -211,8 +210,7 @@ def test_closing_ends_connections_and_requests() -> None:
         two = await ClusterNode(network, 2, handlers=handlers_of(network, log)).start()
         raw = await RawPeer.proven(network, two.address)
         raw.send(ProbeRequest(header(), 60_000))
-        while not log:
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         await two.listener.close()
         assert log == [("start", 60_000), ("cancelled", 60_000)]
         await raw.ended.wait()
@@ -225,7 +223,7 @@ def test_closing_ends_connections_and_requests() -> None:
 def test_an_address_that_is_taken_is_told_with_the_flag() -> None:
     async def story(network: SimNetwork) -> None:
         two = await ClusterNode(network, 2).start()
-        with pytest.raises(ConfigError, match="cannot listen for other nodes on n2:9093.*--cluster-listen"):
+        with pytest.raises(ConfigError, match=r"cannot listen for other nodes on n2:9093.*--cluster-listen"):
             await ClusterNode(network, 2).start()
         await two.stop()
 

@@ -71,7 +71,7 @@ class Owner:
         pass
 
     def received(self, frame: memoryview) -> None:
-        if frame == b"bad":
+        if bytes(frame) == b"bad":
             raise ProtocolError("bad")
         self.frames.append(frame)
 
