@@ -29,10 +29,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
+from tidemill.cluster.frames import Undecodable
+from tidemill.cluster.frames import decode_request as decode_node_request
+from tidemill.cluster.frames import decode_response as decode_node_response
+from tidemill.cluster.messages import REQUESTS, RESPONSES, ClusterErrorCode
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ProtocolError, TableError
 from tidemill.log.incoming import prepare_batch
@@ -475,6 +480,60 @@ def parse_schema(data: bytes) -> object:
     return schema
 
 
+# ---- targets: messages between nodes
+
+
+def random_node_value(rng: random.Random, kind: msgspec.inspect.Type) -> Any:
+    match kind:
+        case msgspec.inspect.StructType():
+            return kind.cls(**{each.name: random_node_value(rng, each.type) for each in kind.fields})
+        case msgspec.inspect.ListType():
+            return [random_node_value(rng, kind.item_type) for _ in range(rng.randrange(3))]
+        case msgspec.inspect.DictType():
+            return {rng.randrange(100): rng.randrange(100) for _ in range(rng.randrange(3))}
+        case msgspec.inspect.UnionType():
+            return random_node_value(rng, rng.choice(kind.types))
+        case msgspec.inspect.MemoryViewType() | msgspec.inspect.BytesType():
+            return rng.randbytes(rng.choice((0, 5, 32)))
+        case msgspec.inspect.UUIDType():
+            return uuid.UUID(int=rng.getrandbits(128))
+        case msgspec.inspect.StrType():
+            return rng.choice(("", "orders", "é☃"))
+        case msgspec.inspect.BoolType():
+            return rng.random() < 0.5
+        case msgspec.inspect.IntType():
+            return rng.choice((-1, 0, 1, 2**40, 2**63 - 1))
+        case msgspec.inspect.RawType():
+            return msgspec.Raw(msgspec.msgpack.encode({"a": [1, "b"]}))
+    return None
+
+
+def node_seeds(messages: Iterable[type[Any]], rng: random.Random) -> list[bytes]:
+    encode_node = msgspec.msgpack.Encoder(uuid_format="bytes").encode
+    return [
+        encode_node(random_node_value(rng, msgspec.inspect.type_info(message)))
+        for message in messages
+        for _ in range(5)
+    ]
+
+
+def parse_node_request(data: bytes) -> object:
+    """What can be answered is refused with the code of the answer, what cannot with none."""
+    try:
+        return decode_node_request(memoryview(data))
+    except Undecodable as error:
+        raise ProtocolError(ClusterErrorCode(error.answer.header.error_code).name) from error
+    except ProtocolError as error:
+        raise ProtocolError(error.message.partition(":")[0]) from error
+
+
+def parse_node_response(data: bytes) -> object:
+    try:
+        return decode_node_response(memoryview(data))
+    except ProtocolError as error:
+        raise ProtocolError(error.message.partition(":")[0]) from error
+
+
 #: What a message repeats of the input, or of what a library says: without it there are few kinds of messages.
 QUOTED = re.compile(
     r"""(?<=no predicate: ).*|(?<=IPC schema: ).*|(?<=column ).*(?= does not exist)|(?<=table has it: ).*"""
@@ -503,6 +562,8 @@ TARGETS = {
         Target("key", key_seeds, parse_key),
         Target("predicate", predicate_seeds, parse_predicate),
         Target("schema", schema_seeds, parse_schema),
+        Target("node_request", partial(node_seeds, REQUESTS), parse_node_request),
+        Target("node_response", partial(node_seeds, RESPONSES), parse_node_response),
     )
 }
 

@@ -1,8 +1,8 @@
 """The messages between nodes: MessagePack maps, told apart by their ``type``. Values only, no I/O.
 
 A frame is a 4-byte big-endian length and one message of at most 16 MiB. Every request has a header with the
-correlation id that its answer repeats; every answer has a header with an error code (``ClusterError``, 0 is
-success). ``Error`` answers a request that was not understood.
+correlation id that its answer repeats; every answer has a header with an error code (``ClusterErrorCode``, 0
+is success). ``Error`` answers a request that was refused as a whole, whatever it was.
 
 Requests that are about many partitions name them all in one message, and each is answered with a code of its
 own, so that one partition's trouble does not hold up the others.
@@ -22,6 +22,8 @@ __all__ = (
     "BATCH_BYTES_MAX",
     "MESSAGE_BYTES_MAX",
     "PROTOCOL_VERSION",
+    "REQUESTS",
+    "RESPONSES",
     "AppendRequest",
     "AppendResponse",
     "BrokerMetadata",
@@ -41,6 +43,7 @@ __all__ = (
     "HeartbeatRequest",
     "HeartbeatResponse",
     "HelloProof",
+    "HelloProofResponse",
     "HelloRequest",
     "HelloResponse",
     "KafkaRequest",
@@ -134,6 +137,12 @@ class RequestHeader(_Value, frozen=True, gc=False):
     #: The revision at which the asking node registered: answers to an older registration are no use.
     node_epoch: int = 0
 
+    def answer(
+        self, error: ClusterErrorCode = ClusterErrorCode.NONE, message: str | None = None
+    ) -> ResponseHeader:
+        """The header of the answer to this request."""
+        return ResponseHeader(self.correlation_id, int(error), message)
+
 
 class ResponseHeader(_Value, frozen=True, gc=False):
     """What every answer begins with."""
@@ -168,7 +177,7 @@ class ClusterResponse(msgspec.Struct, frozen=True, tag_field="type"):
 class HelloRequest(ClusterRequest, frozen=True, tag="Hello"):
     """The first message of a connection: who asks, of which cluster, in which versions.
 
-    ``nonce`` is a fresh random token; the answer proves with it that the other side has the secret.
+    ``nonce`` is a fresh random token of the asking side; both proofs cover it.
     """
 
     cluster_id: str
@@ -179,21 +188,28 @@ class HelloRequest(ClusterRequest, frozen=True, tag="Hello"):
 
 
 class HelloResponse(ClusterResponse, frozen=True, tag="Hello"):
-    """The version of this connection, a nonce of this side, and the proof for the asking side's."""
+    """Who answers, the version of this connection, and a nonce that both proofs cover.
 
-    cluster_id: str
+    It proves nothing: whoever connects gets it, and must not get anything to try secrets against.
+    """
+
     node_id: int
     version: int
     nonce: bytes
-    proof: bytes
-    #: The time of day at the answering node, so that clocks that are off are noticed.
-    wall_ms: int = 0
 
 
 class HelloProof(ClusterRequest, frozen=True, tag="HelloProof"):
-    """The proof for the answering side's nonce; answered with ``Heartbeat`` if it is right."""
+    """The proof that the asking side has the secret."""
 
     proof: bytes
+
+
+class HelloProofResponse(ClusterResponse, frozen=True, tag="HelloProof"):
+    """The proof that the answering side has the secret; from here on requests are taken."""
+
+    proof: bytes
+    #: The time of day at the answering node, so that clocks that are off are noticed.
+    wall_ms: int = 0
 
 
 # --- metadata
@@ -447,3 +463,8 @@ class KafkaResponse(ClusterResponse, frozen=True, tag="Kafka"):
 
 class ErrorResponse(ClusterResponse, frozen=True, tag="Error"):
     """The request was not understood, or not taken; the header says why."""
+
+
+#: Every request, and every answer: what a decoder expects.
+REQUESTS: Final = tuple(ClusterRequest.__subclasses__())
+RESPONSES: Final = tuple(ClusterResponse.__subclasses__())

@@ -26,6 +26,9 @@ def reason_of(error: OSError) -> str:
     """
     if is_unknown_host(error):
         return error.strerror or str(error)
+    if type(error).__module__ == "ssl":
+        # Its numbers are OpenSSL's own. Importing ssl only to know its errors would load all of OpenSSL.
+        return error.strerror or str(error)
     return os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
 
 

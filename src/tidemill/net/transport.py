@@ -12,11 +12,17 @@ import os
 import socket
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.config.values import Address
 
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
 __all__ = ("Listener", "TcpTransport", "Transport")
+
+#: Whoever is accepted with TLS is not seen, and so not limited, by anybody else until this is over.
+_TLS_HANDSHAKE_SECONDS = 5.0
 
 
 class Listener(Protocol):
@@ -48,25 +54,46 @@ class Transport(Protocol):
 
 
 class TcpTransport:
-    """The ``Transport`` over TCP sockets of the operating system."""
+    """The ``Transport`` over TCP sockets of the operating system, with TLS where it is given a context.
+
+    ``server_tls`` is for connections that are accepted, ``client_tls`` for those that are opened.
+    """
+
+    def __init__(self, *, server_tls: SSLContext | None = None, client_tls: SSLContext | None = None) -> None:
+        self._server_tls = server_tls
+        self._client_tls = client_tls
 
     async def listen(
         self, address: Address, protocol: Callable[[], asyncio.BaseProtocol], backlog: int
     ) -> Listener:
-        loop, bound = asyncio.get_running_loop(), _bound_socket(address)
+        loop, bound, tls = asyncio.get_running_loop(), _bound_socket(address), self._server_tls
+        deadline = _TLS_HANDSHAKE_SECONDS if tls is not None else None
         if bound is None:
             server = await loop.create_server(
-                protocol, address.host, address.port, backlog=backlog, start_serving=False
+                protocol,
+                address.host,
+                address.port,
+                backlog=backlog,
+                ssl=tls,
+                ssl_handshake_timeout=deadline,
+                start_serving=False,
             )
         else:
-            server = await loop.create_server(protocol, sock=bound, backlog=backlog, start_serving=False)
+            server = await loop.create_server(
+                protocol,
+                sock=bound,
+                backlog=backlog,
+                ssl=tls,
+                ssl_handshake_timeout=deadline,
+                start_serving=False,
+            )
         return _TcpListener(server)
 
     async def connect(
         self, address: Address, protocol: Callable[[], asyncio.BaseProtocol]
     ) -> asyncio.Transport:
         transport, _ = await asyncio.get_running_loop().create_connection(
-            protocol, address.host, address.port
+            protocol, address.host, address.port, ssl=self._client_tls
         )
         return transport
 
