@@ -42,9 +42,9 @@ class StaleNodeEpoch(Exception):
 class IsrProposal(NamedTuple):
     """A change of the in-sync set that the leader asks the metadata for.
 
-    Taken only while the record is at ``leader_epoch`` and ``partition_epoch``, and if each added node is still
-    registered as in ``node_epochs``. A proposal that is taken raises the partition epoch, also if it names
-    the set that is there already: that is how a leader ends a proposal of unknown outcome.
+    Taken only while the record is at ``leader_epoch`` and ``partition_epoch``, and if each added node is
+    still registered as in ``node_epochs``. A proposal that is taken raises the partition epoch, also if it
+    names the set that is there already: that is how a leader ends a proposal of unknown outcome.
     """
 
     isr: tuple[int, ...]
@@ -223,7 +223,7 @@ class InSyncReplicas:
         return is_there and follower.counts_to >= required
 
     def proposed(self, proposal: IsrProposal) -> bool:
-        """Note that ``proposal`` is on its way. False if it is of an older partition epoch: do not send it."""
+        """Note that ``proposal`` is on its way. False if it is of an older record, and must not be sent."""
         if proposal.partition_epoch != self.assignment.partition_epoch or self._proposal is not None:
             return False
         self._proposal = proposal

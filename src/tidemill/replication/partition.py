@@ -67,6 +67,7 @@ from tidemill.replication.waiting import OffsetWaiters, Waiter
 __all__ = ("ActiveProducer", "Partition", "Waiter")
 
 _NEVER = 2**63 - 1
+_NO_RECORDS = memoryview(b"")
 #: Bound once, because every batch compares with them, and ``Role.LEADER`` costs more than the comparison.
 _LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 
@@ -451,7 +452,7 @@ class Partition:
         refusal = self._refusal(wanted.leader_epoch)
         if refusal is not None:
             return self._fetched(refusal)
-        log, records = self.local_log, memoryview(b"")
+        log, records = self.local_log, _NO_RECORDS
         if log.log_start_offset <= wanted.offset < log.end_offset and (at_least_one or max_bytes > 0):
             try:
                 records = log.read(
@@ -496,7 +497,7 @@ class Partition:
         error: ClusterErrorCode = ClusterErrorCode.NONE,
         *,
         diverging: Diverging | None = None,
-        records: memoryview = memoryview(b""),
+        records: memoryview = _NO_RECORDS,
     ) -> FetchedPartition:
         return FetchedPartition(
             partition=self.id,

@@ -242,6 +242,11 @@ class Replicas:
         if not self.inventory.existed:
             logger.info("%s: %d partitions that are there are listed", INVENTORY_NAME, len(bounds))
 
+    @property
+    def refusal(self) -> StorageError | None:
+        """Why no partition takes appends now; None if they do."""
+        return self._refusal
+
     def refuse_appends(self, refusal: StorageError | None) -> None:
         """Take no appends to any partition, until this is called with None. Reads go on."""
         self._refusal = refusal
