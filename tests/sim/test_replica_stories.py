@@ -19,8 +19,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -33,7 +31,7 @@ from tidemill.log.log import PartitionLog
 from tidemill.records.record import read_records
 from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.following import FollowingState
-from tidemill.replication.in_sync import FollowerProgress, InSyncReplicas
+from tidemill.replication.in_sync import InSyncReplicas
 from tidemill.replication.partition import Partition
 from tidemill.replication.state import Role
 
@@ -130,7 +128,7 @@ class Story:
             self.messages.cuts |= {(source, target)} | ({(target, source)} if rng.random() < 0.5 else set())
         elif what < 0.46:
             self.messages.cuts.clear()
-            self.metadata.cut_off.clear()
+            self.metadata.heal()
         elif what < 0.52:
             self.metadata.cut_off.add(rng.choice(self.ids))
         elif what < 0.56 and live:
@@ -204,7 +202,7 @@ class Story:
 
     async def heal(self) -> None:
         self.messages.cuts.clear()
-        self.metadata.cut_off.clear()
+        self.metadata.heal()
         self.messages.drop_share = self.messages.slow_share = self.metadata.lost_share = 0.0
         self.metadata.seconds_max = 0.01
         for node_id in self.ids:
@@ -279,3 +277,92 @@ def test_nothing_acknowledged_is_lost_or_doubled(first: int) -> None:
     for seed in range(first, min(SEEDS, first + SEEDS_PER_TEST)):
         acknowledged += len(run_story(seed).acknowledged)
     assert acknowledged > 100, "the stories write too little to say anything"
+
+
+# --- ablations
+
+
+def _without_proposed_leavers(self: InSyncReplicas) -> set[int]:
+    found = _holding_back(self)
+    return found if self._proposal is None else found & set(self._proposal.isr)
+
+
+_holding_back = InSyncReplicas.holding_back
+
+
+def _cut_beside_flushes(self: PartitionLog) -> None:
+    self._check_writable()
+    self._cut_torn()
+
+
+def _lead_again_at_the_same_epoch(self: SimMetadata, node_id: int, **facts: bool) -> int:
+    led = {index for index, record in enumerate(self.records) if record.leader == node_id}
+    if facts.get("lost") or not led:
+        return _register(self, node_id, **facts)
+    self._next_epoch += 1
+    self.node_epochs[node_id] = self._next_epoch
+    self.live.add(node_id)
+    return self._next_epoch
+
+
+_register = SimMetadata.register
+
+
+def _take_any_record(self: InSyncReplicas, assignment: PartitionAssignment) -> None:
+    _take(self, assignment)
+    self.has_enough = True
+
+
+_take = InSyncReplicas._take
+
+Patches = list[tuple[object, str, object]]
+
+#: What is patched, and a seed whose story has broken then; others are tried if it does not any more.
+ABLATIONS: dict[str, tuple[int, Patches]] = {
+    "a shrink counts before it is committed": (
+        4,
+        [(InSyncReplicas, "holding_back", _without_proposed_leavers)],
+    ),
+    "proposed members do not count": (
+        21,
+        [(InSyncReplicas, "proposed_additions", lambda self: frozenset())],
+    ),
+    "a follower takes a high watermark above its end": (
+        0,
+        [(FollowingState, "high_watermark", lambda self, told, end: told if self.is_matched else None)],
+    ),
+    "a follower takes a high watermark before its log was matched": (
+        47,
+        [(FollowingState, "high_watermark", lambda self, told, end: min(told, end))],
+    ),
+    "the cut does not wait for flushes": (
+        13,
+        [
+            (PartitionLog, "_check_can_truncate", _cut_beside_flushes),
+            (Partition, "when_not_flushing", lambda self, call: call()),
+        ],
+    ),
+    "who has lost its disk stays in sync": (
+        0,
+        [(SimMetadata, "without_lost", lambda self, record, node: record)],
+    ),
+    "a node leads again at its old epoch": (17, [(SimMetadata, "register", _lead_again_at_the_same_epoch)]),
+    "commits go on below the minimum": (1, [(InSyncReplicas, "_take", _take_any_record)]),
+}
+
+
+def stories_break(first_seed: int) -> bool:
+    for seed in (first_seed, *range(100)):
+        try:
+            run_story(seed)
+        except (AssertionError, StorageError, ApiError, RuntimeError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_ablation_each_safeguard_is_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    seed, patches = ABLATIONS[name]
+    for where, attribute, instead in patches:
+        monkeypatch.setattr(where, attribute, instead)
+    assert stories_break(seed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, TypeVar
 from uuid import UUID
@@ -199,10 +200,8 @@ class ReplicaNode:
 
     async def stop(self) -> FaultyStorage:
         """Stop in an orderly way; returns what the next process finds."""
-        try:
+        with suppress(StorageError):
             await self.process.run(self._stop())
-        except StorageError:
-            pass
         return await self.crash(power_loss=False)
 
     async def _stop(self) -> None:
@@ -237,6 +236,8 @@ class SimMetadata:
         self.seconds_max = 0.01
         #: Nodes to which no news get through for now.
         self.cut_off: set[int] = set()
+        #: Set for a moment when nobody is cut off any more.
+        self.healed = asyncio.Event()
 
     def watch(self, node: ReplicaNode) -> None:
         """Tell a node of everything, from now on."""
@@ -251,11 +252,17 @@ class SimMetadata:
             index, record = await queue.get()
             await self._pass_time()
             while node.node_id in self.cut_off:
-                await asyncio.sleep(0.1)
+                await self.healed.wait()
             node.apply(index, record)
 
     async def _pass_time(self) -> None:
         await asyncio.sleep(self.seconds_max * self.loop.rng.random() ** 2)
+
+    def heal(self) -> None:
+        """Nobody is cut off any more."""
+        self.cut_off.clear()
+        self.healed.set()
+        self.healed.clear()
 
     def _commit(self, index: int, record: PartitionAssignment) -> None:
         known = self.records[index]
@@ -373,5 +380,3 @@ class SimMetadata:
             and all(node in self.live for node in added)
             and all(proposal.node_epochs[node] == self.node_epochs.get(node) for node in added)
         )
-
-

@@ -48,9 +48,14 @@ class FollowingState:
         #: When nothing was missing that the leader may have removed since.
         self._complete_ms: int | None = None
 
+    @property
+    def may_report(self) -> bool:
+        """Whether the leader may hear what is durable here: what is not a part of its log does not count."""
+        return self.is_matched
+
     def reported_durable(self, durable_offset: int) -> int:
-        """What the leader is told: -1 until the log is known to be a part of its own."""
-        return durable_offset if self.is_matched else -1
+        """The durable offset that the leader is told; -1 while it may not hear it."""
+        return durable_offset if self.may_report else -1
 
     def answered(
         self,

@@ -580,7 +580,7 @@ class Partition:
     def progress(self) -> ReplicaProgress | None:
         """What this follower reports to its leader; None while it has nothing to say."""
         following = self._state.following
-        if following is None or not following.is_matched or self.local_log.failure is not None:
+        if following is None or not following.may_report or self.local_log.failure is not None:
             return None
         return ReplicaProgress(
             self.id,
