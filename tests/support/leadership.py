@@ -1,7 +1,14 @@
-"""Elections by hand: the metadata names a leader, as a controller of several nodes would."""
+"""Elections by hand: the metadata names a leader, as a controller of several nodes would.
+
+Also in-sync sets and followers' reports by hand, for tests of a leader without other nodes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tidemill.cluster.messages import FetchPartition
 from tidemill.control.controller import Controller
 from tidemill.control.records import (
     PARTITIONS_PER_CHUNK,
@@ -11,8 +18,13 @@ from tidemill.control.records import (
     encode,
 )
 from tidemill.control.stores.store import Put, Txn
+from tidemill.replication.assignment import PartitionAssignment
+from tidemill.replication.partition import Partition
 
-__all__ = ("elect",)
+__all__ = ("LEADER", "change_in_sync", "elect", "follower_flushed", "led")
+
+#: The node that leads in tests of a single leader.
+LEADER = 1
 
 
 async def elect(controller: Controller, topic_name: str, index: int, leader: int) -> int:
@@ -28,3 +40,31 @@ async def elect(controller: Controller, topic_name: str, index: int, leader: int
     revision = await controller._store.commit(Txn(puts=(Put(chunk_key(topic.id, chunk), value),)))
     await controller._reached(revision)
     return elected.leader_epoch
+
+
+def led(epoch: int, followers: Iterable[int] = (), *, min_isr: int = 1) -> PartitionAssignment:
+    """Node 1 leads at ``epoch``, and all of ``followers`` are in sync."""
+    members = (LEADER, *sorted(followers))
+    return PartitionAssignment(LEADER, epoch, members, members, min_isr=min_isr)
+
+
+def change_in_sync(partition: Partition, followers: Iterable[int], *, min_isr: int = 1) -> None:
+    """The metadata has another in-sync set: the leader and ``followers``."""
+    known = partition.assignment
+    assert known is not None
+    isr = (known.leader, *sorted(followers))
+    changed = replace(
+        known,
+        replicas=tuple(dict.fromkeys((*known.replicas, *isr))),
+        isr=isr,
+        min_isr=min_isr,
+        partition_epoch=known.partition_epoch + 1,
+    )
+    partition.apply(changed, known.leader)
+
+
+def follower_flushed(partition: Partition, node_id: int, offset: int) -> None:
+    """A follower whose log is the leader's up to ``offset`` says that all of it is on its disk."""
+    last_epoch = partition.epochs.epoch_at(offset - 1) if offset else -1
+    wanted = FetchPartition(partition.id, offset, 1, partition.leader_epoch, last_epoch, offset)
+    partition.fetch_as_leader(wanted, node_id, 1, 0)

@@ -120,7 +120,7 @@ class Compactor:
     async def _run(self, partition: Partition) -> bool:
         """Compact a partition once. False if the map of keys was full before everything was compacted."""
         started, now_ms = time.perf_counter(), self._clock_ms()
-        order = partition.order_cleaning(now_ms)
+        order, cut_count = partition.order_cleaning(now_ms), partition.cut_count
         if order is None:
             return True
         run = CleaningRun(
@@ -137,7 +137,8 @@ class Compactor:
             written_before += sum(segment.size_bytes for segment in cleaned.old)
             await self._swap(partition, cleaned)
         await self._in_thread(partition, run.finish)
-        partition.local_log.first_dirty_offset = run.mapped_to
+        if partition.cut_count == cut_count:
+            partition.local_log.first_dirty_offset = run.mapped_to
         self._count(run, written_before, time.perf_counter() - started, now_ms)
         return run.is_complete
 

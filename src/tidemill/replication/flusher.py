@@ -64,6 +64,7 @@ class Flusher:
         self._running += 1
         self._idle.clear()
         started = time.perf_counter()
+        partition.flush_started_s = self._loop.time()
         self._pool.submit(job.run).add_done_callback(
             lambda future: self._loop.call_soon_threadsafe(self._done, partition, job, future, started)
         )
@@ -73,6 +74,7 @@ class Flusher:
         self.flush_count += 1
         self.flush_seconds += time.perf_counter() - started
         partition.flush_scheduled = False
+        partition.flush_started_s = None
         if not self._running:
             self._idle.set()
         error = future.exception()

@@ -8,14 +8,30 @@ The rules of durability.md live here:
 - a failed flush stops the partition: waiting producers and all later requests get ``KAFKA_STORAGE_ERROR``;
 - when another node becomes the leader, whoever waits gets ``NOT_LEADER_OR_FOLLOWER``, and so does everybody
   who asks later, until this node leads again.
+
+With several replicas (see ``in_sync`` and ``following`` for the rules):
+
+- a leader answers its followers (``fetch_as_leader``, ``replica_state``) and proposes in-sync sets;
+- a follower takes what it fetched (``fetch_position``, ``take_answer``), and cuts its log where it has
+  diverged (``begin_cut``, ``finish_cut``): nothing is appended or flushed meanwhile, and no role is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from tidemill.cluster.messages import (
+    ClusterErrorCode,
+    Diverging,
+    FetchedPartition,
+    FetchPartition,
+    HeartbeatPartition,
+    PartitionId,
+    ReplicaProgress,
+    ReplicaStatus,
+)
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DamagedBatch, ErrorCode, StorageError, SyncFailed, TidemillError
 from tidemill.log.by_time import TimeSearch
@@ -38,15 +54,20 @@ from tidemill.log.segment import Segment
 from tidemill.log.segment_reader import ReadBudget
 from tidemill.log.storage import Buffer, StorageFile
 from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.truncation import TruncationJob
 from tidemill.records.batch import BatchHeader
 from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
+from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
+from tidemill.replication.following import FollowerStep
+from tidemill.replication.in_sync import IsrProposal, StaleNodeEpoch
 from tidemill.replication.state import ReplicationState, Role
 from tidemill.replication.waiting import OffsetWaiters, Waiter
 
 __all__ = ("ActiveProducer", "Partition", "Waiter")
 
 _NEVER = 2**63 - 1
+_NO_RECORDS = memoryview(b"")
 #: Bound once, because every batch compares with them, and ``Role.LEADER`` costs more than the comparison.
 _LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 
@@ -64,7 +85,7 @@ class ActiveProducer(NamedTuple):
 
 
 class Partition:
-    """A partition on this node. It leads when it is made; the metadata decides from then on."""
+    """A partition on this node. Without an assignment it follows nobody, until ``apply`` tells its role."""
 
     def __init__(
         self,
@@ -73,14 +94,15 @@ class Partition:
         index: int,
         log: PartitionLog,
         *,
-        leader_epoch: int,
         request_flush: Callable[[Partition], None],
         max_decompressed_bytes: int,
-        followers: Iterable[int] = (),
+        assignment: PartitionAssignment | None = None,
+        node_id: int | None = None,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
+        self.id = PartitionId(topic_id, index)
         #: This node's copy of the records. Only ``replication`` looks at it; others ask the partition.
         self.local_log = log
         known = log.high_watermark_checkpoint
@@ -88,28 +110,54 @@ class Partition:
             high_watermark=log.log_start_offset if known is None else known,
             durable_offset=log.durable_offset,
         )
-        if self._state.become_leader(leader_epoch, log.end_offset, followers):
-            log.note_high_watermark(self._state.high_watermark)
+        #: The newest record of the metadata; None before the first.
+        self.assignment: PartitionAssignment | None = None
+        #: What the metadata said while the end of the log was being cut.
+        self._deferred: tuple[PartitionAssignment, int] | None = None
         #: What clients have written and read here since it was opened; counted by the handlers.
         self.bytes_in = 0
         self.bytes_out = 0
         #: Owned by the flusher: a flush of this partition is planned or under way.
         self.flush_scheduled = False
+        #: Set by the flusher: when the flush that is under way began, by the event loop's time.
+        self.flush_started_s: float | None = None
         self._request_flush = request_flush
+        #: Called after every append: a flush is due, and a leader's followers have something to fetch.
+        self._after_append = request_flush
         self._max_decompressed_bytes = max_decompressed_bytes
         #: Callers that wait for the high watermark.
         self._waiters = OffsetWaiters()
+        #: Producers with acks=all, which wait for the same but not for an in-sync set that is too small.
+        self._acknowledgements = OffsetWaiters()
+        #: Callers that wait for the log start of every in-sync replica.
+        self._start_waiters = OffsetWaiters()
         #: Callers that wait for this replica's own disk.
         self._durable_waiters = OffsetWaiters()
         #: By key: called once, when this node no longer leads.
         self._dependents: dict[object, Callable[[], None]] = {}
         self._readers: dict[object, Callable[[], None]] = {}
+        #: By key: called once, when a follower may have something to fetch.
+        self._tail_readers: dict[object, Callable[[], None]] = {}
+        #: Called once, when the flush that is under way has ended.
+        self._flush_ended: list[Callable[[], None]] = []
+        #: How often the end of the log was cut since it was opened.
+        self.cut_count = 0
+        #: Told when this node's role, its leader or the in-sync set has changed.
+        self.on_role_change: Callable[[Partition], None] = lambda partition: None
+        #: Told when a follower has something to report to its leader.
+        self.on_progress: Callable[[Partition], None] = lambda partition: None
+        #: Told that the log was cut, and where it ends now: what was folded from above it is void.
+        self.on_cut: Callable[[Partition, int], None] = lambda partition, end_offset: None
+        #: Given segments that a follower has deleted at its log start.
+        self.on_deleted: Callable[[Partition, list[Segment]], None] = Partition.discard
         self._unflushed_since_ms = _NEVER
         self._stopped = False
         #: Producer id → epoch of transactions that may write here, as far as this process was told.
         self._allowed: dict[int, int] = {}
         #: From this offset on somebody needs every record: neither retention nor compaction goes there.
         self.retention_floor: Callable[[], int] = lambda: NO_FLOOR
+        if assignment is not None:
+            self.apply(assignment, assignment.leader if node_id is None else node_id)
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}-{self.index} epoch {self.leader_epoch}>"
@@ -213,21 +261,48 @@ class Partition:
         if self._state.role is not _LEADER:
             raise self.not_leader()
 
-    def become_leader(self, epoch: int, followers: Iterable[int] = ()) -> None:
-        """The metadata makes this node the leader from ``epoch`` on; an older one says nothing new.
+    def apply(self, assignment: PartitionAssignment, node_id: int) -> None:
+        """Take what the metadata says of this partition; ``node_id`` is this node. Older news change nothing.
+
+        While the end of the log is being cut it waits for that: a leader's log end must not go down.
+        """
+        if self.local_log.is_truncating:
+            if self._deferred is None or _is_newer(assignment, self._deferred[0]):
+                self._deferred = assignment, node_id
+        elif assignment.leader_epoch > self._state.leader_epoch:
+            if assignment.leader == node_id:
+                self.become_leader(assignment)
+            else:
+                self.become_follower(assignment.leader_epoch, assignment.leader)
+            self.assignment = assignment
+        elif self.assignment is not None and _is_newer(assignment, self.assignment):
+            self.assignment = assignment
+            if self._state.committed(assignment):
+                self._in_sync_changed()
+
+    def become_leader(self, assignment: PartitionAssignment) -> None:
+        """The metadata makes this node the leader from the assignment's epoch on; older news change nothing.
 
         Whoever waits goes on waiting if it led before: its log is as it was.
         """
-        if epoch <= self._state.leader_epoch:
+        if assignment.leader_epoch <= self._state.leader_epoch:
             return
-        if self._state.become_leader(epoch, self.local_log.end_offset, followers):
+        self.assignment = assignment
+        moved = self._state.become_leader(assignment, self.local_log.end_offset)
+        self._watch_followers()
+        if moved:
             self._high_watermark_moved()
+        self._check_acknowledgements()
+        self._wake_tail()
+        self.on_role_change(self)
 
-    def become_follower(self, epoch: int) -> None:
+    def become_follower(self, epoch: int, leader: int = NO_LEADER) -> None:
         """The metadata makes another node the leader from ``epoch`` on; an older one says nothing new."""
         if epoch <= self._state.leader_epoch:
             return
-        self._state.become_follower(epoch)
+        self.assignment = PartitionAssignment.led_elsewhere(leader, epoch)
+        self._state.become_follower(epoch, leader)
+        self._watch_followers()
         # Coordinators gave these permissions to the leader, which this node no longer is.
         self._allowed.clear()
         self._fail_waiters(self.not_leader())
@@ -235,10 +310,20 @@ class Partition:
         for leadership_lost in dependents.values():
             leadership_lost()
         self._wake_readers()
+        self._wake_tail()
+        self.on_role_change(self)
+
+    def _watch_followers(self) -> None:
+        """Wake followers at every append, if there are any: a partition of one replica pays nothing."""
+        in_sync = self._state.in_sync
+        has_followers = in_sync is not None and bool(in_sync.followers)
+        self._after_append = self._flush_and_wake if has_followers else self._request_flush
 
     def _fail_waiters(self, error: TidemillError) -> None:
         self._durable_waiters.fail(error)
         self._waiters.fail(error)
+        self._acknowledgements.fail(error)
+        self._start_waiters.fail(error)
 
     def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
         """Call ``leadership_lost`` once when another node becomes the leader, unless ``release`` comes."""
@@ -258,19 +343,399 @@ class Partition:
 
     # --- the in-sync replicas
 
-    def change_in_sync(self, followers: Iterable[int]) -> None:
-        """The in-sync set is now this leader and ``followers``."""
-        if self._state.change_in_sync(followers):
+    @property
+    def has_followers(self) -> bool:
+        """Whether this node leads the partition and other nodes hold it, too."""
+        return self._state.in_sync is not None and bool(self._state.in_sync.followers)
+
+    @property
+    def followers(self) -> Collection[int]:
+        """The other nodes that hold the partition; none unless this node leads."""
+        return () if self._state.in_sync is None else self._state.in_sync.followers.keys()
+
+    def check_enough_replicas(self) -> None:
+        """Raise ``ApiError`` NOT_ENOUGH_REPLICAS if nothing can be committed now: before acks=all appends."""
+        if self._state.in_sync is not None and not self._state.in_sync.has_enough:
+            raise self._too_few(ErrorCode.not_enough_replicas, "nothing was written")
+
+    def _too_few(self, code: ErrorCode, outcome: str) -> ApiError:
+        assert self.assignment is not None
+        isr, min_isr = self.assignment.isr, self.assignment.min_isr
+        return ApiError(
+            code,
+            f"{self.topic}-{self.index} has {len(isr)} replicas in sync and needs {min_isr}; {outcome}; try "
+            "again once more replicas are in sync",
+        )
+
+    def _in_sync_changed(self) -> None:
+        self._watch_followers()
+        self._offsets_moved(self._state.advance())
+        self._check_acknowledgements()
+        self.on_role_change(self)
+
+    def _check_acknowledgements(self) -> None:
+        in_sync = self._state.in_sync
+        if in_sync is not None and not in_sync.has_enough:
+            self._acknowledgements.fail(
+                self._too_few(
+                    ErrorCode.not_enough_replicas_after_append,
+                    "the batch was written here, and may yet be committed or lost",
+                )
+            )
+
+    def _offsets_moved(self, moved: bool) -> None:
+        """Tell whoever waits for the followers."""
+        if moved:
+            self._high_watermark_moved()
+        if self._start_waiters and self._state.in_sync is not None:
+            self._start_waiters.reached(self._state.in_sync.least_log_start(self.log_start_offset))
+
+    def next_proposal(self, now_ms: int, suspected: Collection[int] = ()) -> IsrProposal | None:
+        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``."""
+        state = self._state
+        if state.in_sync is None or self.local_log.failure is not None:
+            return None
+        proposal = state.in_sync.proposal(
+            now_ms,
+            log_end=self.local_log.end_offset,
+            high_watermark=state.high_watermark,
+            epoch_start_offset=state.epoch_start_offset,
+            suspected=suspected,
+        )
+        if proposal is None or not state.in_sync.proposed(proposal):
+            return None
+        return proposal
+
+    def proposal_ended(self, proposal: IsrProposal, *, refused: bool) -> None:
+        """A proposal is over: refused for good, or (not ``refused``) taken or lost, nobody knows."""
+        if self._state.proposal_ended(proposal, refused=refused):
             self._high_watermark_moved()
 
-    def follower_flushed(self, node_id: int, durable_offset: int) -> None:
-        """An in-sync follower is durable up to an offset."""
-        if self._state.follower_flushed(node_id, durable_offset):
-            self._high_watermark_moved()
+    def when_start_durable(self, offset: int, waiter: Waiter) -> None:
+        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk."""
+        in_sync = self._state.in_sync
+        if in_sync is None or self.local_log.failure is not None:
+            waiter(self.local_log.failure or self.not_leader())
+        elif in_sync.least_log_start(self.log_start_offset) >= offset:
+            waiter(None)
+        else:
+            self._start_waiters.add(offset, waiter)
+
+    # --- a leader and its followers
+
+    def fetch_as_leader(
+        self, wanted: FetchPartition, node_id: int, node_epoch: int, now_ms: int
+    ) -> FetchedPartition | None:
+        """Note what a follower asks for. An answer if it cannot have records: an error, or divergence."""
+        refusal = self._refusal(wanted.leader_epoch)
+        in_sync = self._state.in_sync
+        if refusal is None and in_sync is not None and node_id not in in_sync.followers:
+            refusal = ClusterErrorCode.NOT_REPLICA_FOR_PARTITION
+        if refusal is not None or in_sync is None:
+            return self._fetched(refusal or ClusterErrorCode.NOT_LEADER_FOR_PARTITION)
+        diverging = self._divergence_of_follower(wanted)
+        if diverging is not None:
+            return self._fetched(diverging=diverging)
+        try:
+            in_sync.fetched(
+                node_id, node_epoch, wanted.offset, wanted.durable, now_ms, self.local_log.end_offset
+            )
+        except StaleNodeEpoch:
+            return self._fetched(ClusterErrorCode.FENCED_NODE_EPOCH)
+        self._offsets_moved(self._state.advance())
+        return None
+
+    def read_for_follower(
+        self, wanted: FetchPartition, max_bytes: int, *, at_least_one: bool, budget: ReadBudget | None = None
+    ) -> FetchedPartition:
+        """What a follower gets that ``fetch_as_leader`` has let in: batches up to the log end."""
+        refusal = self._refusal(wanted.leader_epoch)
+        if refusal is not None:
+            return self._fetched(refusal)
+        log, records = self.local_log, _NO_RECORDS
+        if log.log_start_offset <= wanted.offset < log.end_offset and (at_least_one or max_bytes > 0):
+            try:
+                records = log.read(
+                    wanted.offset,
+                    max(0, min(max_bytes, wanted.max_bytes)),
+                    log.end_offset,
+                    at_least_one=at_least_one,
+                    budget=budget,
+                )
+            except DamagedBatch:
+                return self._fetched(ClusterErrorCode.CORRUPT_MESSAGE)
+            except StorageError:
+                return self._fetched(ClusterErrorCode.STORAGE_ERROR)
+        return self._fetched(records=records)
+
+    def has_for_follower(self, offset: int) -> bool:
+        """Whether a follower at ``offset`` would get records, or has to start anew."""
+        return offset != self.local_log.end_offset
+
+    def _divergence_of_follower(self, wanted: FetchPartition) -> Diverging | None:
+        end_offset = self.local_log.end_offset
+        if wanted.last_epoch < 0:
+            # An empty log has nothing that could differ.
+            return Diverging(self.leader_epoch, end_offset) if wanted.offset > end_offset else None
+        found = self.divergence(wanted.last_epoch, wanted.offset)
+        return None if found is None else Diverging(*found)
+
+    def _refusal(self, named_epoch: int) -> ClusterErrorCode | None:
+        """Why a follower's message is not taken; None if it is."""
+        if named_epoch < self._state.leader_epoch:
+            return ClusterErrorCode.FENCED_LEADER_EPOCH
+        if named_epoch > self._state.leader_epoch:
+            return ClusterErrorCode.UNKNOWN_LEADER_EPOCH
+        if self.local_log.failure is not None:
+            return ClusterErrorCode.STORAGE_ERROR
+        if self._state.role is not _LEADER:
+            return ClusterErrorCode.NOT_LEADER_FOR_PARTITION
+        return None
+
+    def _fetched(
+        self,
+        error: ClusterErrorCode = ClusterErrorCode.NONE,
+        *,
+        diverging: Diverging | None = None,
+        records: memoryview = _NO_RECORDS,
+    ) -> FetchedPartition:
+        return FetchedPartition(
+            partition=self.id,
+            high_watermark=self._state.high_watermark,
+            log_start_offset=self.local_log.log_start_offset,
+            error=error,
+            diverging=diverging,
+            compaction_floor=self.retention_floor(),
+            # Behind the first dirty offset nothing was compacted, so nothing was removed.
+            removed_below=self.local_log.first_dirty_offset,
+            records=records,
+        )
+
+    def replica_state(
+        self, progress: ReplicaProgress, node_id: int, node_epoch: int, now_ms: int
+    ) -> ReplicaStatus:
+        """Take a follower's report of what is durable there."""
+        refusal = self._refusal(progress.leader_epoch)
+        in_sync = self._state.in_sync
+        if refusal is None and in_sync is not None and node_id not in in_sync.followers:
+            refusal = ClusterErrorCode.NOT_REPLICA_FOR_PARTITION
+        if refusal is not None or in_sync is None:
+            error = refusal or ClusterErrorCode.NOT_LEADER_FOR_PARTITION
+            return ReplicaStatus(self.id, in_sync=False, error=error)
+        try:
+            in_sync.reported(
+                node_id,
+                node_epoch,
+                progress.durable,
+                progress.log_start,
+                now_ms,
+                self.local_log.end_offset,
+            )
+        except StaleNodeEpoch:
+            return ReplicaStatus(self.id, in_sync=False, error=ClusterErrorCode.FENCED_NODE_EPOCH)
+        self._offsets_moved(self._state.advance())
+        return ReplicaStatus(
+            self.id, in_sync=node_id in in_sync.assignment.isr, high_watermark=self._state.high_watermark
+        )
+
+    def on_next_tail(self, key: object, wake: Callable[[], None]) -> None:
+        """Call ``wake`` once, when a follower may have something to fetch, unless ``forget_tail`` comes."""
+        self._tail_readers[key] = wake
+
+    def forget_tail(self, key: object) -> None:
+        """Remove what ``on_next_tail`` registered under ``key``."""
+        self._tail_readers.pop(key, None)
+
+    def _wake_tail(self) -> None:
+        if self._tail_readers:
+            waiting, self._tail_readers = self._tail_readers, {}
+            for wake in waiting.values():
+                wake()
+
+    def _flush_and_wake(self, partition: Partition) -> None:
+        self._request_flush(partition)
+        self._wake_tail()
+
+    # --- a follower and its leader
+
+    @property
+    def leader(self) -> int:
+        """The node that this one follows; ``NO_LEADER`` if it follows nobody."""
+        return NO_LEADER if self._state.following is None else self._state.following.leader
+
+    def fetch_position(self, max_bytes: int) -> FetchPartition | None:
+        """What this follower asks its leader for next; None if it cannot take anything now."""
+        log, following = self.local_log, self._state.following
+        if following is None or following.leader == NO_LEADER or log.is_truncating or log.failure:
+            return None
+        return FetchPartition(
+            self.id,
+            offset=log.end_offset,
+            max_bytes=max_bytes,
+            leader_epoch=self._state.leader_epoch,
+            last_epoch=log.epochs.latest_epoch,
+            durable=following.reported_durable(log.durable_offset),
+        )
+
+    def progress(self) -> ReplicaProgress | None:
+        """What this follower reports to its leader; None while it has nothing to say."""
+        following = self._state.following
+        if following is None or not following.may_report or self.local_log.failure is not None:
+            return None
+        return ReplicaProgress(
+            self.id,
+            log_end=self.local_log.end_offset,
+            high_watermark=self._state.high_watermark,
+            durable=following.reported_durable(self.local_log.durable_offset),
+            leader_epoch=self._state.leader_epoch,
+            log_start=self.local_log.log_start_offset,
+        )
+
+    def take_answer(self, wanted: FetchPartition, answer: FetchedPartition, now_ms: int) -> FollowerStep:
+        """Take what the leader has answered to ``wanted``. The step says whether the log has to be cut.
+
+        An answer that comes late, behind a change of leader or of the log, changes nothing. Raises
+        ``ApiError`` if the records are not what they must be, and ``StorageError``.
+        """
+        log, following = self.local_log, self._state.following
+        is_late = wanted.leader_epoch != self._state.leader_epoch or wanted.offset != log.end_offset
+        if following is None or is_late or log.is_truncating or answer.error:
+            return FollowerStep()
+        was_matched = following.is_matched
+        step = following.answered(
+            answer,
+            end_offset=log.end_offset,
+            is_empty=log.end_offset == log.log_start_offset,
+            epochs=log.epochs,
+            delete_retention_ms=log.config.delete_retention_ms,
+            now_ms=now_ms,
+        )
+        if step.cut_at is not None or step.start_anew_at is not None:
+            return step
+        try:
+            if len(answer.records):
+                log.append_as_follower(answer.records, self._state.leader_epoch, now_ms)
+        finally:
+            # Also behind an error, which may come when a part of the records is in the log.
+            if log.end_offset > wanted.offset:
+                self._appended_as_follower(now_ms)
+        self._told_high_watermark(answer.high_watermark)
+        if self._follow_log_start() or not was_matched:
+            self.on_progress(self)
+        return step
+
+    def _appended_as_follower(self, now_ms: int) -> None:
+        if self._unflushed_since_ms == _NEVER:
+            self._unflushed_since_ms = now_ms
+        self._request_flush(self)
+
+    def _told_high_watermark(self, of_leader: int) -> None:
+        if self._state.told_high_watermark(of_leader, self.local_log.end_offset):
+            self.local_log.note_high_watermark(self._state.high_watermark)
+            self._wake_readers()
+
+    def heartbeat(self, told: HeartbeatPartition, node_id: int) -> bool:
+        """Take the high watermark that a leader tells. False if that node's leadership is over."""
+        if told.leader_epoch < self._state.leader_epoch:
+            return False
+        if told.leader_epoch == self._state.leader_epoch and self.leader == node_id:
+            self._told_high_watermark(told.high_watermark)
+        return True
+
+    def _follow_log_start(self) -> bool:
+        """Move the log start to the leader's, as far as this replica is durable. True if it moved."""
+        following = self._state.following
+        if following is None or not following.is_matched or self.local_log.failure is not None:
+            return False
+        target = min(following.leader_log_start, self.local_log.durable_offset, self._state.high_watermark)
+        if target <= self.local_log.log_start_offset:
+            return False
+        self.on_deleted(self, self._move_start(target))
+        return True
+
+    def when_not_flushing(self, call: Callable[[], None]) -> None:
+        """Call back once no flush is under way; at once if none is."""
+        if self.local_log.is_flushing:
+            self._flush_ended.append(call)
+        else:
+            call()
+
+    def _end_flush(self) -> None:
+        ended, self._flush_ended = self._flush_ended, []
+        for call in ended:
+            call()
+
+    def begin_cut(self, step: FollowerStep, leader_epoch: int, now_ms: int) -> TruncationJob | None:
+        """The job that cuts the log as ``step`` says; ``finish_cut`` or ``cut_failed`` has to follow.
+
+        None if there is nothing to run: the role has changed, or the log ends there already. Raises
+        ``StorageError`` while a flush or a compaction is at work on the log.
+        """
+        log = self.local_log
+        if self._state.following is None or self._state.leader_epoch != leader_epoch:
+            return None
+        if step.start_anew_at is not None:
+            job = log.begin_starting_anew(step.start_anew_at, now_ms)
+            if job is None:
+                self._cut(anew=True)
+            return job
+        assert step.cut_at is not None
+        return log.begin_truncation(step.cut_at, now_ms)
+
+    def finish_cut(self, job: TruncationJob) -> None:
+        """Take over the result of a job whose ``run`` returned."""
+        self.local_log.finish_truncation(job)
+        self._cut(anew=job.start_offset is not None)
+        self._resume()
+
+    def cut_failed(self, job: TruncationJob, error: StorageError) -> None:
+        """Handle a job whose ``run`` raised. It may be tried again unless the log is stopped now."""
+        self.local_log.truncation_failed(job, error)
+        if self.local_log.failure is not None:
+            self.flush_failed(self.local_log.failure)
+        self._resume()
+
+    def _cut(self, *, anew: bool) -> None:
+        log = self.local_log
+        self.cut_count += 1
+        self._state.cut(log.end_offset, log.durable_offset, anew=anew)
+        log.note_high_watermark(self._state.high_watermark)
+        self.on_cut(self, log.end_offset)
+        self._wake_readers()
+
+    def _resume(self) -> None:
+        """Go on behind a cut: flush what is left, and take the role that was told meanwhile."""
+        self._let_go_if_stopped()
+        if self.is_dirty:
+            self._request_flush(self)
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            self.apply(*deferred)
+
+    def read_as_follower(
+        self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False
+    ) -> memoryview:
+        """Whole batches below this follower's high watermark, for clients that read from the closest replica.
+
+        Raises ``ApiError`` OFFSET_NOT_AVAILABLE for any other offset: only leaders say "out of range".
+        """
+        if self.local_log.failure is not None:
+            raise self.local_log.failure
+        if not self.log_start_offset <= offset <= self._state.high_watermark:
+            raise ApiError(
+                ErrorCode.offset_not_available,
+                f"offset {offset} of {self.topic}-{self.index} is not on this follower, which has "
+                f"{self.log_start_offset} … {self._state.high_watermark}; ask the leader",
+            )
+        upper = self.upper_offset(committed=committed)
+        if offset >= upper:
+            return memoryview(b"")
+        return self.local_log.read_on(offset, max_bytes, upper, at_least_one=at_least_one)
 
     def _high_watermark_moved(self) -> None:
         self.local_log.note_high_watermark(self._state.high_watermark)
         self._waiters.reached(self._state.high_watermark)
+        self._acknowledgements.reached(self._state.high_watermark)
         self._wake_readers()
 
     # --- writing
@@ -324,7 +789,7 @@ class Partition:
     def _appended(self, appended: Appended, now_ms: int) -> Appended:
         if self._unflushed_since_ms == _NEVER:
             self._unflushed_since_ms = now_ms
-        self._request_flush(self)
+        self._after_append(self)
         return appended
 
     # --- transactions
@@ -421,6 +886,21 @@ class Partition:
             self._waiters.add(offset, waiter)
             self._request_flush(self)
 
+    def when_acknowledged(self, offset: int, waiter: Waiter) -> None:
+        """Call ``waiter`` as ``when_committed`` does, for a producer with acks=all.
+
+        It gets NOT_ENOUGH_REPLICAS_AFTER_APPEND as soon as the committed in-sync set is too small to commit
+        anything. That means "unknown", as NOT_LEADER_OR_FOLLOWER does: the batch is in this leader's log, and
+        is committed if the set grows again, or lost with this leader.
+        """
+        state = self._state
+        if state.high_watermark < offset and state.role is _LEADER and self.local_log.failure is None:
+            self._acknowledgements.add(offset, waiter)
+            self._check_acknowledgements()
+            self._request_flush(self)
+        else:
+            self.when_committed(offset, waiter)
+
     def when_durable(self, offset: int, waiter: Waiter) -> None:
         """Call ``waiter`` once everything below ``offset`` is on this node's disk; at once if it is.
 
@@ -450,7 +930,9 @@ class Partition:
         config = self.local_log.config
         unflushed = self.local_log.end_offset - self.local_log.durable_offset
         lazy = config.flush_ms < _NEVER or config.flush_messages < _NEVER
-        if self._waiters or self._durable_waiters or not lazy or unflushed >= config.flush_messages:
+        # Somebody may wait at the leader for what this follower has.
+        waits = self._waiters or self._acknowledgements or self._durable_waiters
+        if waits or self._state.role is _FOLLOWER or not lazy or unflushed >= config.flush_messages:
             return 0
         return min(_NEVER, self._unflushed_since_ms + config.flush_ms)
 
@@ -473,14 +955,22 @@ class Partition:
         self._durable_waiters.reached(self._state.durable_offset)
         if moved:
             self._high_watermark_moved()
+        if self._state.role is _FOLLOWER:
+            self._follow_log_start()
+            self.on_progress(self)
+        self._end_flush()
 
     def flush_failed(self, error: StorageError) -> None:
         """Stop for good: after a failed sync nobody knows what is on disk."""
         self._let_go_if_stopped()
         self.local_log.fail(error)
         self._state.go_offline()
+        self._watch_followers()
         self._fail_waiters(error)
         self._wake_readers()
+        self._wake_tail()
+        self._end_flush()
+        self.on_role_change(self)
 
     # --- reading
 
@@ -597,7 +1087,7 @@ class Partition:
                 f"cannot delete up to offset {target}: {self.topic}-{self.index} ends at "
                 f"{self.high_watermark}",
             )
-        return self._move_start(target)
+        return self._move_start_as_leader(target)
 
     def apply_retention(self, now_ms: int) -> list[Segment]:
         """Move the log start past segments that are too old or too many; returns what can be discarded."""
@@ -611,11 +1101,16 @@ class Partition:
         if start == log.end_offset:
             log.roll()
             self._request_flush(self)
-        return self._move_start(start)
+        return self._move_start_as_leader(start)
 
     def discard(self, segments: list[Segment]) -> None:
         """Remove the files of segments that are no longer part of the log. May run in another thread."""
         self.local_log.discard(segments)
+
+    def _move_start_as_leader(self, offset: int) -> list[Segment]:
+        removed = self._move_start(offset)
+        self._wake_tail()
+        return removed
 
     def _move_start(self, offset: int) -> list[Segment]:
         try:
@@ -635,14 +1130,20 @@ class Partition:
         if roll_for_compaction(log, now_ms):
             self._request_flush(self)
         cleanable = cleanable_part(
-            log, now_ms, high_watermark=self.high_watermark, floor_offset=self.retention_floor()
+            log, now_ms, high_watermark=self.high_watermark, floor_offset=self._compaction_floor()
         )
         return cleanable.dirty_ratio if is_due(cleanable, log.config, now_ms) else None
+
+    def _compaction_floor(self) -> int:
+        """From this offset on somebody needs every record; the leader knows of whom this node does not."""
+        following = self._state.following
+        floor = self.retention_floor()
+        return floor if following is None else min(floor, following.compaction_floor)
 
     def order_cleaning(self, now_ms: int) -> CleaningOrder | None:
         """The work of a compaction that starts now; None if there is none."""
         return order_cleaning(
-            self.local_log, now_ms, high_watermark=self.high_watermark, floor_offset=self.retention_floor()
+            self.local_log, now_ms, high_watermark=self.high_watermark, floor_offset=self._compaction_floor()
         )
 
     def begin_swap(self, cleaned: CleanedSegment) -> None:
@@ -671,6 +1172,10 @@ class Partition:
             self._let_go_if_stopped()
 
     def _let_go_if_stopped(self) -> None:
-        # Not while a flush is planned or under way: it needs the files.
-        if self._stopped:
+        # Not while a flush is planned or under way, or the end is being cut: that needs the files.
+        if self._stopped and not self.local_log.is_truncating:
             self.local_log.abandon()
+
+
+def _is_newer(assignment: PartitionAssignment, known: PartitionAssignment) -> bool:
+    return (assignment.leader_epoch, assignment.partition_epoch) > (known.leader_epoch, known.partition_epoch)

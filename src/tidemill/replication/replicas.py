@@ -26,6 +26,7 @@ from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
 from tidemill.log.offline.inspect import read_checkpoint
 from tidemill.log.recovery import RecoveryReport, open_log
 from tidemill.log.storage import Storage
+from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.damage import DamageRegister
 from tidemill.replication.partition import Partition
 
@@ -42,13 +43,17 @@ PartitionKey = tuple[UUID, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A partition that this node leads, as the metadata describes it."""
+    """A partition that this node holds, as the metadata describes it.
+
+    Without an ``assignment`` this node is the only replica, and leads at ``leader_epoch``.
+    """
 
     topic: str
     topic_id: UUID
     index: int
     leader_epoch: int
     config: TopicConfig
+    assignment: PartitionAssignment | None = None
 
 
 def partition_directory(topic: str, topic_id: UUID, index: int) -> str:
@@ -67,8 +72,10 @@ class Replicas:
         max_decompressed_bytes: int,
         clock_ms: Callable[[], int] = wall_clock_ms,
         pools: Pools = thread_pool,
+        node_id: int = 0,
     ) -> None:
         self._storage = storage
+        self._node_id = node_id
         self._pools = pools
         self._clock_ms = clock_ms
         self._request_flush = request_flush
@@ -87,6 +94,8 @@ class Replicas:
         self.give_up_reserve: Callable[[DiskFull], bool] = lambda error: False
         #: Told of every partition that is opened.
         self.on_open: Callable[[Partition], None] = lambda partition: None
+        #: Each is told of every change of a partition's role, leader or in-sync set.
+        self.role_listeners: list[Callable[[Partition], None]] = []
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._partitions.values()))
@@ -111,14 +120,14 @@ class Replicas:
         return self._partitions.get((topic_id, index))
 
     def open(self, placement: Placement) -> Partition:
-        """The partition, led at the placement's epoch. It is opened and recovered now if it was not.
+        """The partition, in the role that the placement says. It is opened and recovered now if it was not.
 
         Raises ``StorageError`` if it is stopped.
         """
         key = placement.topic_id, placement.index
         partition = self._partitions.get(key)
         if partition is not None:
-            partition.become_leader(placement.leader_epoch)
+            partition.apply(self._assignment(placement), self._node_id)
             return partition
         if key in self.offline:
             raise self.offline[key][1]
@@ -147,12 +156,34 @@ class Replicas:
             placement.topic_id,
             placement.index,
             log,
-            leader_epoch=placement.leader_epoch,
             request_flush=self._request_flush,
             max_decompressed_bytes=self._max_decompressed_bytes,
         )
+        partition.on_role_change = self._role_changed
+        partition.apply(self._assignment(placement), self._node_id)
         self.on_open(partition)
         return partition
+
+    def apply(self, placements: Iterable[Placement]) -> list[tuple[Placement, StorageError]]:
+        """Open the partitions that this node holds, and give each its role. Returns those that failed.
+
+        Called with what has changed in the metadata, and with everything at the start. Opening recovers, so
+        a caller with many partitions gives them in small parts.
+        """
+        failed = []
+        for placement in placements:
+            try:
+                self.open(placement)
+            except StorageError as error:
+                failed.append((placement, error))
+        return failed
+
+    def _assignment(self, placement: Placement) -> PartitionAssignment:
+        return placement.assignment or PartitionAssignment.alone(self._node_id, placement.leader_epoch)
+
+    def _role_changed(self, partition: Partition) -> None:
+        for listener in self.role_listeners:
+            listener(partition)
 
     def _note(self, report: RecoveryReport) -> None:
         for cut in report.cuts:
@@ -210,6 +241,11 @@ class Replicas:
             return
         if not self.inventory.existed:
             logger.info("%s: %d partitions that are there are listed", INVENTORY_NAME, len(bounds))
+
+    @property
+    def refusal(self) -> StorageError | None:
+        """Why no partition takes appends now; None if they do."""
+        return self._refusal
 
     def refuse_appends(self, refusal: StorageError | None) -> None:
         """Take no appends to any partition, until this is called with None. Reads go on."""

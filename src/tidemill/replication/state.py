@@ -1,20 +1,23 @@
 """Replication state of one replica: its role, the leader epoch, and the high watermark. Pure.
 
 - The high watermark is the least durable offset over the in-sync replicas, this one included. Only a leader
-  moves it, and it never goes back: what somebody has read below it stays readable, whatever the in-sync set
+  decides it, and it never goes back: what somebody has read below it stays readable, whatever the in-sync set
   becomes.
 - An epoch has one leader, so a change of role comes with a higher epoch.
 - A new leader has every committed record, but does not know yet how far they were committed. Until the high
   watermark has reached the log end of its take-over, an answer about "the end" could be older than one that
   the leader before it gave.
 
-Today the in-sync set is this node alone, and the high watermark follows its own durable offset.
+``in_sync.InSyncReplicas`` is the part that only a leader has, ``following.FollowingState`` a follower's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
+
+from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
+from tidemill.replication.following import FollowingState
+from tidemill.replication.in_sync import InSyncReplicas, IsrProposal
 
 __all__ = ("ReplicationState", "Role")
 
@@ -40,13 +43,16 @@ class ReplicationState:
         epoch_start_offset: The log end when this replica began to lead in ``leader_epoch``.
         high_watermark: Everything below it is durable on every in-sync replica.
         durable_offset: Everything below it is durable on this replica.
+        in_sync: The followers; None unless this replica leads.
+        following: What is known of the leader; None unless this replica follows.
     """
 
     __slots__ = (
-        "_followers",
         "durable_offset",
         "epoch_start_offset",
+        "following",
         "high_watermark",
+        "in_sync",
         "leader_epoch",
         "role",
     )
@@ -57,74 +63,90 @@ class ReplicationState:
         self.epoch_start_offset = 0
         self.high_watermark = high_watermark
         self.durable_offset = durable_offset
-        #: The other in-sync replicas, and the durable offset that each has reported in this epoch.
-        self._followers: dict[int, int] = {}
+        self.in_sync: InSyncReplicas | None = None
+        self.following: FollowingState | None = FollowingState(NO_LEADER)
 
     @property
     def has_reached_epoch_start(self) -> bool:
         """Whether everything that a leader before this one may have answered is below the high watermark."""
         return self.high_watermark >= self.epoch_start_offset
 
+    @property
+    def has_enough_replicas(self) -> bool:
+        """Whether the committed in-sync set is large enough for anything to be committed."""
+        return self.in_sync is not None and self.in_sync.has_enough
+
     # --- roles
 
-    def become_leader(self, epoch: int, log_end_offset: int, followers: Iterable[int] = ()) -> bool:
-        """Lead from ``epoch`` on, with ``followers`` as the other in-sync replicas.
+    def become_leader(self, assignment: PartitionAssignment, log_end_offset: int) -> bool:
+        """Lead from the assignment's epoch on.
 
-        What they have reported to another epoch's leader does not count. A replica that is offline stays so.
-        True if the high watermark moved.
+        What followers have reported to another epoch's leader does not count. A replica that is offline stays
+        so. True if the high watermark moved.
         """
-        assert epoch > self.leader_epoch, "an epoch has one leader"
-        self.leader_epoch = epoch
+        assert assignment.leader_epoch > self.leader_epoch, "an epoch has one leader"
+        self.leader_epoch = assignment.leader_epoch
         if self.role is Role.OFFLINE:
             return False
-        self.role = Role.LEADER
+        self.role, self.following = Role.LEADER, None
         self.epoch_start_offset = log_end_offset
-        self._followers = dict.fromkeys(followers, 0)
-        return self._advance()
+        self.in_sync = InSyncReplicas(assignment)
+        return self.advance()
 
-    def become_follower(self, epoch: int) -> None:
-        """Another node leads from ``epoch`` on, or nobody."""
+    def become_follower(self, epoch: int, leader: int) -> None:
+        """Another node leads from ``epoch`` on, or nobody (``NO_LEADER``)."""
         assert epoch > self.leader_epoch, "an epoch has one leader"
         self.leader_epoch = epoch
-        self._followers = {}
+        self.in_sync = None
         if self.role is not Role.OFFLINE:
-            self.role = Role.FOLLOWER
+            self.role, self.following = Role.FOLLOWER, FollowingState(leader)
 
     def go_offline(self) -> None:
         """The storage has stopped this replica."""
-        self.role = Role.OFFLINE
-        self._followers = {}
+        self.role, self.in_sync, self.following = Role.OFFLINE, None, None
 
-    # --- offsets
+    # --- a leader's high watermark
 
     def flushed(self, durable_offset: int) -> bool:
         """This replica is durable up to the offset. True if the high watermark moved."""
         self.durable_offset = durable_offset
-        return self._advance()
+        return self.advance()
 
-    def follower_flushed(self, node_id: int, durable_offset: int) -> bool:
-        """An in-sync follower reports its durable offset in this epoch. True if the high watermark moved.
+    def committed(self, assignment: PartitionAssignment) -> bool:
+        """The metadata has another record at this leader epoch. True if it is newer than the one known."""
+        return self.in_sync is not None and self.in_sync.committed(assignment)
 
-        Reports of others do not count, nor does an older one that arrives late.
-        """
-        known = self._followers.get(node_id)
-        if known is None or durable_offset <= known:
+    def proposal_ended(self, proposal: IsrProposal, *, refused: bool) -> bool:
+        """A proposal is over, as in ``InSyncReplicas``. True if the high watermark moved."""
+        in_sync = self.in_sync
+        return in_sync is not None and in_sync.proposal_ended(proposal, refused=refused) and self.advance()
+
+    def advance(self) -> bool:
+        """Let a leader's high watermark go as far as it may. True if it moved."""
+        if self.in_sync is None:
             return False
-        self._followers[node_id] = durable_offset
-        return self._advance()
-
-    def change_in_sync(self, followers: Iterable[int]) -> bool:
-        """The in-sync set is now this leader and ``followers``. True if the high watermark moved."""
-        self._followers = {node_id: self._followers.get(node_id, 0) for node_id in followers}
-        return self._advance()
-
-    def _advance(self) -> bool:
-        if self.role is not Role.LEADER:
-            return False
-        reached = self.durable_offset
-        if self._followers:
-            reached = min(reached, *self._followers.values())
-        if reached <= self.high_watermark:
+        reached = self.in_sync.least(self.durable_offset)
+        if reached is None or reached <= self.high_watermark:
             return False
         self.high_watermark = reached
         return True
+
+    # --- a follower's
+
+    def told_high_watermark(self, of_leader: int, log_end_offset: int) -> bool:
+        """The leader of this epoch has told its high watermark. True if this replica's moved."""
+        if self.following is None:
+            return False
+        reached = self.following.high_watermark(of_leader, log_end_offset)
+        if reached is None or reached <= self.high_watermark:
+            return False
+        self.high_watermark = reached
+        return True
+
+    def cut(self, log_end_offset: int, durable_offset: int, *, anew: bool) -> None:
+        """The end of the log was cut, or the log starts anew: it ends at the offset now.
+
+        Only an unclean election, or a log that is built again, takes something committed away.
+        """
+        self.high_watermark = log_end_offset if anew else min(self.high_watermark, log_end_offset)
+        self.durable_offset = durable_offset

@@ -121,6 +121,7 @@ class Node:
             max_decompressed_bytes=settings.max_decompressed_bytes,
             clock_ms=runtime.wall_ms,
             pools=runtime.pools,
+            node_id=settings.node_id,
         )
         budget = ByteBudget(_budget_limits(settings))
         # Made anew, because a node can be started again, with new parts.

@@ -12,6 +12,7 @@ import pytest
 
 from support.compacting import consume, flush, keyed, seal, write
 from support.faulty_storage import FaultyStorage
+from support.leadership import follower_flushed, led
 from tidemill.config.topic import TopicConfig
 from tidemill.coordination.pools import thread_pool
 from tidemill.errors import CorruptData, StorageError, TidemillError
@@ -60,10 +61,9 @@ def make_partition(
         topic_id or uuid4(),
         0,
         log,
-        leader_epoch=0,
         request_flush=lambda _: None,
         max_decompressed_bytes=1 << 20,
-        followers=followers,
+        assignment=led(0, followers),
     )
 
 
@@ -127,7 +127,7 @@ async def test_keys_that_do_not_fit_are_compacted_in_several_runs(storage: Fault
         write(log, keyed(f"k{number % 50}", str(number)))
     seal(log)
     partition = Partition(
-        "a", uuid4(), 0, log, leader_epoch=0, request_flush=lambda _: None, max_decompressed_bytes=1 << 20
+        "a", uuid4(), 0, log, assignment=led(0), request_flush=lambda _: None, max_decompressed_bytes=1 << 20
     )
     await compactor.compact([partition])
     compactor.close()
@@ -151,10 +151,10 @@ async def test_a_record_above_the_high_watermark_displaces_none_that_is_committe
     await compactor.compact([partition])
     assert offsets(partition) == list(range(40))
     committed = partition.local_log.segments[2].base_offset
-    partition.follower_flushed(2, committed)
+    follower_flushed(partition, 2, committed)
     await compactor.compact([partition])
     assert offsets(partition) == [committed - 2, committed - 1, *range(committed, 40)]
-    partition.follower_flushed(2, 40)
+    follower_flushed(partition, 2, 40)
     await compactor.compact([partition])
     assert offsets(partition) == [38, 39]
 

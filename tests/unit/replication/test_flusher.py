@@ -12,6 +12,7 @@ import pytest
 
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
+from support.leadership import led
 from tidemill.config.topic import TopicConfig
 from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.pools import thread_pool
@@ -46,7 +47,7 @@ def make(flusher: Flusher, storage: FaultyStorage) -> Make:
             UUID(int=1),
             index,
             log,
-            leader_epoch=0,
+            assignment=led(0),
             request_flush=flusher.request,
             max_decompressed_bytes=10**6,
         )

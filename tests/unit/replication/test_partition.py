@@ -10,6 +10,7 @@ import pytest
 
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
+from support.leadership import follower_flushed, led
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed, TidemillError
 from tidemill.log.recovery import open_log
@@ -38,10 +39,9 @@ class Made:
             UUID(int=1),
             0,
             log,
-            leader_epoch=3,
             request_flush=self._ask,
             max_decompressed_bytes=10**6,
-            followers=followers,
+            assignment=led(3, followers),
         )
 
     def _ask(self, partition: Partition) -> None:
@@ -73,7 +73,7 @@ def test_the_high_watermark_is_that_of_the_in_sync_replicas_and_not_what_is_dura
     assert (partition.high_watermark, partition.last_stable_offset) == (0, 0)
     assert not partition.read(0, 100, at_least_one=True)
     assert called == []
-    partition.follower_flushed(2, 2)
+    follower_flushed(partition, 2, 2)
     assert partition.high_watermark == 2
     assert partition.read(0, 100, at_least_one=True)
     assert called == [None]
@@ -121,9 +121,9 @@ def test_it_leads_again_at_a_higher_epoch_and_commits_what_it_has() -> None:
     partition.become_follower(4)
     made.flush()
     assert not partition.leads_at(4)
-    partition.become_leader(4)
+    partition.become_leader(led(4))
     assert not partition.leads_at(4), "that epoch is another node's"
-    partition.become_leader(5)
+    partition.become_leader(led(5))
     assert partition.leads_at(5)
     assert partition.high_watermark == 1
     assert partition.append(plain_batch("b"), NOW).base_offset == 1
@@ -135,7 +135,7 @@ def test_who_waits_goes_on_waiting_when_the_leader_gets_a_new_epoch() -> None:
     made, called = Made(), list[object]()
     made.partition.append(plain_batch("a"), NOW)
     made.partition.when_committed(1, called.append)
-    made.partition.become_leader(7)
+    made.partition.become_leader(led(7))
     assert called == []
     made.flush()
     assert called == [None]
@@ -146,7 +146,7 @@ def test_writes_that_were_allowed_in_a_transaction_are_not_after_another_node_ha
     partition.begin_transaction(5, 0)
     assert partition.may_write(5, 0)
     partition.become_follower(4)
-    partition.become_leader(5)
+    partition.become_leader(led(5))
     assert not partition.may_write(5, 0)
 
 
@@ -155,7 +155,7 @@ def test_a_stopped_partition_stays_stopped_whoever_leads() -> None:
     partition = made.partition
     partition.flush_failed(SyncFailed("on purpose"))
     partition.become_follower(4)
-    partition.become_leader(5)
+    partition.become_leader(led(5))
     assert partition.role is Role.OFFLINE
     with pytest.raises(SyncFailed):
         partition.append(plain_batch("a"), NOW)
@@ -555,7 +555,7 @@ def test_what_is_above_the_high_watermark_is_not_too_old_and_cannot_be_deleted()
         made.flush()
     assert partition.apply_retention(NOW + 10**9) == []
     assert refused(partition.delete_records, 1) == ErrorCode.offset_out_of_range
-    partition.follower_flushed(2, 1)
+    follower_flushed(partition, 2, 1)
     assert [segment.base_offset for segment in partition.apply_retention(NOW + 10**9)] == [0]
     assert partition.log_start_offset == 1
     assert partition.delete_records(-1) == []
@@ -572,7 +572,7 @@ def test_a_start_knows_the_high_watermark_of_the_checkpoint_and_no_more() -> Non
     # The checkpoint was written by the last flush, before the high watermark moved with it.
     assert (partition.high_watermark, partition.log_end_offset) == (1, 2)
     assert not partition.has_reached_epoch_start
-    partition.follower_flushed(2, 2)
+    follower_flushed(partition, 2, 2)
     partition.close()
     after_a_stop = Made(after_a_crash.storage, followers=(2,)).partition
     assert (after_a_stop.high_watermark, after_a_stop.log_end_offset) == (2, 2)
@@ -585,9 +585,9 @@ def test_the_last_stable_offset_waits_for_the_marker_to_be_committed() -> None:
     partition.append(transactional(), NOW)
     partition.write_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
     made.flush()
-    partition.follower_flushed(2, 1)
+    follower_flushed(partition, 2, 1)
     assert (partition.high_watermark, partition.last_stable_offset) == (1, 0)
-    partition.follower_flushed(2, 2)
+    follower_flushed(partition, 2, 2)
     assert (partition.high_watermark, partition.last_stable_offset) == (2, 2)
 
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
+from support.leadership import change_in_sync, follower_flushed, led
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, SyncFailed, TidemillError
 from tidemill.log.flush import FlushJob
@@ -45,9 +46,9 @@ class Machine(RuleBasedStateMachine):
             UUID(int=1),
             0,
             log,
-            leader_epoch=0,
             request_flush=lambda partition: None,
             max_decompressed_bytes=10**6,
+            assignment=led(0),
         )
         self.leads, self.failed = True, False
         self.followers: dict[int, int] = {}
@@ -150,18 +151,18 @@ class Machine(RuleBasedStateMachine):
         offset = max(0, self.partition.log_end_offset - behind)
         if node in self.followers:
             self.followers[node] = max(self.followers[node], offset)
-        self.partition.follower_flushed(node, offset)
+        follower_flushed(self.partition, node, offset)
 
     @precondition(lambda self: self.leads and not self.failed)
     @rule(nodes=NODES)
     def change_in_sync(self, nodes: set[int]) -> None:
         self.followers = {node: self.followers.get(node, 0) for node in nodes}
-        self.partition.change_in_sync(nodes)
+        change_in_sync(self.partition, nodes)
 
     @rule(nodes=NODES)
     def lead(self, nodes: set[int]) -> None:
         self.leads, self.followers = True, {} if self.failed else dict.fromkeys(nodes, 0)
-        self.partition.become_leader(self.partition.leader_epoch + 1, nodes)
+        self.partition.become_leader(led(self.partition.leader_epoch + 1, nodes))
 
     @precondition(lambda self: self.leads)
     @rule()
@@ -175,7 +176,7 @@ class Machine(RuleBasedStateMachine):
     @rule(epochs=st.integers(0, 2))
     def hear_of_an_old_election(self, epochs: int) -> None:
         self.partition.become_follower(self.partition.leader_epoch - epochs)
-        self.partition.become_leader(self.partition.leader_epoch - epochs)
+        self.partition.become_leader(led(self.partition.leader_epoch - epochs))
 
     # --- what is always so
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.batches import plain_batch
 from support.exchange import Answer, Exchange, fetch_part, produce_part
-from support.leadership import elect
+from support.leadership import change_in_sync, elect, follower_flushed, led
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import ErrorCode
 from tidemill.replication.partition import Partition
@@ -34,7 +34,7 @@ async def node() -> AsyncIterator[Exchange]:
 def lagging(node: Exchange) -> Partition:
     """The partition with a second in-sync replica, of whose disk nothing is known yet."""
     partition = node.partition("t")
-    partition.change_in_sync((FOLLOWER,))
+    change_in_sync(partition, (FOLLOWER,))
     return partition
 
 
@@ -63,10 +63,10 @@ async def test_acks_all_wait_for_the_in_sync_replicas_and_acks_1_for_the_leaders
     every = node.produce(9, produce_part("t", plain_batch("b")), acks=-1)
     await node.flush()
     assert not every.arrived
-    partition.follower_flushed(FOLLOWER, 1)
+    follower_flushed(partition, FOLLOWER, 1)
     await node.settle()
     assert not every.arrived
-    partition.follower_flushed(FOLLOWER, 2)
+    follower_flushed(partition, FOLLOWER, 2)
     await node.settle()
     assert produced(every) == (ErrorCode.none, 1)
 
@@ -82,7 +82,7 @@ async def test_a_batch_that_was_there_already_is_answered_when_it_is_committed(
     again = node.produce(9, produce_part("t", batch), acks=acks)
     await node.flush()
     assert not again.arrived
-    partition.follower_flushed(FOLLOWER, 1)
+    follower_flushed(partition, FOLLOWER, 1)
     await node.settle()
     assert produced(again) == (ErrorCode.none, 0)
 
@@ -99,7 +99,7 @@ async def test_between_the_high_watermark_and_the_log_end_a_fetch_is_empty_and_w
     waiting = node.fetch(12, fetch_part("t", 0), max_wait=LONG, min_bytes=1)
     await node.settle()
     assert not waiting.arrived
-    partition.follower_flushed(FOLLOWER, 2)
+    follower_flushed(partition, FOLLOWER, 2)
     await node.settle()
     assert fetched(waiting).records
     behind = node.fetch(12, fetch_part("t", 3))
@@ -122,14 +122,14 @@ async def test_the_latest_offset_is_not_told_before_it_is_known_to_be_no_older_t
     node.produce(9, produce_part("t", plain_batch("b", timestamp_ms=200)), acks=0)
     await node.settle()
     partition = node.partition("t")
-    partition.become_leader(partition.leader_epoch + 1, (FOLLOWER,))
+    partition.become_leader(led(partition.leader_epoch + 1, (FOLLOWER,)))
     await node.flush()
     assert (partition.high_watermark, partition.log_end_offset) == (1, 2)
     assert (await listed(node, LATEST)).error_code == ErrorCode.offset_not_available
     assert (await listed(node, LATEST, version=4)).error_code == ErrorCode.leader_not_available
     assert (await listed(node, 150)).error_code == ErrorCode.offset_not_available
     assert (await listed(node, 50)).offset == 0, "what is found is known"
-    partition.follower_flushed(FOLLOWER, 2)
+    follower_flushed(partition, FOLLOWER, 2)
     assert (await listed(node, LATEST)).offset == 2
     assert (await listed(node, 150)).offset == 1
     assert (await listed(node, 250)).error_code == ErrorCode.none

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.epochs import NO_EPOCH, check_leader_epoch
 from tidemill.replication.replicas import PartitionKey, Placement, Replicas
 
@@ -135,7 +136,8 @@ class PartitionFinder:
                 self._take_role(partition, topic.partitions[changed.partition])
 
     def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
-        if placed.leader == self._settings.node_id:
-            partition.become_leader(placed.leader_epoch)
+        node_id, epoch = self._settings.node_id, placed.leader_epoch
+        if placed.leader == node_id:
+            partition.apply(PartitionAssignment.alone(node_id, epoch), node_id)
         else:
-            partition.become_follower(placed.leader_epoch)
+            partition.apply(PartitionAssignment.led_elsewhere(placed.leader, epoch), node_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.leadership import elect
+from support.leadership import elect, follower_flushed, led
 from support.table_world import TableWorld
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.log.recovery import open_log
@@ -112,10 +112,9 @@ class TakenOver:
             old.log.topic_id,
             old.log.index,
             log,
-            leader_epoch=old.log.leader_epoch + 1,
             request_flush=world.broker.flusher.request,
             max_decompressed_bytes=1 << 20,
-            followers=(self.FOLLOWER,),
+            assignment=led(old.log.leader_epoch + 1, (self.FOLLOWER,)),
         )
         self.directory = tables.directory(old.log.topic_id, old.log.index)
         self._threads = ThreadPoolExecutor(1)
@@ -142,7 +141,7 @@ class TakenOver:
             await asyncio.get_running_loop().run_in_executor(self._threads, lambda: None)
 
     def follower_flushed(self, offset: int) -> None:
-        self.log.follower_flushed(self.FOLLOWER, offset)
+        follower_flushed(self.log, self.FOLLOWER, offset)
 
     def check_not_ready(self) -> None:
         with pytest.raises(TableError) as caught:

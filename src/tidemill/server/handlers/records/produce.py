@@ -259,7 +259,7 @@ class _Pending:
         """Send nothing before everything below ``offset`` is committed, or durable on this node's disk."""
         key = len(self.topics), position
         self._waiting[key] = results
-        wait = partition.when_committed if committed else partition.when_durable
+        wait = partition.when_acknowledged if committed else partition.when_durable
         wait(offset, lambda error: self._settled(key, error))
 
     def started(self, request: Any) -> None:
