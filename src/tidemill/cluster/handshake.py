@@ -37,6 +37,7 @@ from tidemill.cluster.messages import (
 from tidemill.errors import ApiError, ConfigError, ProtocolError
 
 __all__ = (
+    "HANDSHAKE_BYTES_MAX",
     "NONCE_BYTES",
     "OLDEST_VERSION",
     "AskingHandshake",
@@ -46,6 +47,8 @@ __all__ = (
 )
 
 NONCE_BYTES: Final = 32
+#: The largest frame that either side takes before the proofs.
+HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 #: The oldest version of the protocol that this node speaks.
 OLDEST_VERSION: Final = 1
 _ASKING: Final = b"tidemill asking"

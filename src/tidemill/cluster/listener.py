@@ -23,7 +23,13 @@ from typing import Any, Final
 from tidemill.cluster.byte_limit import ByteLimit, ByteShare
 from tidemill.cluster.codes import cluster_code, message_of
 from tidemill.cluster.frames import Undecodable, decode_request, encode
-from tidemill.cluster.handshake import NONCE_BYTES, ClusterIdentity, ListeningHandshake, PeerInfo
+from tidemill.cluster.handshake import (
+    HANDSHAKE_BYTES_MAX,
+    NONCE_BYTES,
+    ClusterIdentity,
+    ListeningHandshake,
+    PeerInfo,
+)
 from tidemill.cluster.messages import (
     MESSAGE_BYTES_MAX,
     ClusterErrorCode,
@@ -40,7 +46,7 @@ from tidemill.errors import TidemillError
 from tidemill.net.errors import cannot_listen
 from tidemill.net.transport import Listener, Transport
 
-__all__ = ("HANDSHAKE_BYTES_MAX", "ClusterListener", "Handler", "Handlers", "ListenerLimits")
+__all__ = ("ClusterListener", "Handler", "Handlers", "ListenerLimits")
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +54,6 @@ Handler = Callable[[PeerInfo, Any], Awaitable[ClusterResponse]]
 """Answers one kind of request. The buffers of its answer's records must not be written to any more."""
 Handlers = Mapping[type[ClusterRequest], Handler]
 
-#: The largest frame before the proof.
-HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 _BACKLOG: Final = 128
 _MIB: Final = 1024 * 1024
 #: Hosts whose refusals are remembered, so that one that tries again and again is logged once.
@@ -105,6 +109,7 @@ class ClusterListener:
         #: Those that have not proven anything, the oldest first.
         self._unproven: dict[_Connection, None] = {}
         self._refusals: dict[str, str] = {}
+        self._is_closed = False
 
     @property
     def open_connections(self) -> int:
@@ -122,6 +127,7 @@ class ClusterListener:
 
     async def close(self) -> None:
         """Accept nothing more, end all connections and cancel what they have asked for."""
+        self._is_closed = True
         if self._listener is not None:
             self._listener.close()
         connections = list(self._connections)
@@ -135,7 +141,9 @@ class ClusterListener:
     def opened(self, connection: _Connection) -> None:
         """A connection was accepted; one gives way if there are too many."""
         self._connections[connection] = self._unproven[connection] = None
-        if len(self._connections) > self.limits.connections_max:
+        if self._is_closed:
+            connection.give_up("this node is shutting down")
+        elif len(self._connections) > self.limits.connections_max:
             oldest = next(iter(self._unproven))
             oldest.give_up(f"{self.limits.connections_max} connections of nodes are open")
 
@@ -255,7 +263,10 @@ class _Connection:
 
     def give_up(self, reason: str) -> None:
         """End the connection at once."""
-        logger.info("closed the connection from %s: %s", self.stream.host or "unknown", reason)
+        if self._peer is None:
+            self._listener.refused(self.stream.host, reason)
+        else:
+            logger.info("closed the connection of node %d: %s", self._peer.node_id, reason)
         self.stream.abort()
 
     async def closed(self) -> None:

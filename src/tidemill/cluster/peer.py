@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from tidemill.cluster.codes import raise_for
 from tidemill.cluster.frames import decode_response, encode
-from tidemill.cluster.handshake import NONCE_BYTES, AskingHandshake, ClusterIdentity
+from tidemill.cluster.handshake import HANDSHAKE_BYTES_MAX, NONCE_BYTES, AskingHandshake, ClusterIdentity
 from tidemill.cluster.messages import (
     MESSAGE_BYTES_MAX,
     PROTOCOL_VERSION,
@@ -88,7 +88,7 @@ class Peer:
         self.clock_ahead_ms = 0
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._stream = FrameStream(self, MESSAGE_BYTES_MAX)
+        self._stream = FrameStream(self, HANDSHAKE_BYTES_MAX)
         self._version = PROTOCOL_VERSION
         self._pending: dict[int, _Pending] = {}
         self._next_correlation_id = 0
@@ -127,6 +127,7 @@ class Peer:
         )
         self.clock_ahead_ms = handshake.finish(shown).wall_ms - context.wall_ms()
         self._version = handshake.version
+        self._stream.max_bytes = MESSAGE_BYTES_MAX
 
     @property
     def failed(self) -> bool:

@@ -14,8 +14,8 @@ import pytest
 from support.cluster_nodes import ClusterNode, RawPeer, identity_of, virtually
 from support.sim_network import SimNetwork
 from tidemill.cluster.frames import decode_response, encode
-from tidemill.cluster.handshake import AskingHandshake, PeerInfo
-from tidemill.cluster.listener import HANDSHAKE_BYTES_MAX, ListenerLimits
+from tidemill.cluster.handshake import HANDSHAKE_BYTES_MAX, AskingHandshake, PeerInfo
+from tidemill.cluster.listener import ListenerLimits
 from tidemill.cluster.messages import (
     AppendRequest,
     AppendResponse,
@@ -401,6 +401,32 @@ def test_a_node_that_reads_no_answers_is_read_no_more_and_closed_in_the_end() ->
         assert isinstance(await answer_to(other), HeartbeatResponse)
         await asyncio.sleep(31)
         assert two.listener.open_connections == 1
+        assert two.listener.bytes.used_bytes == 0
+
+    virtually(story)
+
+
+def test_answers_that_are_ready_wait_for_a_slow_reader() -> None:
+    async def story(network: SimNetwork) -> None:
+        release = asyncio.Event()
+
+        async def hold(peer: PeerInfo, request: KafkaRequest) -> KafkaResponse:
+            await release.wait()
+            return KafkaResponse(request.header.answer(), memoryview(bytes(100_000)))
+
+        limits = ListenerLimits(unsent_bytes=200_000)
+        two = await ClusterNode(network, 2, handlers={KafkaRequest: hold}, limits=limits).start()
+        raw = await RawPeer.proven(network, two.address)
+        for number in range(50):
+            raw.send(KafkaRequest(header(number), memoryview(b"")))
+        raw.transport.pause_reading()
+        await asyncio.sleep(0.1)
+        release.set()
+        await asyncio.sleep(1)
+        assert raw.transport.peer.get_write_buffer_size() < 400_000, "of five megabytes that are ready"
+        assert two.listener.bytes.used_bytes > 4_000_000, "they count all the same"
+        raw.transport.resume_reading()
+        assert [(await answer_to(raw)).header.correlation_id for _ in range(50)] == list(range(50))
         assert two.listener.bytes.used_bytes == 0
 
     virtually(story)

@@ -12,10 +12,10 @@ from uuid import UUID
 
 import pytest
 
-from support.cluster_nodes import ClusterNode, heartbeat, identity_of, virtually
+from support.cluster_nodes import PORT, ClusterNode, heartbeat, identity_of, virtually
 from support.sim_network import SimNetwork
 from tidemill.cluster.codes import cluster_code
-from tidemill.cluster.handshake import PeerInfo
+from tidemill.cluster.handshake import HANDSHAKE_BYTES_MAX, PeerInfo
 from tidemill.cluster.messages import (
     ClusterErrorCode,
     FetchedPartition,
@@ -355,6 +355,25 @@ def test_a_node_that_is_not_of_this_cluster_is_refused(
 
     virtually(story)
     assert any(word in record.message for record in caplog.records)
+
+
+def test_frames_are_small_before_the_proof() -> None:
+    """What answers may be anybody: no memory is taken for what it announces."""
+
+    async def story(network: SimNetwork) -> None:
+        class Stranger(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.Transport)
+                transport.write((HANDSHAKE_BYTES_MAX + 1).to_bytes(4, "big"))
+
+        listener = await network.transport("n2").listen(Address("n2", PORT), Stranger, 1)
+        await listener.start_serving()
+        error = await failure(ClusterNode(network, 1).ask(2))
+        assert isinstance(error.__cause__, ProtocolError)
+        assert "a frame of 65537 bytes" in error.message
+        assert network.loop.time() < 1
+
+    virtually(story)
 
 
 def test_clocks_that_differ_are_noticed() -> None:

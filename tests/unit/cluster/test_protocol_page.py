@@ -13,13 +13,14 @@ from msgspec import inspect
 
 from tidemill.cluster.frames import encode
 from tidemill.cluster.handshake import (
+    HANDSHAKE_BYTES_MAX,
     NONCE_BYTES,
     OLDEST_VERSION,
     AskingHandshake,
     ClusterIdentity,
     ListeningHandshake,
 )
-from tidemill.cluster.listener import HANDSHAKE_BYTES_MAX, ListenerLimits
+from tidemill.cluster.listener import ListenerLimits
 from tidemill.cluster.messages import (
     BATCH_BYTES_MAX,
     MESSAGE_BYTES_MAX,
