@@ -115,6 +115,12 @@ class Replicas:
             if partition.failure is not None:
                 yield partition.topic, partition.index, partition.failure
 
+    def lost(self) -> Iterator[PartitionKey]:
+        """The partitions that had data and whose files are gone."""
+        for key, (placement, _) in self.offline.items():
+            if not self.exists_on_disk(placement):
+                yield key
+
     def peek(self, topic_id: UUID, index: int) -> Partition | None:
         """The partition if it is open."""
         return self._partitions.get((topic_id, index))

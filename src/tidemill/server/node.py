@@ -8,7 +8,7 @@ import logging
 import resource
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
@@ -17,7 +17,7 @@ from tidemill.control.controller import CONTROLLER_METRICS, Controller
 from tidemill.control.placement import ControlLimits
 from tidemill.control.stores.store import MetadataStore
 from tidemill.coordination.metrics import Metric, Metrics, gauge
-from tidemill.errors import DiskFull, ErrorCode, StorageError, TidemillError
+from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, TidemillError
 from tidemill.net.errors import cannot_listen
 from tidemill.net.transport import Listener
 from tidemill.replication.compactor import COMPACTION_METRICS
@@ -28,6 +28,7 @@ from tidemill.replication.scrubber import SCRUB_METRICS
 from tidemill.server.broker import Broker
 from tidemill.server.broker.fetch_sessions import FETCH_SESSION_METRICS
 from tidemill.server.broker.housekeeping import Chore, Housekeeping
+from tidemill.server.cluster.numbering import check_kind, node_number
 from tidemill.server.connections.budget import BUDGET_METRICS, BudgetLimits, ByteBudget
 from tidemill.server.connections.connection import Connection
 from tidemill.server.connections.frame_buffers import FrameBuffers
@@ -40,6 +41,9 @@ from tidemill.server.requests.dispatch import CONNECTION_METRICS, BrokerDispatch
 from tidemill.server.runtime import Runtime
 from tidemill.server.traffic import TRAFFIC_METRICS, Traffic
 from tidemill.server.watchdog import WATCHDOG_METRICS, LoopWatchdog
+
+if TYPE_CHECKING:
+    from tidemill.server.cluster.membership import Membership
 
 __all__ = ("Node",)
 
@@ -77,6 +81,8 @@ class Node:
         self.unknown_directories: list[str] = []
         self._store: MetadataStore | None = None
         self._controller: Controller | None = None
+        #: Its part in a cluster; None on a node that is alone.
+        self.membership: Membership | None = None
         self._dispatcher: BrokerDispatcher | None = None
         self._listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -107,13 +113,8 @@ class Node:
     async def _start_parts(self) -> None:
         loop = asyncio.get_running_loop()
         settings, runtime = self.settings, self.runtime
-        self.directory.check_metadata_present()
-        self._store = runtime.metadata_store(self.directory.metadata_path)
-        limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
-        self._controller = controller = Controller(self._store, limits=limits)
-        await controller.start()
-        if controller.image.cluster_id is None:
-            await controller.submit(SetClusterId(cluster_id=new_cluster_id(runtime.ids.uuid())))
+        controller = await self._open_metadata()
+        settings = self.settings
         flusher = Flusher(loop, runtime.pools("flush", settings.flush_threads), runtime.wall_ms)
         replicas = Replicas(
             runtime.storage(settings.data_dir, self.disk.note),
@@ -140,21 +141,10 @@ class Node:
         await self.disk.open_reserve()
         await self._open_listener(loop, budget)
         broker.advertised = settings.advertised_listener or self.address
-        register = RegisterNode(
-            node_id=settings.node_id,
-            name=settings.node_name,
-            host=broker.advertised.host,
-            port=broker.advertised.port,
-            incarnation=runtime.ids.uuid(),
-        )
-        await self._commit_or_defer([register])
-        self._finish_deletions()
-        broker.replicas.take_inventory(broker.find.led_placements())
-        if not self.directory.stopped_cleanly:
-            await self._recover()
-        await broker.coordinators.start(settle_ms=_DECISIONS_WAIT_MS)
-        if not self.unknown_directories:
-            await self._forget_missing_topics()
+        if settings.cluster is None:
+            await self._start_alone()
+        else:
+            await self._start_in_cluster()
         self._register_metrics_of_parts()
         if broker.image.tables:
             await (await broker.tables.load()).prepare()
@@ -169,6 +159,75 @@ class Node:
         connections = Chore("connections", _CONNECTION_CHECK_INTERVAL_MS, self._look_after_connections)
         self._housekeeping = Housekeeping([*broker.chores(), connections])
         self._housekeeping.start()
+
+    async def _open_metadata(self) -> Controller:
+        """Read the metadata; name the cluster if it is new, and learn this node's number in it."""
+        runtime, settings = self.runtime, self.settings
+        alone = settings.cluster is None
+        if alone:
+            self.directory.check_metadata_present()
+        self._store = runtime.metadata_store(settings, self.directory.metadata_path)
+        limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
+        self._controller = controller = Controller(self._store, limits=limits)
+        await controller.start()
+        check_kind(settings, controller.image)
+        if controller.image.cluster_id is None:
+            await self._name_cluster(controller)
+        if not alone:
+            number = node_number(controller.image, settings.node_name)
+            self.settings = replace(settings, node_id=number)
+        return controller
+
+    async def _name_cluster(self, controller: Controller) -> None:
+        name = new_cluster_id(self.runtime.ids.uuid())
+        try:
+            await controller.submit(
+                SetClusterId(cluster_id=name, replicated=self.settings.cluster is not None)
+            )
+        except ApiError as error:
+            # Another node was first, and its name counts.
+            if error.code is not ErrorCode.inconsistent_cluster_id:
+                raise
+
+    async def _start_alone(self) -> None:
+        """Register as the only node, recover, and load the coordinators."""
+        broker, settings = self.broker, self.settings
+        register = RegisterNode(
+            node_id=settings.node_id,
+            name=settings.node_name,
+            host=broker.advertised.host,
+            port=broker.advertised.port,
+            incarnation=self.runtime.ids.uuid(),
+        )
+        await self._commit_or_defer([register])
+        self._finish_deletions()
+        broker.replicas.take_inventory(broker.find.led_placements())
+        if not self.directory.stopped_cleanly:
+            await self._recover()
+        await broker.coordinators.start(settle_ms=_DECISIONS_WAIT_MS)
+        if not self.unknown_directories:
+            await self._forget_missing_topics()
+
+    async def _start_in_cluster(self) -> None:
+        """Check the logs, join, and load the coordinators of what this node leads then."""
+        # Loaded by nodes of a cluster only.
+        from tidemill.server.cluster.joining import identify
+        from tidemill.server.cluster.membership import Membership
+
+        broker, runtime = self.broker, self.runtime
+        identity = identify(self.directory, broker.image, self.settings.node_name, runtime.ids.uuid)
+        assert self._store is not None
+        self.membership = membership = Membership(broker, self._store, runtime, self.directory, identity)
+        broker.propose = membership.proposals.propose
+        await membership.listen()
+        self._finish_deletions()
+        held = broker.find.held_placements()
+        broker.replicas.take_inventory(held)
+        if not self.directory.stopped_cleanly:
+            logger.info("the last stop was not orderly: checking %d partitions", len(held))
+        await asyncio.to_thread(self._open_all, held)
+        await broker.coordinators.start()
+        await membership.join()
 
     async def _open_listener(self, loop: asyncio.AbstractEventLoop, budget: ByteBudget) -> None:
         """Bind the port, so that a port in use is found before anything is changed; serving starts later."""
@@ -278,6 +337,9 @@ class Node:
         again.
         """
         self.ready = False
+        if self.membership is not None:
+            # While it still serves: clients find the new leaders before the old one is gone.
+            await self.membership.resign_all()
         await self._housekeeping.stop()
         for task in self._tasks:
             task.cancel()
@@ -287,11 +349,15 @@ class Node:
         self._listener.close()
         await self.broker.coordinators.close()
         await self._dispatcher.close()
+        if self.membership is not None:
+            await self.membership.stop_replication()
         all_well = not any(self._stopped_partitions())
         all_well = await self.broker.close() and all_well
-        await self._close_metadata()
         if all_well:
-            self.directory.note_clean_stop()
+            self.directory.note_clean_stop(None if self.membership is None else self.membership.incarnation)
+        if self.membership is not None:
+            await self.membership.leave()
+        await self._close_metadata()
         self.directory.release()
 
     async def _close_metadata(self) -> None:
@@ -310,10 +376,14 @@ class Node:
         orderly = True
         if self._broker is not None:
             await self._broker.coordinators.close()
+            if self.membership is not None:
+                await self.membership.stop_replication()
             orderly = await self._broker.close()
+            if self.membership is not None:
+                await self.membership.leave()
         await self._close_metadata()
         if self.directory.stopped_cleanly and orderly:
-            self.directory.note_clean_stop()
+            self.directory.note_clean_stop(self.directory.clean_of)
         self.directory.release()
 
     # --- what it tells of itself
@@ -340,6 +410,8 @@ class Node:
             found += self.broker.tables.loaded.service.problems()
         if self.broker.controller.failure is not None:
             found.append(f"metadata: {self.broker.controller.failure}")
+        if self.membership is not None:
+            found += self.membership.problems()
         return found
 
     def _damage(self) -> Iterator[str]:

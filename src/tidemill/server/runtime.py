@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemill.config.settings import Settings
 from tidemill.control.stores.sqlite import SqliteStore
 from tidemill.control.stores.store import MetadataStore
 from tidemill.coordination.clock import Clock, LoopClock, wall_clock_ms
@@ -26,7 +27,7 @@ from tidemill.server.disk.space import DiskSpace
 if TYPE_CHECKING:
     from tidemill.kv.contract import KvEngine, KvLimits, MakeKvEngine
 
-__all__ = ("Runtime", "rocks_engine")
+__all__ = ("Runtime", "open_metadata", "rocks_engine")
 
 
 def rocks_engine(limits: KvLimits, give_up_reserve: Callable[[DiskFull], bool]) -> KvEngine:
@@ -34,6 +35,16 @@ def rocks_engine(limits: KvLimits, give_up_reserve: Callable[[DiskFull], bool]) 
     from tidemill.kv.rocks.engine import make_engine
 
     return make_engine(limits, give_up_reserve)
+
+
+def open_metadata(settings: Settings, path: Path) -> MetadataStore:
+    """The cluster's etcd, if the settings name one; else SQLite in a file."""
+    if settings.cluster is None:
+        return SqliteStore(path)
+    # gRPC is loaded only by a node of a cluster.
+    from tidemill.server.cluster.etcd import open_etcd
+
+    return open_etcd(settings)
 
 
 @dataclass(frozen=True)
@@ -56,5 +67,5 @@ class Runtime:
     #: The callback is asked for more room on a full disk.
     kv_engine: MakeKvEngine = rocks_engine
     #: Opens the metadata; the path is where a store in a file has it.
-    metadata_store: Callable[[Path], MetadataStore] = SqliteStore
+    metadata_store: Callable[[Settings, Path], MetadataStore] = open_metadata
     transport: Transport = field(default_factory=TcpTransport)

@@ -25,7 +25,10 @@ from tidemill.server.disk.space import DiskSpace
 from tidemill.server.tables.lazy_tables import LazyTables
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tidemill.config.settings import Settings
+    from tidemill.control.commands import Command
     from tidemill.control.controller import Controller
     from tidemill.control.image import MetadataImage
     from tidemill.errors import DiskFull
@@ -103,6 +106,8 @@ class Broker:
         self.catalogue = TopicCatalogue(
             settings, controller, replicas, self.removal, self.ids, self.disk, self.coordinators
         )
+        #: Has the controller commit a command; on a node that is alone, that is this node.
+        self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         controller.give_up_reserve = replicas.give_up_reserve = self.give_up_reserve

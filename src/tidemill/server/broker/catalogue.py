@@ -65,7 +65,9 @@ class TopicCatalogue:
     @property
     def default_replication(self) -> int:
         """Replicas of a topic whose creator names no number."""
-        return self._settings.default_replication or min(_REPLICAS_DEFAULT, len(self._controller.image.nodes))
+        return self._settings.default_replication or min(
+            _REPLICAS_DEFAULT, len(self._controller.image.live_nodes)
+        )
 
     async def auto_create(self, names: list[str]) -> dict[str, ApiError]:
         """Create missing topics with the node's defaults; gives the names that were refused, and why."""

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.replication.assignment import PartitionAssignment
+from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
 from tidemill.replication.epochs import NO_EPOCH, check_leader_epoch
 from tidemill.replication.replicas import PartitionKey, Placement, Replicas
 
@@ -99,6 +99,23 @@ class PartitionFinder:
         except ApiError:
             return None
 
+    def held_placements(self) -> list[Placement]:
+        """Every partition of which this node is a replica, by the metadata."""
+        return [
+            self._placement(topic, index, placed)
+            for topic in self.image.topics.values()
+            for index, placed in enumerate(topic.partitions)
+            if self._settings.node_id in placed.replicas
+        ]
+
+    def held_placement(self, topic_id: UUID, index: int) -> Placement | None:
+        """The placement of a partition of which this node is a replica; None if it is not, or is gone."""
+        topic = self.image.topic_by_id(topic_id)
+        if topic is None or index >= len(topic.partitions):
+            return None
+        placed = topic.partitions[index]
+        return self._placement(topic, index, placed) if self._settings.node_id in placed.replicas else None
+
     def _led(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> PartitionImage:
         if not 0 <= index < len(topic.partitions):
             raise ApiError(
@@ -108,14 +125,42 @@ class PartitionFinder:
         placed, node_id = topic.partitions[index], self._settings.node_id
         check_leader_epoch(topic.name, index, placed.leader_epoch, leader_epoch)
         if placed.leader != node_id:
+            leader = "nobody" if placed.leader == NO_LEADER else f"node {placed.leader}"
             raise ApiError(
                 ErrorCode.not_leader_or_follower,
-                f"node {node_id} does not lead {topic.name}-{index}, node {placed.leader} does",
+                f"node {node_id} does not lead {topic.name}-{index}, {leader} does",
+            )
+        if not self._may_lead():
+            raise ApiError(
+                ErrorCode.not_leader_or_follower,
+                f"node {node_id} is not admitted to the cluster yet: it does not lead {topic.name}-{index}",
             )
         return placed
 
+    def _may_lead(self) -> bool:
+        """Whether this node is live. A leadership from before its registration does not count any more."""
+        image = self.image
+        return not image.replicated or image.live(self._settings.node_id)
+
     def _placement(self, topic: TopicImage, index: int, placed: PartitionImage) -> Placement:
-        return Placement(topic.name, topic.id, index, placed.leader_epoch, self.topic_config(topic))
+        assignment = self._assignment(placed)
+        return Placement(
+            topic.name, topic.id, index, placed.leader_epoch, self.topic_config(topic), assignment
+        )
+
+    def _assignment(self, placed: PartitionImage) -> PartitionAssignment:
+        if placed.leader == self._settings.node_id and not self._may_lead():
+            return PartitionAssignment.led_elsewhere(NO_LEADER, placed.leader_epoch)
+        return PartitionAssignment(
+            placed.leader,
+            placed.leader_epoch,
+            placed.replicas,
+            placed.isr,
+            placed.elr,
+            placed.min_isr,
+            placed.partition_epoch,
+            placed.adding,
+        )
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         for topic in delta.deleted:
@@ -129,15 +174,8 @@ class PartitionFinder:
                 partition = self._replicas.peek(topic.id, index)
                 if partition is not None:
                     partition.configure(config)
-        for changed in delta.leader_changed:
+        for changed in (*delta.leader_changed, *delta.replicas_changed):
             topic = new.topics[changed.topic]
             partition = self._replicas.peek(topic.id, changed.partition)
             if partition is not None:
-                self._take_role(partition, topic.partitions[changed.partition])
-
-    def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
-        node_id, epoch = self._settings.node_id, placed.leader_epoch
-        if placed.leader == node_id:
-            partition.apply(PartitionAssignment.alone(node_id, epoch), node_id)
-        else:
-            partition.apply(PartitionAssignment.led_elsewhere(placed.leader, epoch), node_id)
+                partition.apply(self._assignment(topic.partitions[changed.partition]), self._settings.node_id)

@@ -1,4 +1,9 @@
-"""The data directory: one process at a time, and a note whether the last one stopped in an orderly way."""
+"""The data directory: one process at a time, and a note whether the last one stopped in an orderly way.
+
+A node of a cluster also keeps its identity there: the id of the directory, the cluster that it belongs to, and
+how much of the cluster's metadata it has seen. The note of an orderly stop then names the incarnation that
+wrote it, so that a note from an older copy of the directory is recognised.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,35 @@ import logging
 import os
 import socket
 from pathlib import Path
+from uuid import UUID
+
+import msgspec
 
 from tidemill.errors import CorruptData, DataDirectoryInUse, StorageError
 
-__all__ = ("DataDirectory", "describe_owner")
+__all__ = ("DataDirectory", "DirectoryIdentity", "describe_owner")
 
 logger = logging.getLogger(__name__)
 
 _LOCK = "lock"
 _CLEAN = "clean-stop"
+_IDENTITY = "cluster-identity.json"
+
+
+class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Which cluster a data directory belongs to.
+
+    Attributes:
+        cluster_id: The cluster.
+        directory_id: Drawn when the directory was first used; a copy has the same.
+        node_name: The node whose directory it is.
+        seen_revision: The newest revision of the cluster's metadata that this directory is known to have seen.
+    """
+
+    cluster_id: str
+    directory_id: UUID
+    node_name: str
+    seen_revision: int = 0
 
 
 class DataDirectory:
@@ -28,6 +53,8 @@ class DataDirectory:
         self._lock: int | None = None
         #: Whether the last owner stopped in an orderly way; true for a directory that was never used.
         self.stopped_cleanly = True
+        #: The incarnation of the node that stopped in an orderly way last; None if none has noted it.
+        self.clean_of: UUID | None = None
 
     def lock(self) -> None:
         """Create the directory if need be, and keep others out; the owner may ask again.
@@ -66,8 +93,39 @@ class DataDirectory:
         note = self.path / _CLEAN
         self.stopped_cleanly = note.exists() or not used_before
         if note.exists():
+            with contextlib.suppress(ValueError):
+                self.clean_of = UUID(hex=note.read_text())
             note.unlink()
             self._sync()
+
+    def read_identity(self) -> DirectoryIdentity | None:
+        """The cluster that this directory belongs to; None if it belongs to none."""
+        path = self.path / _IDENTITY
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=DirectoryIdentity)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise CorruptData(
+                f"the file that says which cluster this directory belongs to cannot be read: {error}; restore "
+                "it, or move the directory away and let the node start with an empty one",
+                path=str(path),
+                position=0,
+            ) from error
+
+    def write_identity(self, identity: DirectoryIdentity) -> None:
+        """Note durably which cluster this directory belongs to. Raises ``StorageError``."""
+        path = self.path / _IDENTITY
+        new = path.with_suffix(".new")
+        try:
+            with new.open("wb") as file:
+                file.write(msgspec.json.encode(identity))
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+            self._sync()
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
     @property
     def metadata_path(self) -> Path:
@@ -96,13 +154,16 @@ class DataDirectory:
             os.pwrite(self._lock, data, 0)
             os.ftruncate(self._lock, len(data))
 
-    def note_clean_stop(self) -> None:
+    def note_clean_stop(self, incarnation: UUID | None = None) -> None:
         """Note that everything is durable and closed: the next owner has nothing to recover.
 
-        Without disk space for the note the next start looks at every log, as after a crash.
+        A node of a cluster names its ``incarnation``. Without disk space for the note the next start looks at every log, as after a crash.
         """
         try:
-            (self.path / _CLEAN).touch()
+            with (self.path / _CLEAN).open("w") as file:
+                file.write("" if incarnation is None else incarnation.hex)
+                file.flush()
+                os.fsync(file.fileno())
             self._sync()
         except OSError as error:
             logger.warning("no note of the orderly stop in %s: %s", self.path, error.strerror)

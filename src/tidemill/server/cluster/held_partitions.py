@@ -1,0 +1,118 @@
+"""The partitions of which this node is a replica: opened when they come, removed when they go.
+
+Followers have to be open to fetch, and leaders to be fetched from. So a node of a cluster opens everything that
+it holds, a few partitions at a time. What a reassignment or a deletion has taken from it is removed from its
+disk, and the metadata is told when that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from tidemill.control.commands import ForgetDeleted
+from tidemill.coordination.turns import begin_slice, give_way
+from tidemill.errors import StorageError, TidemillError
+
+if TYPE_CHECKING:
+    from tidemill.control.image import MetadataDelta, MetadataImage
+    from tidemill.server.broker import Broker
+
+__all__ = ("HeldPartitions",)
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 1.0
+
+
+class HeldPartitions:
+    """Opens and removes what the metadata gives to this node and takes from it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        #: To be looked at: opened if this node is a replica, removed if it is not any more.
+        self._due: dict[tuple[UUID, int], None] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look at everything once, and at what changes from then on."""
+        self._due.update(
+            dict.fromkeys((each.topic_id, each.index) for each in self._broker.find.held_placements())
+        )
+        self._news.set()
+        self._task = asyncio.create_task(self._run(), name="held-partitions")
+
+    async def stop(self) -> None:
+        """Stop; what is half done is done at the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def metadata_changed(self, new: MetadataImage, delta: MetadataDelta) -> None:
+        """Take note of what came and went."""
+        for topic in delta.created:
+            self._due.update(dict.fromkeys((topic.id, index) for index in range(len(topic.partitions))))
+        for name, added in delta.new_partitions.items():
+            self._due.update(dict.fromkeys((new.topics[name].id, index) for index in added))
+        for changed in (*delta.replicas_changed, *delta.leader_changed):
+            self._due[new.topics[changed.topic].id, changed.partition] = None
+        if self._due or delta.deleted_topics_changed or delta.deleted:
+            self._news.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._open_due()
+                await self._remove_deleted()
+            except TidemillError as error:
+                logger.warning("partitions of this node are looked at again: %s", error.message)
+                await asyncio.sleep(_RETRY_S)
+                self._news.set()
+
+    async def _open_due(self) -> None:
+        begin_slice()
+        broker = self._broker
+        while self._due:
+            key = next(iter(self._due))
+            del self._due[key]
+            placement = broker.find.held_placement(*key)
+            if placement is None or broker.replicas.peek(*key) is not None:
+                continue
+            try:
+                broker.replicas.open(placement)
+            except StorageError:
+                # It was noted and logged when it was opened; this replica stays behind.
+                pass
+            await give_way()
+
+    async def _remove_deleted(self) -> None:
+        """Remove the files of topics that were deleted, and say so."""
+        broker, node_id = self._broker, self._broker.node_id
+        for topic_id, deleted in list(broker.image.deleted_topics.items()):
+            if node_id not in deleted.nodes:
+                continue
+            broker.replicas.mark_deleting(deleted.name, topic_id)
+            await asyncio.wrap_future(broker.removal.remove_topic(deleted.name, topic_id))
+            await broker.propose(ForgetDeleted(topic_id=topic_id, node_id=node_id))
+
+    def problems(self) -> list[str]:
+        """Partitions that have no leader, or too few replicas in sync, as far as this node is concerned."""
+        image, node_id = self._broker.image, self._broker.node_id
+        leaderless = [
+            f"{topic.name}-{index}"
+            for topic in image.topics.values()
+            for index, placed in enumerate(topic.partitions)
+            if placed.leader == -1 and node_id in placed.replicas
+        ]
+        if not leaderless:
+            return []
+        shown = ", ".join(leaderless[:5]) + (", ..." if len(leaderless) > 5 else "")
+        return [
+            f"{len(leaderless)} partitions of this node have no leader ({shown}): no live node has all their "
+            "records; start the nodes that are down, or see 'tidemill cluster elect --help'"
+        ]

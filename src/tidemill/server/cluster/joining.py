@@ -1,0 +1,101 @@
+"""Joining a cluster: whether a data directory may be used, and how nodes know each other.
+
+A directory belongs to one cluster and one node. It remembers how much of the cluster's metadata it has seen:
+metadata that is older was lost or restored, and then only an operator can say what counts.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.control.image import MetadataImage
+from tidemill.errors import ApiError, ConfigError, ErrorCode
+from tidemill.net.transport import TcpTransport, Transport
+from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
+
+__all__ = ("cluster_transport", "identify", "note_seen", "read_file", "read_secret")
+
+
+def identify(
+    directory: DataDirectory, image: MetadataImage, name: str, new_id: Callable[[], UUID]
+) -> DirectoryIdentity:
+    """The identity of a data directory, written if it has none. Raises ``ApiError`` if it is another's."""
+    cluster_id = image.cluster_id
+    assert cluster_id is not None, "the cluster has a name before nodes join"
+    identity = directory.read_identity()
+    if identity is None:
+        identity = DirectoryIdentity(cluster_id=cluster_id, directory_id=new_id(), node_name=name)
+        directory.write_identity(identity)
+        return identity
+    if identity.cluster_id != cluster_id:
+        raise ApiError(
+            ErrorCode.inconsistent_cluster_id,
+            f"the data directory {directory.path} belongs to cluster {identity.cluster_id}, and this is cluster "
+            f"{cluster_id}; name the right etcd and --set cluster_name, or another --data directory",
+        )
+    if identity.node_name != name:
+        raise ApiError(
+            ErrorCode.duplicate_broker_registration,
+            f"the data directory {directory.path} is node {identity.node_name!r}'s, and this node is called "
+            f"{name!r}; start it as --name {identity.node_name}, or give it another --data directory",
+        )
+    if identity.seen_revision > image.revision:
+        raise ApiError(
+            ErrorCode.inconsistent_cluster_id,
+            f"the data directory {directory.path} has seen revision {identity.seen_revision} of the cluster's "
+            f"metadata, and etcd has only {image.revision}: etcd has lost data or was restored. Restore its newest "
+            "copy; or, if what it has is to count, remove the line seen_revision from cluster-identity.json on "
+            "every node",
+        )
+    return identity
+
+
+def note_seen(directory: DataDirectory, identity: DirectoryIdentity, revision: int) -> DirectoryIdentity:
+    """Note how much of the metadata the directory has seen; returns the identity as it is then."""
+    if revision <= identity.seen_revision:
+        return identity
+    identity = msgspec.structs.replace(identity, seen_revision=revision)
+    directory.write_identity(identity)
+    return identity
+
+
+def read_secret(settings: Settings) -> bytes:
+    """The secret that the nodes share; empty if there is none. Raises ``ConfigError``."""
+    if settings.cluster_secret_file is None:
+        return b""
+    secret = read_file("cluster_secret_file", settings.cluster_secret_file).strip()
+    if not secret:
+        raise ConfigError(f"{settings.cluster_secret_file} (setting cluster_secret_file) is empty")
+    return secret
+
+
+def read_file(setting: str, path: Path) -> bytes:
+    """The contents of a file that a setting names. Raises ``ConfigError``."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} (setting {setting}): {error.strerror}") from error
+
+
+def cluster_transport(settings: Settings, transport: Transport) -> Transport:
+    """The transport between nodes: with TLS, if the settings name certificates. Raises ``ConfigError``."""
+    if settings.cluster_tls_ca is None:
+        return transport
+    contexts = []
+    for side in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
+        try:
+            context = ssl.create_default_context(side, cafile=str(settings.cluster_tls_ca))
+            context.load_cert_chain(str(settings.cluster_tls_cert), str(settings.cluster_tls_key))
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"the certificates of cluster_tls_ca, cluster_tls_cert and cluster_tls_key cannot be used: {error}"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+        contexts.append(context)
+    return TcpTransport(server_tls=contexts[0], client_tls=contexts[1])

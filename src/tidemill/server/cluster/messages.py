@@ -1,0 +1,198 @@
+"""What a node answers other nodes: one function for each message."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemill.cluster.handshake import PeerInfo
+from tidemill.cluster.listener import Handlers
+from tidemill.cluster.messages import (
+    AppendRequest,
+    AppendResponse,
+    BrokerMetadata,
+    ElectLeaderRequest,
+    ElectLeaderResponse,
+    FetchMetadataRequest,
+    FetchRequest,
+    FetchResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    KafkaRequest,
+    KafkaResponse,
+    MetadataProposalResponse,
+    MetadataResponse,
+    PartitionMetadata,
+    ProbeRequest,
+    ProbeResponse,
+    ProposeMetadataRequest,
+    ReplicaStateAckResponse,
+    ReplicaStateRequest,
+    TopicMetadata,
+)
+from tidemill.control.commands import Election, ElectLeaders, Resign
+from tidemill.coordination.turns import begin_slice, give_way
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+
+if TYPE_CHECKING:
+    from tidemill.control.image import MetadataImage, TopicImage
+    from tidemill.replication.partition import Partition
+    from tidemill.server.broker import Broker
+    from tidemill.server.cluster.membership import Membership
+
+__all__ = ("handlers_of",)
+
+_NO_NODE: Final = -1
+
+
+def handlers_of(membership: Membership, broker: Broker) -> Handlers:
+    """The handlers of a node's cluster listener."""
+    served = _Served(membership, broker)
+    return {
+        FetchMetadataRequest: served.fetch_metadata,
+        ProposeMetadataRequest: served.propose_metadata,
+        FetchRequest: served.fetch,
+        ReplicaStateRequest: served.replica_state,
+        HeartbeatRequest: served.heartbeat,
+        AppendRequest: served.append,
+        ElectLeaderRequest: served.elect_leader,
+        ProbeRequest: served.probe,
+        KafkaRequest: served.kafka,
+    }
+
+
+class _Served:
+    """The handlers, each named after its message."""
+
+    def __init__(self, membership: Membership, broker: Broker) -> None:
+        self._membership = membership
+        self._broker = broker
+
+    # --- metadata
+
+    async def fetch_metadata(self, peer: PeerInfo, request: FetchMetadataRequest) -> MetadataResponse:
+        """Tell what this node knows."""
+        image = self._broker.image
+        names = sorted(image.topics) if request.topics is None else request.topics
+        topics = []
+        begin_slice()
+        for name in names:
+            topic = image.topics.get(name)
+            if topic is not None:
+                topics.append(_topic(image, topic))
+            await give_way()
+        return MetadataResponse(
+            request.header.answer(),
+            cluster_id=image.cluster_id or "",
+            controller_id=None if image.controller is None else image.controller.node_id,
+            topics=topics,
+            brokers=[
+                BrokerMetadata(node.id, node.host, node.port, node.rack, alive=image.live(node.id))
+                for node in image.nodes.values()
+            ],
+            revision=image.revision,
+        )
+
+    async def propose_metadata(
+        self, peer: PeerInfo, request: ProposeMetadataRequest
+    ) -> MetadataProposalResponse:
+        """Commit a command as the controller, or pass it on."""
+        return await self._membership.proposals.answer(request)
+
+    async def elect_leader(self, peer: PeerInfo, request: ElectLeaderRequest) -> ElectLeaderResponse:
+        """Have the controller choose another leader; an unclean election names it."""
+        topic = self._broker.find.topic_by_id(request.partition.topic_id)
+        index = request.partition.index
+        if index >= len(topic.partitions):
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic.name} has no partition {index}")
+        placed = topic.partitions[index]
+        if request.mode == "resign":
+            command: Any = Resign(
+                topic_id=topic.id, index=index, node_id=placed.leader, leader_epoch=placed.leader_epoch
+            )
+            await self._membership.proposals.propose(command)
+        elif request.mode in (Election.PREFERRED.value, Election.UNCLEAN.value):
+            command = ElectLeaders(
+                name=topic.name,
+                partitions=(index,),
+                election=Election(request.mode),
+                leader=request.preferred_leader,
+                who=f"node {peer.node_id}",
+            )
+            codes = await self._membership.proposals.propose(command)
+            code = ErrorCode(next(iter(codes.values())))
+            if code not in (ErrorCode.none, ErrorCode.election_not_needed):
+                raise ApiError(code, f"no other leader of {topic.name}-{index} was elected")
+        else:
+            raise ApiError(ErrorCode.invalid_request, f"there is no election of mode {request.mode!r}")
+        placed = self._broker.find.topic_by_id(topic.id).partitions[index]
+        leader = None if placed.leader == _NO_NODE else placed.leader
+        return ElectLeaderResponse(request.header.answer(), leader=leader, epoch=placed.leader_epoch)
+
+    # --- replication
+
+    async def fetch(self, peer: PeerInfo, request: FetchRequest) -> FetchResponse:
+        """Give a follower the records that it lacks."""
+        return await self._membership.leaders.fetch(request)
+
+    async def replica_state(self, peer: PeerInfo, request: ReplicaStateRequest) -> ReplicaStateAckResponse:
+        """Take note of what is durable at a follower."""
+        return await self._membership.leaders.replica_state(request)
+
+    async def heartbeat(self, peer: PeerInfo, request: HeartbeatRequest) -> HeartbeatResponse:
+        """Take note of high watermarks that a leader tells."""
+        return self._membership.fetcher.heartbeat(request, self._broker.replicas.peek)
+
+    async def append(self, peer: PeerInfo, request: AppendRequest) -> AppendResponse:
+        """Append a batch of another node's internal writer."""
+        if request.required_acks not in (0, 1, -1):
+            raise ApiError(
+                ErrorCode.invalid_required_acks, f"acks must be 0, 1 or -1, not {request.required_acks}"
+            )
+        broker, where = self._broker, request.partition
+        topic = broker.find.topic_by_id(where.topic_id)
+        partition = broker.find.partition(topic, where.index, request.leader_epoch)
+        appended = partition.append(bytes(request.records), broker.clock_ms())
+        if request.required_acks:
+            await _wait(partition, appended.last_offset + 1, committed=request.required_acks == -1)
+        return AppendResponse(request.header.answer(), base_offset=appended.base_offset)
+
+    # --- liveness, and Kafka's own requests
+
+    async def probe(self, peer: PeerInfo, request: ProbeRequest) -> ProbeResponse:
+        """Say that this node is well."""
+        return ProbeResponse(request.header.answer(), wall_ms=self._broker.clock_ms())
+
+    async def kafka(self, peer: PeerInfo, request: KafkaRequest) -> KafkaResponse:
+        """Serve a Kafka request that only nodes may send."""
+        frame = await self._broker.serve_node_request(peer.node_id, request.frame)
+        return KafkaResponse(request.header.answer(), frame=memoryview(frame))
+
+
+async def _wait(partition: Partition, offset: int, *, committed: bool) -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settled(error: TidemillError | None) -> None:
+        if not done.done():
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+    (partition.when_acknowledged if committed else partition.when_durable)(offset, settled)
+    await done
+
+
+def _topic(image: MetadataImage, topic: TopicImage) -> TopicMetadata:
+    partitions = [
+        PartitionMetadata(
+            index,
+            None if placed.leader == _NO_NODE else placed.leader,
+            placed.leader_epoch,
+            list(placed.replicas),
+            list(placed.isr),
+            [node_id for node_id in placed.replicas if not image.live(node_id)],
+        )
+        for index, placed in enumerate(topic.partitions)
+    ]
+    return TopicMetadata(topic.name, topic.id, partitions, topic.internal)
