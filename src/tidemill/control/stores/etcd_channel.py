@@ -60,6 +60,8 @@ _CHANNEL_OPTIONS: Final = (
     # A peer that vanished without a word is noticed by pings. etcd allows one every 5 s.
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    # Without it, gRPC gives an unanswered ping a minute, whatever the line above says.
+    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

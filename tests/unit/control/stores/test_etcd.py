@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from support.etcd import NO_ETCD, EtcdServer, has_etcd
 from tidemill.config.values import Address, parse_address
+from tidemill.control.stores import etcd
 from tidemill.control.stores.etcd import EtcdStore, TransactionAssembler
 from tidemill.control.stores.etcd_channel import EtcdSettings
 from tidemill.control.stores.store import (
@@ -277,6 +279,35 @@ async def test_an_etcd_that_has_no_connection_is_reported_as_unavailable_and_not
             own.restart()
             await commit_once_it_works(store, put("b", b"4"))
             assert (await store.read()).entries["a"].value == b"1"
+
+
+async def test_a_watch_gives_up_a_connection_that_has_fallen_silent(
+    tmp_path: Path, server: EtcdServer
+) -> None:
+    """The connection stays open, so that only unanswered pings show it. That takes nine seconds."""
+    given_up = asyncio.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            given_up.set()
+
+    log, listener = logging.getLogger(etcd.__name__), Listener()
+    with EtcdServer(tmp_path / "own") as own:
+        async with opened(settings_of(own)) as store:
+            watch = store.watch(await store.commit(put("a")))
+            await take(watch, 1)
+            waiting = asyncio.create_task(take(watch, 1))
+            own.pause()
+            log.addHandler(listener)
+            try:
+                async with asyncio.timeout(45):
+                    await given_up.wait()
+            finally:
+                log.removeHandler(listener)
+                own.resume()
+            revision = await commit_once_it_works(store, put("b"))
+            assert [batch.revision for batch in await waiting] <= [revision]
+            await watch.aclose()
 
 
 async def test_a_dead_endpoint_is_passed_over(server: EtcdServer) -> None:
