@@ -256,7 +256,7 @@ class SimNode:
             disk_space=lambda path, reserve_bytes: SimDiskSpace(storage),
             storage=self._storage,
             kv_engine=lambda limits, give_up_reserve: DictEngine(storage, loop.rng, give_up_reserve),
-            metadata_store=lambda path: ProcessStore(store, self.process),
+            metadata_store=lambda settings, path: ProcessStore(store, self.process),
             transport=network.transport(host),
         )
         self.node = Node(self.settings, self.runtime)

@@ -71,7 +71,7 @@ class ClusterIdentity:
     def __post_init__(self) -> None:
         if not self.secret:
             raise ConfigError(
-                "a node of a cluster needs the cluster's secret; give all nodes the same cluster_secret"
+                "a node of a cluster needs its secret; give all nodes the same cluster_secret_file"
             )
 
 
@@ -245,5 +245,6 @@ class ListeningHandshake:
 
 def _wrong_secret(what: str) -> ApiError:
     return error_of(
-        ClusterErrorCode.WRONG_SECRET, f"{what}; give all nodes of the cluster the same cluster_secret"
+        ClusterErrorCode.WRONG_SECRET,
+        f"{what}; give all nodes of the cluster the same secret (cluster_secret_file)",
     )

@@ -110,7 +110,7 @@ class Settings:
     ] = None
     cluster_secret_file: Annotated[
         Path | None,
-        _file("A file whose contents all nodes of the cluster share; nodes prove it to each other."),
+        _file("A file with the secret that nodes prove to each other. Empty: the one that is kept in etcd."),
     ] = None
     cluster_tls_ca: Annotated[
         Path | None,

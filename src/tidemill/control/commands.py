@@ -19,6 +19,7 @@ from tidemill.errors import ErrorCode
 __all__ = (
     "PROPOSALS",
     "AdmitNode",
+    "AllocateNodeNumber",
     "AllocateProducerIds",
     "AlterInSync",
     "AlterReassignment",
@@ -60,11 +61,20 @@ class Command(msgspec.Struct, Generic[R_co], frozen=True, tag=True, kw_only=True
 class SetClusterId(Command[None], frozen=True, kw_only=True):
     """Name the cluster, once. Naming it again is refused unless the name is the same.
 
-    ``replicated`` makes it a cluster of several nodes, for good.
+    ``replicated`` makes it a cluster of several nodes, for good, whose nodes prove ``secret`` to each other.
     """
 
     cluster_id: str
     replicated: bool = False
+    secret: bytes = b""
+
+
+class AllocateNodeNumber(Command[int], frozen=True, kw_only=True):
+    """Give a node's name its number, for good; gives the number. Asked again, it is the same."""
+
+    may_use_reserve: ClassVar[bool] = True
+
+    name: str
 
 
 class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):

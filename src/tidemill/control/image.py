@@ -22,6 +22,7 @@ from tidemill.control.records import (
     ControllerRecord,
     DeletedTopicRecord,
     NodeConfigsRecord,
+    NodeNumbersRecord,
     NodeRecord,
     NodeTagsRecord,
     PartitionImage,
@@ -131,12 +132,14 @@ class MetadataImage:
     under None. ``catalog`` is all about tables; what is asked most can be asked of the image itself.
 
     In a cluster that is ``replicated``, ``alive`` has the incarnation of every node with a session, and
-    ``admitted`` the one that the controller has admitted last.
+    ``admitted`` the one that the controller has admitted last. ``node_numbers`` has the number of every name
+    that a node ever had. ``cluster_secret`` is what nodes prove to each other.
     """
 
     revision: int = 0
     cluster_id: str | None = None
     replicated: bool = False
+    cluster_secret: bytes = field(default=b"", repr=False)
     nodes: Mapping[int, NodeImage] = field(default_factory=lambda: MappingProxyType({}))
     topics: SharedMap[str, TopicImage] = field(default_factory=SharedMap)
     topic_names_by_id: SharedMap[UUID, str] = field(default_factory=SharedMap)
@@ -147,6 +150,7 @@ class MetadataImage:
     alive: Mapping[int, UUID] = field(default_factory=lambda: MappingProxyType({}))
     admitted: Mapping[int, UUID] = field(default_factory=lambda: MappingProxyType({}))
     controller: ControllerImage | None = None
+    node_numbers: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     node_tags: Mapping[int, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     deleted_topics: Mapping[UUID, DeletedTopicImage] = field(default_factory=lambda: MappingProxyType({}))
     catalog: Catalog = field(default_factory=Catalog)
@@ -231,6 +235,8 @@ class _Fold:
         self._replica_counts = dict(image.replica_counts)
         self._cluster_id = image.cluster_id
         self._replicated = image.replicated
+        self._cluster_secret = image.cluster_secret
+        self._node_numbers = image.node_numbers
         self._alive = dict(image.alive)
         self._admitted = dict(image.admitted)
         self._tags = dict(image.node_tags)
@@ -268,6 +274,8 @@ class _Fold:
             revision=revision,
             cluster_id=self._cluster_id,
             replicated=self._replicated,
+            cluster_secret=self._cluster_secret,
+            node_numbers=self._node_numbers,
             nodes=MappingProxyType(self._nodes) if self._nodes != old.nodes else old.nodes,
             alive=MappingProxyType(self._alive),
             admitted=MappingProxyType(self._admitted),
@@ -306,10 +314,13 @@ class _Fold:
                 cluster = None if value is None else decode(key, value, ClusterRecord)
                 self._cluster_id = None if cluster is None else cluster.cluster_id
                 self._replicated = cluster is not None and cluster.replicated
+                self._cluster_secret = b"" if cluster is None else cluster.secret
             case "producer-ids":
                 self._next_producer_id = (
                     0 if value is None else decode(key, value, ProducerIdsRecord).next_producer_id
                 )
+            case "node-numbers":
+                self._node_numbers = {} if value is None else decode(key, value, NodeNumbersRecord).numbers
             case "alive" | "admitted" | "tags" | "deleted" | "controller":
                 self._fold_cluster_state(key, kind, rest, value, mod_revision)
             case _:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.control import records
-from tidemill.control.commands import AdmitNode, ForgetDeleted, RegisterNode, RemoveNode, SetNodeTags
+from tidemill.control.commands import (
+    AdmitNode,
+    AllocateNodeNumber,
+    ForgetDeleted,
+    RegisterNode,
+    RemoveNode,
+    SetNodeTags,
+)
 from tidemill.control.image import NodeImage
 from tidemill.control.plans import Plan, guards, planner, write_one
 from tidemill.control.records import encode
@@ -23,6 +30,16 @@ __all__ = ()
 
 _NAMED_MAX = 20
 """How many replicas the refusal to remove a node names."""
+
+
+@planner.register(AllocateNodeNumber)
+def _(command: AllocateNodeNumber, image: MetadataImage, limits: ControlLimits) -> Plan[int]:
+    known = {node.name: node.id for node in image.nodes.values()} | dict(image.node_numbers)
+    if command.name in known:
+        return Plan({}, {}, known[command.name])
+    number = max(known.values(), default=0) + 1
+    record = records.NodeNumbersRecord(numbers={**known, command.name: number})
+    return write_one(image, records.NODE_NUMBERS_KEY, encode(record), number)
 
 
 @planner.register(RegisterNode)

@@ -86,8 +86,10 @@ def _(command: SetClusterId, image: MetadataImage, limits: ControlLimits) -> Pla
             ErrorCode.inconsistent_cluster_id,
             f"this is cluster {image.cluster_id!r}, it cannot become {command.cluster_id!r}",
         )
-    value = encode(records.ClusterRecord(cluster_id=command.cluster_id, replicated=command.replicated))
-    return write_one(image, records.CLUSTER_KEY, value, None)
+    record = records.ClusterRecord(
+        cluster_id=command.cluster_id, replicated=command.replicated, secret=command.secret
+    )
+    return write_one(image, records.CLUSTER_KEY, encode(record), None)
 
 
 @planner.register(AllocateProducerIds)

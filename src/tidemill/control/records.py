@@ -4,6 +4,7 @@
 | --- | --- |
 | ``cluster`` | ``ClusterRecord`` |
 | ``nodes/<id>`` | ``NodeRecord``; the revision that wrote it is the node epoch |
+| ``node-numbers`` | ``NodeNumbersRecord`` |
 | ``alive/<id>`` | ``AliveRecord``, bound to the node's session |
 | ``admitted/<id>`` | ``AdmittedRecord`` |
 | ``tags/<id>`` | ``NodeTagsRecord``; apart from the node, because tags must not change the node epoch |
@@ -35,6 +36,7 @@ from tidemill.errors import CorruptData, StorageError
 __all__ = (
     "CLUSTER_KEY",
     "CONTROLLER_KEY",
+    "NODE_NUMBERS_KEY",
     "PARTITIONS_PER_CHUNK",
     "PRODUCER_IDS_KEY",
     "AdmittedRecord",
@@ -43,6 +45,7 @@ __all__ = (
     "ControllerRecord",
     "DeletedTopicRecord",
     "NodeConfigsRecord",
+    "NodeNumbersRecord",
     "NodeRecord",
     "NodeTagsRecord",
     "PartitionImage",
@@ -66,6 +69,7 @@ __all__ = (
 PARTITIONS_PER_CHUNK = 1_000
 CLUSTER_KEY = "cluster"
 CONTROLLER_KEY = "controller"
+NODE_NUMBERS_KEY = "node-numbers"
 PRODUCER_IDS_KEY = "producer-ids"
 
 _FORMAT_VERSION = 1
@@ -83,6 +87,8 @@ class ClusterRecord(Record, frozen=True, kw_only=True):
     cluster_id: str
     #: Whether nodes have sessions, and leaders are elected. A node that is alone needs neither.
     replicated: bool = False
+    #: What nodes prove to each other, unless they are given another secret. Who reads the store is trusted.
+    secret: bytes = b""
 
 
 class NodeRecord(Record, frozen=True, kw_only=True):
@@ -132,6 +138,12 @@ class ControllerRecord(Record, frozen=True, kw_only=True):
     node_id: int
     #: Tells an earlier session of the same node from this one.
     incarnation: UUID | None = None
+
+
+class NodeNumbersRecord(Record, frozen=True, kw_only=True):
+    """The numbers of nodes by their names; a number is never given to another name."""
+
+    numbers: dict[str, int]
 
 
 class DeletedTopicRecord(Record, frozen=True, kw_only=True):

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
-from tidemill.control.commands import BumpLeaderEpochs, Command, RegisterNode, SetClusterId, new_cluster_id
+from tidemill.control.commands import (
+    AllocateNodeNumber,
+    BumpLeaderEpochs,
+    Command,
+    RegisterNode,
+    SetClusterId,
+    new_cluster_id,
+)
 from tidemill.control.controller import CONTROLLER_METRICS, Controller
 from tidemill.control.placement import ControlLimits
 from tidemill.control.stores.store import MetadataStore
@@ -28,7 +35,7 @@ from tidemill.replication.scrubber import SCRUB_METRICS
 from tidemill.server.broker import Broker
 from tidemill.server.broker.fetch_sessions import FETCH_SESSION_METRICS
 from tidemill.server.broker.housekeeping import Chore, Housekeeping
-from tidemill.server.cluster.numbering import check_kind, node_number
+from tidemill.server.cluster.kind import check_kind
 from tidemill.server.connections.budget import BUDGET_METRICS, BudgetLimits, ByteBudget
 from tidemill.server.connections.connection import Connection
 from tidemill.server.connections.frame_buffers import FrameBuffers
@@ -50,6 +57,7 @@ __all__ = ("Node",)
 logger = logging.getLogger(__name__)
 
 _LISTEN_BACKLOG = 1024
+_SECRET_BYTES = 32
 _CONNECTION_CHECK_INTERVAL_MS = 1_000
 #: How long the start waits until what a crash has interrupted is visible everywhere.
 _DECISIONS_WAIT_MS = 10_000
@@ -174,16 +182,18 @@ class Node:
         if controller.image.cluster_id is None:
             await self._name_cluster(controller)
         if not alone:
-            number = node_number(controller.image, settings.node_name)
+            number = await controller.submit(AllocateNodeNumber(name=settings.node_name))
             self.settings = replace(settings, node_id=number)
         return controller
 
     async def _name_cluster(self, controller: Controller) -> None:
         name = new_cluster_id(self.runtime.ids.uuid())
+        command = SetClusterId(cluster_id=name)
+        if self.settings.cluster is not None:
+            secret = self.runtime.ids.token(_SECRET_BYTES)
+            command = SetClusterId(cluster_id=name, replicated=True, secret=secret)
         try:
-            await controller.submit(
-                SetClusterId(cluster_id=name, replicated=self.settings.cluster is not None)
-            )
+            await controller.submit(command)
         except ApiError as error:
             # Another node was first, and its name counts.
             if error.code is not ErrorCode.inconsistent_cluster_id:

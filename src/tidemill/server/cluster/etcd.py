@@ -15,7 +15,7 @@ __all__ = ("open_etcd",)
 
 
 def open_etcd(settings: Settings) -> MetadataStore:
-    """The metadata of the cluster ``settings.cluster_name``, below ``tidemill/<name>/``. Raises ``ConfigError``."""
+    """The metadata of the cluster that the settings name. Raises ``ConfigError``."""
     try:
         from tidemill.control.stores.etcd import EtcdStore
         from tidemill.control.stores.etcd_channel import EtcdSettings, parse_etcd_url

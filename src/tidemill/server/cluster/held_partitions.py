@@ -1,13 +1,14 @@
 """The partitions of which this node is a replica: opened when they come, removed when they go.
 
-Followers have to be open to fetch, and leaders to be fetched from. So a node of a cluster opens everything that
-it holds, a few partitions at a time. What a reassignment or a deletion has taken from it is removed from its
-disk, and the metadata is told when that is done.
+Followers have to be open to fetch, and leaders to be fetched from. So a node of a cluster opens everything
+that it holds, a few partitions at a time. What a reassignment or a deletion has taken from it is removed from
+its disk, and the metadata is told when that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -83,11 +84,9 @@ class HeldPartitions:
             placement = broker.find.held_placement(*key)
             if placement is None or broker.replicas.peek(*key) is not None:
                 continue
-            try:
+            # An error was noted and logged when it was opened; this replica stays behind.
+            with contextlib.suppress(StorageError):
                 broker.replicas.open(placement)
-            except StorageError:
-                # It was noted and logged when it was opened; this replica stays behind.
-                pass
             await give_way()
 
     async def _remove_deleted(self) -> None:

@@ -36,8 +36,8 @@ def identify(
     if identity.cluster_id != cluster_id:
         raise ApiError(
             ErrorCode.inconsistent_cluster_id,
-            f"the data directory {directory.path} belongs to cluster {identity.cluster_id}, and this is cluster "
-            f"{cluster_id}; name the right etcd and --set cluster_name, or another --data directory",
+            f"the data directory {directory.path} belongs to cluster {identity.cluster_id}, and this is "
+            f"cluster {cluster_id}; name the right etcd and --set cluster_name, or another --data directory",
         )
     if identity.node_name != name:
         raise ApiError(
@@ -48,10 +48,10 @@ def identify(
     if identity.seen_revision > image.revision:
         raise ApiError(
             ErrorCode.inconsistent_cluster_id,
-            f"the data directory {directory.path} has seen revision {identity.seen_revision} of the cluster's "
-            f"metadata, and etcd has only {image.revision}: etcd has lost data or was restored. Restore its newest "
-            "copy; or, if what it has is to count, remove the line seen_revision from cluster-identity.json on "
-            "every node",
+            f"the data directory {directory.path} has seen revision {identity.seen_revision} of the "
+            f"cluster's metadata, and etcd has only {image.revision}: etcd has lost data or was restored. "
+            "Restore its newest copy; or, if what it has is to count, set seen_revision to 0 in "
+            "cluster-identity.json on every node",
         )
     return identity
 
@@ -65,10 +65,10 @@ def note_seen(directory: DataDirectory, identity: DirectoryIdentity, revision: i
     return identity
 
 
-def read_secret(settings: Settings) -> bytes:
-    """The secret that the nodes share; empty if there is none. Raises ``ConfigError``."""
+def read_secret(settings: Settings, image: MetadataImage) -> bytes:
+    """The secret that nodes share: that of the file in the settings, else etcd's. Raises ``ConfigError``."""
     if settings.cluster_secret_file is None:
-        return b""
+        return image.cluster_secret
     secret = read_file("cluster_secret_file", settings.cluster_secret_file).strip()
     if not secret:
         raise ConfigError(f"{settings.cluster_secret_file} (setting cluster_secret_file) is empty")
@@ -94,7 +94,8 @@ def cluster_transport(settings: Settings, transport: Transport) -> Transport:
             context.load_cert_chain(str(settings.cluster_tls_cert), str(settings.cluster_tls_key))
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"the certificates of cluster_tls_ca, cluster_tls_cert and cluster_tls_key cannot be used: {error}"
+                "the certificates of cluster_tls_ca, cluster_tls_cert and cluster_tls_key cannot be used: "
+                f"{error}"
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
         contexts.append(context)

@@ -1,11 +1,11 @@
 """A node's membership of a cluster: its session, its connections to other nodes, and its replicas.
 
-Order of a start: the metadata is read, the listeners are bound, the logs are checked; then the node registers,
-its session begins, and the controller admits it. Until then it leads nothing. A stop goes the other way:
-leaderships are given to in-sync replicas first, and the session ends when everything is on disk.
+Order of a start: the metadata is read, the listeners are bound, the logs are checked; then the node
+registers, its session begins, and the controller admits it. Until then it leads nothing. A stop goes the
+other way: leaderships are given to in-sync replicas first, and the session ends when everything is on disk.
 
-A session that is lost (etcd was away for longer than it lives) begins anew as another incarnation. The process
-has gone on, so what it has reported is still on its disk.
+A session that is lost (etcd was away for longer than it lives) begins anew as another incarnation. The
+process has gone on, so what it has reported is still on its disk.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Membership:
         self._registration: _Registration | None = None
         #: For intervals; it goes on while the machine sleeps, where the system has such a clock.
         self._steady_ms = lambda: int(loop.time() * 1000)
-        secret = read_secret(settings)
+        secret = read_secret(settings, broker.image)
         transport = cluster_transport(settings, runtime.transport)
         assert broker.image.cluster_id is not None
         shown = ClusterIdentity(
@@ -208,8 +208,9 @@ class Membership:
         except TimeoutError:
             raise ApiError(
                 ErrorCode.broker_not_available,
-                f"the cluster's controller has not admitted node {broker.node_id} within {_ADMISSION_WAIT_S:.0f} "
-                "s; look at the log of the controller's node, and whether etcd answers",
+                f"the cluster's controller has not admitted node {broker.node_id} within "
+                f"{_ADMISSION_WAIT_S:.0f} s; look at the log of the controller's node, and whether etcd "
+                "answers",
             ) from None
         finally:
             unsubscribe()
@@ -323,8 +324,8 @@ class Membership:
         image, node_id = self._broker.image, self._broker.node_id
         if self.session.trouble is not None:
             found.append(
-                f"etcd does not answer: {self.session.trouble}; records are taken and served, but topics cannot "
-                "be changed and no leader can be elected"
+                f"etcd does not answer: {self.session.trouble}; records are taken and served, but topics "
+                "cannot be changed and no leader can be elected"
             )
         if not image.live(node_id):
             found.append(f"node {node_id} is not admitted to the cluster at the moment")
@@ -332,7 +333,8 @@ class Membership:
             if abs(ahead_ms) > _CLOCK_OFF_MS:
                 direction = "ahead of" if ahead_ms > 0 else "behind"
                 found.append(
-                    f"the clock of node {other} is {abs(ahead_ms) // 1000} s {direction} this node's: set both"
+                    f"the clock of node {other} is {abs(ahead_ms) // 1000} s {direction} this node's: set "
+                    "both"
                 )
         found += self.held.problems()
         return found

@@ -3,8 +3,7 @@
 A node has no TLS, no authentication and no ACLs: whoever connects may read, write and delete everything.
 So it listens on loopback addresses (127.0.0.0/8, ::1, and names that mean nothing else), and refuses any
 other until its owner has said that the network is trusted. That holds for Kafka's listener and for HTTP
-alike: metrics name topics and groups. The listener for other nodes is no exception, unless nodes have a
-secret to prove to each other.
+alike: metrics name topics and groups. Nodes of a cluster prove a secret to each other.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ async def check_exposure(settings: Settings) -> None:
 
 def exposed_listeners(settings: Settings) -> list[tuple[str, Address]]:
     """(setting, address) of the listeners that other machines could reach. Blocks while it resolves names."""
-    listeners = [("listen", settings.listen), ("http", settings.http)]
-    if settings.cluster is not None and settings.cluster_secret_file is None:
-        listeners.append(("cluster_listen", settings.cluster_listen))
+    listeners = (("listen", settings.listen), ("http", settings.http))
     return [(name, address) for name, address in listeners if address and not _only_loopback(name, address)]
 
 
@@ -67,5 +64,5 @@ def _only_loopback(name: str, address: Address) -> bool:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise cannot_listen("listen", address, error, f"--{name.replace('_', '-')}") from error
+        raise cannot_listen("listen", address, error, f"--{name}") from error
     return all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found)

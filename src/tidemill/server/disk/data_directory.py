@@ -1,8 +1,8 @@
 """The data directory: one process at a time, and a note whether the last one stopped in an orderly way.
 
-A node of a cluster also keeps its identity there: the id of the directory, the cluster that it belongs to, and
-how much of the cluster's metadata it has seen. The note of an orderly stop then names the incarnation that
-wrote it, so that a note from an older copy of the directory is recognised.
+A node of a cluster also keeps its identity there: the id of the directory, the cluster that it belongs to,
+and how much of the cluster's metadata it has seen. The note of an orderly stop then names the incarnation
+that wrote it, so that a note from an older copy of the directory is recognised.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
         cluster_id: The cluster.
         directory_id: Drawn when the directory was first used; a copy has the same.
         node_name: The node whose directory it is.
-        seen_revision: The newest revision of the cluster's metadata that this directory is known to have seen.
+        seen_revision: The newest revision of the cluster's metadata that this directory has seen.
     """
 
     cluster_id: str
@@ -107,8 +107,8 @@ class DataDirectory:
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise CorruptData(
-                f"the file that says which cluster this directory belongs to cannot be read: {error}; restore "
-                "it, or move the directory away and let the node start with an empty one",
+                f"the file that says which cluster this directory belongs to cannot be read: {error}; "
+                "restore it, or move the directory away and let the node start with an empty one",
                 path=str(path),
                 position=0,
             ) from error
@@ -157,7 +157,8 @@ class DataDirectory:
     def note_clean_stop(self, incarnation: UUID | None = None) -> None:
         """Note that everything is durable and closed: the next owner has nothing to recover.
 
-        A node of a cluster names its ``incarnation``. Without disk space for the note the next start looks at every log, as after a crash.
+        A node of a cluster names its ``incarnation``. Without disk space for the note the next start looks
+        at every log, as after a crash.
         """
         try:
             with (self.path / _CLEAN).open("w") as file:

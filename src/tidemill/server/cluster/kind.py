@@ -1,4 +1,4 @@
-"""Nodes and their numbers: which number a name has, and whether the metadata is of a cluster at all."""
+"""The kind of metadata: that of a single node, or that of a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tidemill.config.settings import Settings
     from tidemill.control.image import MetadataImage
 
-__all__ = ("check_kind", "node_number")
+__all__ = ("check_kind",)
 
 
 def check_kind(settings: Settings, image: MetadataImage) -> None:
@@ -23,14 +23,6 @@ def check_kind(settings: Settings, image: MetadataImage) -> None:
         )
     if settings.cluster is not None and not image.replicated:
         raise ConfigError(
-            f"the metadata of {settings.cluster_name!r} in etcd is that of a single node; take it into a cluster "
-            "with 'tidemill cluster upgrade'"
+            f"the metadata of {settings.cluster_name!r} in etcd is that of a single node; take it into a "
+            "cluster with 'tidemill cluster upgrade'"
         )
-
-
-def node_number(image: MetadataImage, name: str) -> int:
-    """The number of the node with this name: its own if it is registered, else the first that is free."""
-    for node in image.nodes.values():
-        if node.name == name:
-            return node.id
-    return next(number for number in range(1, len(image.nodes) + 2) if number not in image.nodes)
