@@ -2,8 +2,8 @@
 
 A small model of one partition: nodes crash, stop, lose their sessions, come back with their disk, with losses
 or with another disk, see the metadata late, and propose in-sync sets that arrive late. Records are committed
-as rule 1 of the design says: the leader that a node believes in needs all of the in-sync set that it knows, and
-those whose joining it has proposed.
+as rule 1 of the design says: whoever believes to be the leader needs all of the in-sync set that it knows,
+and those whose joining it has proposed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.support.control_world import World, directory, register
+from support.control_world import World, directory, register
 from tidemill.control import duties as duties_module
 from tidemill.control import insync, node_planning, partition_planning
 from tidemill.control.commands import (
@@ -90,13 +90,13 @@ class Model:
         self.world.end_session(node)
 
     def start(self, node: int, fate: int) -> None:
-        """Come back: with the disk as it was, with losses, with another disk, or to die before the session."""
+        """Come back: with the disk as it was, with losses or another disk, or die before the session begins."""
         if node in self.running and node not in self.world.image.alive:
             # Its session was lost: the process registers again.
             self._end(node)
         if node in self.running or node in self.world.image.alive:
             return
-        lost = ()
+        lost: tuple[tuple[UUID, int], ...] = ()
         if fate in (3, 5):
             self.data[node] = 0
             lost = ((self.world.image.topics["t"].id, 0),)
@@ -274,9 +274,9 @@ class Model:
         assert not {*partition.isr} & {*partition.elr}
         assert {*partition.adding, *partition.removing} <= {*partition.replicas}
         for node in (*partition.isr, *partition.elr):
-            if image.admitted.get(node) == image.nodes[node].incarnation:
-                if self.data[node] < self.committed:
-                    raise LostRecords(f"node {node} has {self.data[node]} of {self.committed}: {partition}")
+            is_admitted = image.admitted.get(node) == image.nodes[node].incarnation
+            if is_admitted and self.data[node] < self.committed:
+                raise LostRecords(f"node {node} has {self.data[node]} of {self.committed}: {partition}")
 
     def check_at_rest(self) -> None:
         """After all duties: whoever runs is live, and the partition is led if it can be."""
