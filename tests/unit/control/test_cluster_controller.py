@@ -25,7 +25,7 @@ from tidemill.control.commands import (
     SetTopicConfigs,
 )
 from tidemill.control.controller import Controller
-from tidemill.control.image import PartitionImage
+from tidemill.control.image import MetadataImage, PartitionImage
 from tidemill.control.session import Session
 from tidemill.control.stores.memory import MemoryStore
 from tidemill.errors import ApiError, ErrorCode
@@ -146,6 +146,27 @@ def test_when_the_controller_dies_another_takes_over_and_elects_leaders() -> Non
         assert (cluster.nodes[new].role.epoch or 0) > first_epoch
         partition = cluster.nodes[2].partition
         assert (partition.leader, partition.isr, partition.leader_epoch) == (2, (2, 3), 1)
+
+    story(tell)
+
+
+def test_a_node_that_is_back_before_the_controller_looks_leaves_first_and_is_admitted_then() -> None:
+    async def tell(cluster: Cluster) -> None:
+        await cluster.start(1, 2)
+        await create(cluster.nodes[1], 2, 1)
+        cluster.nodes[1].proxy.hang()
+        await cluster.nodes.pop(2).stop()
+        cluster.nodes[2] = Node(cluster, 2)
+        await cluster.nodes[2].start()
+        assert cluster.nodes[2].partition.leader == 2
+        # It has one turn for all that happened.
+        image = MetadataImage.from_stored(await cluster.store.read())
+        cluster.nodes[1].controller._publish(image)
+        cluster.nodes[1].proxy.go_on()
+        await asyncio.sleep(0.5)
+        partition = cluster.nodes[1].partition
+        assert (partition.leader, partition.leader_epoch, partition.isr) == (1, 1, (1,))
+        assert cluster.nodes[1].controller.image.live_nodes == {1, 2}
 
     story(tell)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from support.control_world import TOPIC_ID, World, directory, register
+from support.control_world import LIMITS, TOPIC_ID, World, directory, register
 from tidemill.control.commands import (
     PROPOSALS,
     AdmitNode,
@@ -30,6 +30,7 @@ from tidemill.control.commands import (
 )
 from tidemill.control.duties import duties
 from tidemill.control.image import MetadataDelta, MetadataImage, PartitionImage, TopicPartition
+from tidemill.control.planning import plan
 from tidemill.control.records import CONTROLLER_KEY, ControllerRecord
 from tidemill.errors import ApiError, ErrorCode
 
@@ -186,6 +187,10 @@ def test_lowering_the_minimum_empties_elr_and_raising_it_does_not(
     world.do(SetTopicConfigs(name="t", configs={"min.insync.replicas": minimum}))
     world.settle()
     assert (world.partition().min_isr, world.partition().elr) == (int(minimum), elr)
+    if minimum == "3":
+        world.do(SetTopicConfigs(name="t", configs={}))
+        world.settle()
+        assert (world.partition().min_isr, world.partition().elr) == (2, ())
 
 
 def test_the_minimum_is_two_from_three_replicas_on_and_never_more_than_there_are() -> None:
@@ -394,6 +399,16 @@ def test_proposals_that_are_refused(world: World) -> None:
     world.do(alter(world, 1, 2, 3))
     world.end_session(1)
     assert refusal(world, alter(world, 1))[0] is ErrorCode.stale_broker_epoch
+
+
+def test_what_decides_about_a_new_member_guards_the_change(world: World) -> None:
+    world.do(alter(world, 1, 2))
+    planned = plan(world.image, alter(world, 1, 2, 3), LIMITS)
+    assert {"nodes/3", "alive/3"} < planned.guards.keys()
+    world.end_session(3)
+    world.start(3)
+    (admit,) = (each for each in duties(world.image) if isinstance(each, AdmitNode))
+    assert {"nodes/3", "alive/3", "admitted/3"} == plan(world.image, admit, LIMITS).guards.keys()
 
 
 def resign(world: World, *, unfit: bool = False) -> PartitionImage:

@@ -90,7 +90,7 @@ class Model:
         self.world.end_session(node)
 
     def start(self, node: int, fate: int) -> None:
-        """Come back: with the disk as it was, with losses or another disk, or die before the session begins."""
+        """Come back: with the disk as it was, with losses or another disk, or die before the session."""
         if node in self.running and node not in self.world.image.alive:
             # Its session was lost: the process registers again.
             self._end(node)

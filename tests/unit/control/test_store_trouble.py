@@ -22,7 +22,7 @@ from tidemill.control.commands import (
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataImage
 from tidemill.control.stores.memory import MemoryStore
-from tidemill.control.stores.store import Compare, OutcomeUnknown, Put, StoreUnavailable, Txn
+from tidemill.control.stores.store import ChangeBatch, Compare, OutcomeUnknown, Put, StoreUnavailable, Txn
 from tidemill.control.tables.commands import CreateDatabase, DropDatabase
 from tidemill.errors import ApiError, ErrorCode
 
@@ -173,3 +173,20 @@ async def test_nothing_is_committed_behind_the_fence(proxy: StoreProxy, controll
         await submitted
     assert caught.value.code is ErrorCode.not_controller
     assert "u" not in controller.image.topics
+
+
+async def test_a_watch_that_brings_nothing_does_not_hold_up_commands(
+    proxy: StoreProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.control.controller._WATCH_PATIENCE_SECONDS", 0)
+
+    async def watch(from_revision: int) -> AsyncIterator[ChangeBatch]:
+        await asyncio.Event().wait()
+        yield ChangeBatch(0, ())
+
+    proxy.watch = watch  # type: ignore[method-assign,assignment]
+    controller = Controller(proxy)
+    await controller.start()
+    await controller.submit(NODE)
+    assert controller.image.nodes
+    await controller.stop()
