@@ -50,6 +50,8 @@ class Model:
         self.world.create(1, 2, 3)
         self.committed = 0
         self.data = dict.fromkeys(NODES, 0)
+        #: Nodes that came back after an unclean stop and have not been compared with a leader since.
+        self.in_doubt: set[int] = set()
         self.directories = {node: node for node in NODES}
         self.next_directory = 100
         #: Nodes whose process runs, with their node epoch; it may run on without a session.
@@ -117,6 +119,8 @@ class Model:
             )
         )
         self.notes[node] = None
+        if not self.world.image.nodes[node].clean:
+            self.in_doubt.add(node)
         if fate in (5, 6, 7):
             return
         self.running[node] = self.world.image.node_epoch(node)
@@ -144,6 +148,7 @@ class Model:
             leader = self.views[node][0].leader
             if self._leads(leader) and self._same_epoch(node, leader):
                 self.data[node] = self.data[leader]
+                self.in_doubt.discard(node)
 
     def propose(self, node: int, choice: int) -> None:
         """Propose an in-sync set; who joins has caught up. It arrives later."""
@@ -188,8 +193,13 @@ class Model:
         return self.views[node][0].leader_epoch == self.views[leader][0].leader_epoch
 
     def _follows(self, node: int, leader: int) -> bool:
-        """Whether the node is up, at the leader's epoch, and has all that the leader has."""
-        return node in self.views and self._same_epoch(node, leader) and self.data[node] == self.data[leader]
+        """Whether the node is up, at the leader's epoch, and known to have all that the leader has."""
+        return (
+            node in self.views
+            and node not in self.in_doubt
+            and self._same_epoch(node, leader)
+            and self.data[node] == self.data[leader]
+        )
 
     # -- what others do ------------------------------------------------------------------------------------
 
@@ -250,8 +260,9 @@ class Model:
         if isinstance(command, AdmitNode) and not image.nodes[command.node_id].clean:
             # A disk after an unclean stop is trusted only where there is nobody better.
             others = {*before.isr} - {command.node_id} - {*before.unfit}
-            if any(image.live(node) for node in others):
+            if command.node_id in self.in_doubt and any(image.live(node) for node in others):
                 self.data[command.node_id] = 0
+            self.in_doubt.discard(command.node_id)
         try:
             self.world.do(command)
         except ApiError:
