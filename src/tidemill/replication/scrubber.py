@@ -28,7 +28,7 @@ from tidemill.log.batch_checks import check_batches
 from tidemill.log.checked_file import pack_checked, read_checked
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.log import PartitionLog
-from tidemill.log.pace import Pace
+from tidemill.log.pace import MakePace, Pace
 from tidemill.log.scrub_progress import PartitionKey, ScrubProgress, Suspect
 from tidemill.log.storage import StorageFile, write_atomic
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
@@ -99,6 +99,7 @@ class Scrubber:
         interval_ms: int,
         clock_ms: Callable[[], int],
         steady_ms: Callable[[], int],
+        pace: MakePace = Pace,
     ) -> None:
         self._replicas = replicas
         self._placements = placements
@@ -107,7 +108,7 @@ class Scrubber:
         self._clock_ms = clock_ms
         self._steady_ms = steady_ms
         self._stopping = threading.Event()
-        self._pace = Pace(bytes_per_second, sleep=lambda seconds: _ignore(self._stopping.wait(seconds)))
+        self._pace = pace(bytes_per_second)
         #: An executor with one thread.
         self._pool = pool
         self._started = False
@@ -359,6 +360,7 @@ class Scrubber:
     def close(self) -> None:
         """Stop what is under way, and note how far it has come."""
         self._stopping.set()
+        self._pace.end()
         self._pool.shutdown(wait=True)
         known = self._known()
         if self._started and known != self._saved and (self.interval_ms or known.suspects):
@@ -379,10 +381,6 @@ def _stretch_at(log: PartitionLog, offset: int) -> _Stretch:
         header.base_offset,
         EpochHistory(list(log.epochs.entries)),
     )
-
-
-def _ignore(_: bool) -> None:
-    """Drop the result of a wait: ``Pace`` takes a sleep that returns nothing."""
 
 
 SCRUB_METRICS: Final[Sequence[Metric[Scrubber]]] = (
