@@ -104,7 +104,7 @@ class Node:
         loop = asyncio.get_running_loop()
         settings, runtime = self.settings, self.runtime
         self.directory.check_metadata_present()
-        self._store = runtime.metadata_store(self.directory.metadata_path)
+        self._store = runtime.metadata_store(self.directory.metadata_path, runtime.pools)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
         self._controller = controller = Controller(self._store, limits=limits)
         await controller.start()
