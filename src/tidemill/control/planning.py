@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 from tidemill.control.tables import lease_planning, planning  # noqa: F401
 from tidemill.control.tables.images import TableImage, TablePartition
 
-__all__ = ("Plan", "bump_commands", "plan")
+__all__ = ("Plan", "plan")
 
 R = TypeVar("R")
 
@@ -57,15 +57,6 @@ _LEADERLESS = -1
 def plan(image: MetadataImage, command: Command[R], limits: ControlLimits) -> Plan[R]:
     """Plan what ``command`` writes to ``image``. Raises ``ApiError`` if Kafka would refuse it."""
     return cast("Plan[R]", planner(command, image, limits))
-
-
-def bump_commands(image: MetadataImage, node_id: int) -> list[BumpLeaderEpochs]:
-    """Commands that start a new epoch for every partition that ``node_id`` leads."""
-    led = (
-        (name, tuple(index for index, p in enumerate(image.topics[name].partitions) if p.leader == node_id))
-        for name in sorted(image.topics)
-    )
-    return [BumpLeaderEpochs(name=name, partitions=partitions) for name, partitions in led if partitions]
 
 
 @planner.register(SetClusterId)

@@ -520,12 +520,6 @@ class PartitionLog:
         if self._checkpoint is not None:
             self._checkpoint.close()
 
-    def remove(self) -> None:
-        """Delete the whole log."""
-        self.fail(StorageError(f"{self.directory} was deleted"))
-        self.abandon()
-        self._storage.remove_tree(self.directory)
-
     def _epoch_bytes(self) -> bytes:
         return pack_checked(EPOCHS_KIND, self.epochs.to_bytes())
 

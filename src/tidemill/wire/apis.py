@@ -26,7 +26,6 @@ __all__ = (
     "APIS_BY_NAME",
     "API_VERSIONS_KEY",
     "Api",
-    "all_versions",
     "find_api",
     "is_flexible",
     "is_served",
@@ -154,11 +153,6 @@ def is_served(api_key: int, api_version: int) -> bool:
     """Whether this version of this API is in the table."""
     api = APIS.get(api_key)
     return api is not None and api.serves(api_version)
-
-
-def all_versions() -> list[tuple[Api, int]]:
-    """Every served pair of API and version."""
-    return [(api, version) for api in _ROWS for version in api.versions]
 
 
 @cache
