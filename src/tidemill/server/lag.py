@@ -155,7 +155,7 @@ class ConsumerLag:
         return self._closed_watermarks.get((topic.id, index))
 
     async def _read_closed_watermarks(self) -> None:
-        """Look up the high watermarks of closed partitions that some group reads and that are not known yet."""
+        """Look up those of closed partitions that some group reads, if they are not known yet."""
         replicas, topics = self._replicas, self._find.image.topics
         known, wanted = self._closed_watermarks, dict[PartitionKey, str]()
         needed: dict[PartitionKey, int | None] = {}
