@@ -6,6 +6,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -22,21 +23,35 @@ from support.key_vectors import (
     values_of_type,
 )
 from tidemill.errors import TableCode, TableError
-from tidemill.tables.keys.state_keys import after_prefix
+from tidemill.tables.keys.ragged import gather
+from tidemill.tables.keys.state_keys import after_prefix, decode_state_keys
 
 GivenKeys = tuple[list[str], str, list[list[Any]]]
+
+
+def place(keys: list[bytes], junk: list[bytes]) -> tuple[bytes, np.ndarray, np.ndarray]:
+    """The keys in one buffer with other bytes before, between and behind them."""
+    data, starts, ends = b"", [], []
+    for index, key in enumerate(keys):
+        data += junk[index % len(junk)]
+        starts.append(len(data))
+        data += key
+        ends.append(len(data))
+    return data + junk[-1], np.array(starts, np.int64), np.array(ends, np.int64)
 
 
 @pytest.mark.parametrize(
     "case", VECTORS["cases"], ids=lambda case: f"{'+'.join(case['types'])} {case['state_hex'][:40]}"
 )
-def test_vector_has_its_state_key(case: dict[str, Any]) -> None:
+def test_vector_has_its_state_key_and_is_read_back(case: dict[str, Any]) -> None:
     codec = codec_of(case["types"], case["format"])
     columns = columns_of(case["types"], [key_in(case)])
     state_keys = codec.state_keys(columns)
     assert state_keys.type == pa.binary()
     key = state_keys[0].as_py()
     assert key.hex() == case["state_hex"]
+    read = decode_state_keys(key, np.array([0]), np.array([len(key)]), codec.types)
+    assert all(one.equals(other) for one, other in zip(read, columns, strict=True))
 
 
 @given(tables_and_keys())
@@ -55,6 +70,20 @@ def test_order_of_state_keys_is_the_order_of_values(given_keys: GivenKeys) -> No
     assert by_bytes == sorted(keys)
 
 
+@given(tables_and_keys(), st.lists(st.binary(max_size=3), min_size=1, max_size=3), st.booleans())
+def test_keys_anywhere_in_a_buffer_are_read_back(
+    given_keys: GivenKeys, junk: list[bytes], backwards: bool
+) -> None:
+    types, key_format, keys = given_keys
+    codec, columns = codec_of(types, key_format), columns_of(types, keys)
+    data, starts, ends = place(codec.state_keys(columns).to_pylist(), junk)
+    if backwards:
+        starts, ends, columns = starts[::-1], ends[::-1], [column[::-1] for column in columns]
+    read = decode_state_keys(data, starts, ends, codec.types)
+    assert [column.type for column in read] == list(codec.types)
+    assert all(one.equals(other) for one, other in zip(read, columns, strict=True))
+
+
 @given(tables_and_keys())
 def test_slices_are_encoded_like_whole_arrays(given_keys: GivenKeys) -> None:
     types, key_format, keys = given_keys
@@ -62,6 +91,60 @@ def test_slices_are_encoded_like_whole_arrays(given_keys: GivenKeys) -> None:
     whole = codec.state_keys(columns)
     assert codec.state_keys([column[1:] for column in columns]).equals(whole[1:])
     assert codec.state_keys([column[:0] for column in columns]).to_pylist() == []
+
+
+def test_no_state_keys_give_empty_columns() -> None:
+    codec = codec_of(["string", "bigint", "boolean", "decimal(5,2)"], "json")
+    none = np.empty(0, np.int64)
+    assert [len(column) for column in decode_state_keys(b"", none, none, codec.types)] == [0, 0, 0, 0]
+
+
+@given(tables_and_keys(keys_max=1), st.binary(max_size=30), st.integers(0, 30), st.integers(0, 30))
+def test_any_bytes_are_a_state_key_or_damage(
+    given_keys: GivenKeys, other: bytes, begin: int, size: int
+) -> None:
+    types, key_format, keys = given_keys
+    codec = codec_of(types, key_format)
+    data = bytearray(model_state_key(types, keys[0]))
+    data[begin : begin + size] = other[:size]
+    try:
+        columns = decode_state_keys(bytes(data), np.array([0]), np.array([len(data)]), codec.types)
+    except TableError as error:
+        assert error.table_code is TableCode.state_damaged
+        assert error.index == 0
+        return
+    assert codec.state_keys(columns).to_pylist() == [bytes(data)]
+    codec.canonical(columns)
+
+
+@pytest.mark.parametrize(
+    ("types", "state_hex"),
+    [
+        (["bigint"], "80000000000000"),
+        (["bigint"], "800000000000000000"),
+        (["boolean"], "02"),
+        (["string"], "61"),
+        (["string"], "6100"),
+        (["string"], "610001"),
+        (["string"], "61000100ff0000"),
+        (["string"], "ff0000"),
+        (["string", "tinyint"], "610080"),
+        (["string", "tinyint"], "610000"),
+        (["string", "tinyint"], "6161"),
+        (["date"], "ffffffff"),
+        (["timestamp"], "0000000000000000"),
+        (["decimal(5,2)"], "ff" * 16),
+    ],
+)
+def test_damaged_state_keys_are_refused_with_their_row(types: list[str], state_hex: str) -> None:
+    codec = codec_of(types, "json")
+    fine = {"string": "a", "boolean": True}
+    good = model_state_key(types, [fine.get(name, 0) for name in types])
+    data, starts, ends = place([good, bytes.fromhex(state_hex)], [b""])
+    with pytest.raises(TableError) as caught:
+        decode_state_keys(data, starts, ends, codec.types)
+    assert caught.value.table_code is TableCode.state_damaged
+    assert caught.value.index == 1
 
 
 @given(tables_and_keys(), st.data())
@@ -138,3 +221,12 @@ def test_after_prefix_is_the_smallest_above(prefix: bytes, other: bytes) -> None
     elif other > prefix:
         assert after is not None
         assert other >= after
+
+
+@given(st.binary(max_size=20), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=8))
+def test_slices_are_gathered_in_any_order(data: bytes, pairs: list[tuple[int, int]]) -> None:
+    pairs = [(min(*pair, len(data)), min(max(pair), len(data))) for pair in pairs]
+    starts, ends = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
+    gathered = gather(np.frombuffer(data, np.uint8), starts, ends)
+    gathered.validate(full=True)
+    assert gathered.to_pylist() == [data[begin:end] for begin, end in pairs]
