@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from tidemill.client.keeping import keep_alive
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.arguments import whole_number
 from tidemill.client.tables.bucket_scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
@@ -209,7 +211,9 @@ class AsyncScan(Unpicklable):
             return
         pin = await self._table.pin()
         pause_seconds = min(_KEEP_ALIVE_SECONDS_MAX, pin.idle_ms / 3000)
-        keeper = asyncio.get_running_loop().create_task(self._keep(pin.pin_id, pause_seconds))
+        keeper = asyncio.get_running_loop().create_task(
+            keep_alive(pause_seconds, partial(self._table.release_pin, pin.pin_id, keep_alive=True))
+        )
         self._offsets = dict(pin.log_offsets)
         try:
             yield _Held(pin.pin_id, pin.log_offsets, pause_seconds)
@@ -217,12 +221,6 @@ class AsyncScan(Unpicklable):
             keeper.cancel()
             with contextlib.suppress(TidemillError, OSError):
                 await self._table.release_pin(pin.pin_id)
-
-    async def _keep(self, pin_id: str, pause_seconds: float) -> None:
-        while True:
-            await asyncio.sleep(pause_seconds)
-            with contextlib.suppress(TidemillError, OSError):
-                await self._table.release_pin(pin_id, keep_alive=True)
 
     def _buckets(self, pin_id: str | None, held: Collection[tuple[str, int]]) -> list[BucketScan]:
         definition, options = self._table.definition, self._options
@@ -256,7 +254,7 @@ class AsyncScan(Unpicklable):
         waiting = list(reversed(buckets))
         running: dict[asyncio.Task[Any], KvBatchScanner] = {}
         loop = asyncio.get_running_loop()
-        keeper = loop.create_task(_keep_alive(running, keep_alive_seconds))
+        keeper = loop.create_task(keep_alive(keep_alive_seconds, partial(_keep_all, running)))
         try:
             while waiting or running:
                 while waiting and len(running) < self._options.parallel:
@@ -286,11 +284,9 @@ class AsyncScan(Unpicklable):
             self._offsets[scanner.place] = scanner.log_offset
 
 
-async def _keep_alive(running: Mapping[asyncio.Task[Any], KvBatchScanner], pause_seconds: float) -> None:
+async def _keep_all(running: Mapping[asyncio.Task[Any], KvBatchScanner]) -> None:
     """Tell the server that the scans are needed, however long the caller works on a batch."""
-    while True:
-        await asyncio.sleep(pause_seconds)
-        for scanner in list(running.values()):
-            # A scan that has ended raises when it is asked for rows.
-            with contextlib.suppress(TidemillError, OSError):
-                await scanner.keep_alive()
+    for scanner in list(running.values()):
+        # A scan that has ended raises when it is asked for rows.
+        with contextlib.suppress(TidemillError, OSError):
+            await scanner.keep_alive()
