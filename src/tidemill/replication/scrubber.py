@@ -31,7 +31,7 @@ from tidemill.log.log import PartitionLog
 from tidemill.log.pace import MakePace, Pace
 from tidemill.log.scrub_progress import PartitionKey, ScrubProgress, Suspect
 from tidemill.log.storage import StorageFile, write_atomic
-from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
+from tidemill.records.batch import CRC_START, HEADER_BYTES, BatchHeader, parse_header
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Placement, Replicas
 
@@ -48,7 +48,6 @@ _STEP_BYTES = 32 * 1024 * 1024
 _SAVE_INTERVAL_MS = 30_000
 #: So many damaged batches in a row are noted in one turn of the event loop.
 _DAMAGE_PER_TURN_MAX = 50
-_CRC_START = 21
 
 
 @dataclass(slots=True)
@@ -317,7 +316,7 @@ class Scrubber:
         behind, crc = position + header.size_bytes, 0
         if behind > end:
             return False
-        start = position + _CRC_START
+        start = position + CRC_START
         while start < behind and not self._stopping.is_set():
             piece = file.read(start, min(_CHUNK_BYTES, behind - start))
             if not piece:

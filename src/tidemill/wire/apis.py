@@ -25,6 +25,7 @@ __all__ = (
     "APIS",
     "APIS_BY_NAME",
     "API_VERSIONS_KEY",
+    "PRODUCE",
     "Api",
     "find_api",
     "is_flexible",
@@ -61,6 +62,9 @@ class Api:
         """Whether ``version`` is in the served range."""
         return self.min_version <= version <= self.max_version
 
+
+#: The key of the one API whose records are handled apart from its other fields.
+PRODUCE: Final = 0
 
 _ROWS: Final = (
     Api(0, "Produce", "produce", 3, 13),

@@ -18,13 +18,14 @@ from tidemill.server.requests.authorization import TOPIC, WRITE
 from tidemill.server.requests.call import Call
 from tidemill.transactions.messages import Producer, TopicPartition
 
-__all__ = ("BatchHeaders", "Refusals", "header_of", "pass_gate", "topic_name")
+__all__ = ("TOPIC_ID_MIN_VERSION", "BatchHeaders", "Refusals", "header_of", "pass_gate", "topic_name")
 
 logger = logging.getLogger(__name__)
 
 #: From this version on the client leaves it to the broker to add partitions to its transaction (KIP-890).
 _IMPLICIT_ADD_MIN_VERSION = 12
-_TOPIC_ID_MIN_VERSION = 13
+#: From this version on a Produce request names topics by their ids.
+TOPIC_ID_MIN_VERSION = 13
 #: Older clients do not know the error that asks them to abort.
 _ABORTABLE_MIN_VERSION = 11
 #: Transient errors that older clients take for fatal: they get an error that they retry instead.
@@ -153,7 +154,7 @@ def _is_open(broker: Broker, topic: str, index: int, producer: Producer) -> bool
 
 def topic_name(broker: Broker, call: Call, topic: Any) -> str | None:
     """The name of a topic in a Produce request, which newer versions name by its id."""
-    if call.version < _TOPIC_ID_MIN_VERSION:
+    if call.version < TOPIC_ID_MIN_VERSION:
         name: str = topic.name
         return name
     found = broker.image.topic_by_id(topic.topic_id) if topic.topic_id else None
