@@ -248,7 +248,7 @@ class _Reader:
 
 
 def read_bounded_varint(body: bytes | memoryview, position: int) -> tuple[int, int]:
-    """A zigzag number of at most ten bytes, and the position behind it; raises ``ApiError`` if there is none."""
+    """A zigzag number of at most ten bytes, and the position behind it. Raises ``ApiError`` if none fits."""
     try:
         byte = body[position]
         if byte < 0x80:

@@ -131,7 +131,7 @@ class AsyncTable(Unpicklable):
         return self
 
     async def renew(self) -> None:
-        """Like ``refresh``, but a table that was dropped stays dropped if there is another of its name."""
+        """Refresh the definition of this very table: another one of its name is not taken for it."""
         found = await self._described()
         if found.table_id != self.definition.table_id:
             raise TableError(

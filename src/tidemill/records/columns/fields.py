@@ -66,8 +66,9 @@ def words_of(body: Body) -> Words:
 
 
 def find_starts(body: Body, position: int, count: int, breathe: Breathe = no_breath) -> tuple[Int64s, int]:
-    """Where each of ``count`` records from ``position`` on begins, and where the last one ends, which may be
-    outside the body. Raises ``ApiError`` for a length that is not one.
+    """Where each of ``count`` records from ``position`` on begins, and where the last one ends.
+
+    That may be outside of the body. Raises ``ApiError`` for a length that is not one.
     """
     starts = np.empty(count, np.int64)
     found = 0
