@@ -179,7 +179,7 @@ class AsyncFollow(Unpicklable):
             if topic not in topics or known.get(topic, topics[topic]) != topics[topic]:
                 del reader.positions[topic, bucket]
         self._partition_ids = topics
-        for partition in table.places():
+        for partition in table.topic_partitions():
             reader.positions.setdefault(partition, 0)
 
     async def _changes(self, fetched: FetchedBatches) -> list[ChangeBatch]:

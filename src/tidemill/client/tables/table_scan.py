@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidemill.client.keeping import keep_alive
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.arguments import whole_number
-from tidemill.client.tables.bucket_scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
+from tidemill.client.tables.bucket_scanner import DEFAULT_FETCH_BYTES, AsyncBucketScanner, BucketScan
 from tidemill.errors import TableCode, TableError, TidemillError
 from tidemill.records.columns import compute as pc
 
@@ -252,13 +252,13 @@ class AsyncScan(Unpicklable):
     ) -> AsyncGenerator[pa.RecordBatch]:
         """Batches of all buckets as they come; the next bucket is opened when one is done."""
         waiting = list(reversed(buckets))
-        running: dict[asyncio.Task[Any], KvBatchScanner] = {}
+        running: dict[asyncio.Task[Any], AsyncBucketScanner] = {}
         loop = asyncio.get_running_loop()
         keeper = loop.create_task(keep_alive(keep_alive_seconds, partial(_keep_all, running)))
         try:
             while waiting or running:
                 while waiting and len(running) < self._options.parallel:
-                    scanner = KvBatchScanner(
+                    scanner = AsyncBucketScanner(
                         self._table.cluster, waiting.pop(), fetch_max_bytes=self._options.fetch_max_bytes
                     )
                     running[loop.create_task(scanner.next_batch())] = scanner
@@ -279,12 +279,12 @@ class AsyncScan(Unpicklable):
             await asyncio.gather(*running, return_exceptions=True)
             await asyncio.gather(*(each.close() for each in running.values()), return_exceptions=True)
 
-    def _note_offset(self, scanner: KvBatchScanner) -> None:
+    def _note_offset(self, scanner: AsyncBucketScanner) -> None:
         if scanner.log_offset is not None:
-            self._offsets[scanner.place] = scanner.log_offset
+            self._offsets[scanner.topic_partition] = scanner.log_offset
 
 
-async def _keep_all(running: Mapping[asyncio.Task[Any], KvBatchScanner]) -> None:
+async def _keep_all(running: Mapping[asyncio.Task[Any], AsyncBucketScanner]) -> None:
     """Tell the server that the scans are needed, however long the caller works on a batch."""
     for scanner in list(running.values()):
         # A scan that has ended raises when it is asked for rows.

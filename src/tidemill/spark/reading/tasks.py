@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from tidemill.client.cluster import Cluster
 from tidemill.client.consuming.splitting import split_bucket
 from tidemill.client.keeping import keep_alive
-from tidemill.client.tables.bucket_scanner import BucketScan, KvBatchScanner
+from tidemill.client.tables.bucket_scanner import AsyncBucketScanner, BucketScan
 from tidemill.client.tables.values import SNAPSHOT
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.records.columns.arrays import from_numpy, repeated
@@ -191,7 +191,7 @@ async def _bucket(source: Source, schema: pa.Schema, scan: BucketScan) -> AsyncG
     gathering, cluster = _Gathering(), source.connected().cluster
     scan = replace(scan, columns=_scanned(scan, schema))
     while True:
-        scanner = KvBatchScanner(cluster, scan, timeout_ms=source.options.timeout_ms)
+        scanner = AsyncBucketScanner(cluster, scan, timeout_ms=source.options.timeout_ms)
         # Spark may work on a batch for long.
         keeper = asyncio.get_running_loop().create_task(keep_alive(_KEEP_SECONDS, scanner.keep_alive))
         try:
