@@ -6,9 +6,10 @@ switch the rule off, and then the loss must show.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import pytest
@@ -29,6 +30,11 @@ from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.following import FollowerStep, FollowingState
 from tidemill.replication.in_sync import FollowerProgress, InSyncReplicas, IsrProposal
 from tidemill.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
+
+_T = TypeVar("_T")
 
 NOW = 1_000_000
 PLENTY = 1 << 20
@@ -80,6 +86,13 @@ class Node:
     def offsets(self) -> tuple[int, int]:
         """(log end, high watermark)"""
         return self.partition.log_end_offset, self.partition.high_watermark
+
+
+class NothingSurvives(random.Random):
+    """The luck of a disk that loses everything that was not synced."""
+
+    def choice(self, seq: SupportsLenAndGetItem[_T]) -> _T:
+        return seq[0]
 
 
 class Cluster:
@@ -139,8 +152,7 @@ class Cluster:
     def lose_power(self, node_id: int) -> None:
         """The node has lost what was not synced, and starts again, with another registration."""
         old = self[node_id]
-        # Nothing that was not synced survives.
-        old.storage.rng.choice = lambda moods: moods[0]  # type: ignore[method-assign]
+        old.storage.rng = NothingSurvives()
         node = self.nodes[node_id] = Node(node_id, old.storage.crash(power_loss=True), **old.config)
         node.epoch = old.epoch + 1
 
@@ -205,9 +217,8 @@ def test_nothing_is_committed_while_the_in_sync_set_is_too_small() -> None:
     cluster.write("a")
     cluster[A].append("b")
     cluster.tell(isr=(A,))
-    assert [type(error) for error in cluster[A].told] == [type(None), ApiError]
-    assert cluster[A].told[1] is not None
-    assert cluster[A].told[1].code == ErrorCode.not_enough_replicas_after_append
+    codes = [None if error is None else error.code for error in cluster[A].told]
+    assert codes == [None, ErrorCode.not_enough_replicas_after_append]
     assert refused(cluster[A].partition.check_enough_replicas) == ErrorCode.not_enough_replicas
     cluster[A].flush()
     assert cluster[A].offsets == (2, 1)
