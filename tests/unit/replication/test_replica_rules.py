@@ -549,6 +549,30 @@ def test_records_are_deleted_once_every_in_sync_replica_has_the_start() -> None:
     assert answered == [None]
 
 
+def test_no_deletion_is_answered_while_a_replica_outside_of_the_set_can_be_elected() -> None:
+    cluster = Cluster((A, B), min_isr=2)
+    cluster.write("a", "b")
+    cluster.tell(isr=(A,), elr=(B,))
+    answered: list[TidemillError | None] = []
+    cluster[A].partition.delete_records(1)
+    cluster[A].partition.when_start_durable(1, answered.append)
+    assert not answered
+    cluster.follow(B, leader=A)
+    cluster.tell(isr=(A, B), elr=())
+    assert answered == [None]
+
+
+def test_nobody_joins_with_a_lower_log_start() -> None:
+    cluster = Cluster((A, B), isr=(A,))
+    cluster[A].append("a", "b")
+    cluster[A].flush()
+    cluster.follow(B, leader=A)
+    cluster[A].partition.delete_records(1)
+    assert cluster[A].partition.next_proposal(cluster.now_ms) is None
+    cluster.follow(B, leader=A)
+    assert proposing(cluster).isr == (A, B)
+
+
 def test_who_waits_for_the_start_hears_when_leadership_goes() -> None:
     cluster = Cluster((A, B))
     cluster.write("a")

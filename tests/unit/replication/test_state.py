@@ -143,7 +143,11 @@ def test_a_follower_that_is_always_a_little_behind_is_caught_up() -> None:
 
 def propose(state: ReplicationState, now_ms: int, end: int) -> IsrProposal | None:
     return followers(state).proposal(
-        now_ms, log_end=end, high_watermark=state.high_watermark, epoch_start_offset=state.epoch_start_offset
+        now_ms,
+        log_end=end,
+        high_watermark=state.high_watermark,
+        epoch_start_offset=state.epoch_start_offset,
+        log_start=0,
     )
 
 
