@@ -294,6 +294,29 @@ def test_who_leaves_counts_until_the_record_says_so() -> None:
     assert cluster[A].offsets == (2, 2)
 
 
+def member_that_the_leader_has_not_heard_of() -> tuple[list[TidemillError | None], list[str]]:
+    """The proposal that adds B was taken, A does not know it, and B is elected."""
+    cluster = Cluster((A, B), isr=(A,))
+    cluster.follow(B, leader=A)
+    proposing(cluster)
+    cluster[A].append("a")
+    cluster[A].flush()
+    told = list(cluster[A].told)
+    cluster.elect(B, (B,))
+    return told, cluster[B].values
+
+
+def test_nothing_is_acknowledged_without_a_member_that_may_have_joined() -> None:
+    assert member_that_the_leader_has_not_heard_of() == ([], [])
+
+
+def test_ablation_without_proposed_members_an_acknowledged_record_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InSyncReplicas, "proposed_additions", lambda self: frozenset())
+    assert member_that_the_leader_has_not_heard_of() == ([None], [])
+
+
 def test_an_idle_member_stays_and_one_with_a_hanging_disk_leaves() -> None:
     cluster = Cluster((A, B, C))
     cluster.write("a")
