@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -15,8 +16,10 @@ from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, Sync
 from tidemill.log.checkpoint import CHECKPOINT_NAME
 from tidemill.log.inventory import INVENTORY_NAME
 from tidemill.log.storage import LocalStorage, Storage
+from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import LOGS, Placement, Replicas, partition_directory
+from tidemill.replication.state import Role
 
 ID, OTHER = UUID(int=1), UUID(int=2)
 NOW = 1_000_000
@@ -57,6 +60,35 @@ def test_a_partition_is_opened_at_its_first_use_and_kept(storage: FaultyStorage)
     assert not replicas.exists_on_disk(placement()), "an empty partition has no files"
     write(partition, "a")
     assert replicas.exists_on_disk(placement())
+
+
+def test_partitions_take_the_roles_that_the_metadata_gives_and_listeners_hear_of_it(
+    storage: FaultyStorage,
+) -> None:
+    replicas = replicas_on(storage)
+    heard: list[tuple[int, Role, int]] = []
+    replicas.role_listeners.append(lambda each: heard.append((each.index, each.role, each.leader)))
+    here, other = 0, 2
+    follows = PartitionAssignment(other, 3, (other, here), (other, here))
+    leads = PartitionAssignment(here, 4, (other, here), (other, here), partition_epoch=1)
+    assert replicas.apply([replace(placement(), assignment=follows)]) == []
+    assert replicas.apply([replace(placement(), assignment=leads)]) == []
+    assert replicas.apply([replace(placement(), assignment=follows)]) == [], "older news"
+    assert heard == [(0, Role.FOLLOWER, other), (0, Role.LEADER, -1)]
+    partition = replicas.peek(ID, 0)
+    assert partition is not None
+    assert list(partition.followers) == [other]
+
+
+def test_a_partition_that_cannot_be_opened_is_reported_and_the_others_are_applied(
+    storage: FaultyStorage,
+) -> None:
+    write(replicas_on(storage).open(placement()), "a")
+    replicas = replicas_on(storage)
+    storage.fail_next("open", "-0/")
+    failed = replicas.apply([placement(0), placement(1)])
+    assert [placed.index for placed, _ in failed] == [0]
+    assert replicas.peek(ID, 1) is not None
 
 
 def test_a_partition_that_was_closed_is_opened_again(storage: FaultyStorage) -> None:
