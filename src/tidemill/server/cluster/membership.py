@@ -325,10 +325,16 @@ class Membership:
         await self._listener.close()
         await self.peers.close()
 
-    async def leave(self) -> None:
-        """End the session: everything is on disk, and noted as such."""
+    async def leave(self, *, clean: bool) -> None:
+        """End the session; ``clean`` says that everything is on disk, which is noted first.
+
+        The note names the incarnation that the cluster knows: this one, once it has begun its session.
+        """
         with contextlib.suppress(TidemillError):
             self._identity = note_seen(self._directory, self._identity, self._broker.image.revision)
+        registered = self.session.incarnation or self._directory.clean_of
+        if clean and registered is not None:
+            self._directory.note_clean_stop(registered)
         await self.session.revoke()
 
     # --- what it tells of itself
