@@ -36,6 +36,7 @@ from tidemill.replication.state import Role
 from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.joining import cluster_transport, note_seen, read_secret
 from tidemill.server.cluster.messages import handlers_of
+from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 
 if TYPE_CHECKING:
@@ -111,7 +112,18 @@ class Membership:
             ttl_ms=settings.session_timeout_ms,
             renew_ms=settings.session_timeout_ms // _RENEWALS_PER_SESSION,
         )
-        self.elected = ClusterController(broker.controller, store, self.session, broker.node_id)
+        self.probing = Probing(
+            broker.node_id,
+            self.peers,
+            lambda: broker.image,
+            seed=runtime.ids.token(8),
+            clock_ms=self._steady_ms,
+            wall_ms=runtime.wall_ms,
+            on_change=self._suspects_changed,
+        )
+        self.elected = ClusterController(
+            broker.controller, store, self.session, broker.node_id, suspects=self.probing.suspects
+        )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
@@ -120,6 +132,7 @@ class Membership:
             broker.clock,
             propose=self._propose_in_sync,
             report_unfit=self._report_unfit,
+            suspected=self.probing.suspects,
         )
         self.held = HeldPartitions(broker)
         self._listener = ClusterListener(
@@ -163,6 +176,7 @@ class Membership:
         self.elected.start()
         self.leaders.start()
         self.held.start()
+        self.probing.start()
         await self._wait_admitted()
 
     async def _register(self, clean_of: UUID | None) -> None:
@@ -239,6 +253,11 @@ class Membership:
         if placed.leader == node_id and has_successor and partition is not None:
             self._run(self._resign(partition, unfit=False))
 
+    def _suspects_changed(self) -> None:
+        logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
+        if self.elected.epoch is not None:
+            self.elected.look_again()
+
     # --- in-sync sets and leaderships
 
     async def _propose_in_sync(self, partition: Partition, proposal: IsrProposal) -> None:
@@ -314,6 +333,7 @@ class Membership:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+        await self.probing.stop()
         await self.elected.stop()
         for task in list(self._tasks):
             task.cancel()
