@@ -120,6 +120,7 @@ class Membership:
             broker.clock,
             propose=self._propose_in_sync,
             report_unfit=self._report_unfit,
+            suspected=self._not_live,
         )
         self.held = HeldPartitions(broker)
         self._listener = ClusterListener(
@@ -134,6 +135,10 @@ class Membership:
         return (
             None if node is None or not node.cluster_port else Address(node.cluster_host, node.cluster_port)
         )
+
+    def _not_live(self) -> frozenset[int]:
+        image = self._broker.image
+        return frozenset(image.nodes) - image.live_nodes
 
     # --- joining
 
