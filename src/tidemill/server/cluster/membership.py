@@ -132,7 +132,7 @@ class Membership:
             broker.clock,
             propose=self._propose_in_sync,
             report_unfit=self._report_unfit,
-            suspected=self.probing.suspects,
+            suspected=self._doubtful,
         )
         self.held = HeldPartitions(broker)
         self._listener = ClusterListener(
@@ -147,6 +147,11 @@ class Membership:
         return (
             None if node is None or not node.cluster_port else Address(node.cluster_host, node.cluster_port)
         )
+
+    def _doubtful(self) -> frozenset[int]:
+        """The nodes that are not live, and those that seem to be gone though they are."""
+        image = self._broker.image
+        return frozenset(image.nodes) - image.live_nodes | self.probing.suspects()
 
     # --- joining
 
