@@ -68,6 +68,24 @@ def test_a_partition_that_was_closed_is_opened_again(storage: FaultyStorage) -> 
     assert (again.high_watermark, again.local_log.end_offset) == (2, 2)
 
 
+def test_the_high_watermark_of_a_closed_partition_is_read_from_its_checkpoint(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    assert replicas.closed_high_watermark("t", ID, 0) == 0, "it was never written to"
+    partition = replicas.open(placement())
+    write(partition, "a", "b", "c")
+    replicas.close_partition(partition)
+    assert replicas.closed_high_watermark("t", ID, 0) == 3
+    partition = replicas.open(placement())
+    # As of a replica that has more on its disk than the others.
+    partition.local_log.note_high_watermark(2)
+    replicas.close_partition(partition)
+    assert replicas.closed_high_watermark("t", ID, 0) == 2
+    path = f"{partition_directory('t', ID, 0)}/{CHECKPOINT_NAME}"
+    storage.open(path).truncate(0)
+    assert replicas.closed_high_watermark("t", ID, 0) is None
+    assert replicas.peek(ID, 0) is None, "nothing was opened"
+
+
 def damaged(storage: FaultyStorage) -> None:
     """Flip a bit in the middle of what was durable."""
     replicas = replicas_on(storage)

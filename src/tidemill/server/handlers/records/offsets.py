@@ -10,7 +10,6 @@ from typing import Any
 from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.log.by_time import BatchLookup, TimedOffset, TimeSearch
-from tidemill.log.pace import Pace
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
@@ -144,7 +143,7 @@ async def _look_up(broker: Broker, lookup: BatchLookup) -> TimedOffset | None:
     max_bytes = broker.settings.max_decompressed_bytes
     if lookup.is_quick:
         return lookup.run(max_bytes)
-    work = partial(lookup.run, max_bytes, Pace().breathe)
+    work = partial(lookup.run, max_bytes, broker.pace(0).breathe)
     return await asyncio.get_running_loop().run_in_executor(broker.workers, work)
 
 
