@@ -1,4 +1,4 @@
-"""A cluster around one real node: others that exist in its metadata only, and live or die when a test says so.
+"""A cluster around one real node: others exist in its metadata only, and live or die when a test says so.
 
 cluster = await FakeCluster.around(broker, racks={2: "b", 3: "c"})
 await cluster.kill(3)

@@ -1,10 +1,10 @@
 """DescribeQuorum: who decides about the cluster's metadata.
 
-There is no quorum of controllers. A node that is alone keeps the metadata by itself: it is the only voter, and
-leads. In a cluster etcd keeps it, and the answer says what a client can use: the leader is the controller, its
-epoch the controller epoch, and the voters are the live nodes, each of which can become the controller. Nodes
-that are down are observers. Offsets are revisions of the metadata; how far other nodes have read is not known
-here (-1).
+There is no quorum of controllers. A node that is alone keeps the metadata by itself: it is the only voter,
+and leads. In a cluster etcd keeps it, and the answer says what a client can use: the leader is the
+controller, its epoch the controller epoch, and the voters are the live nodes, each of which can become the
+controller. Nodes that are down are observers. Offsets are revisions of the metadata; how far other nodes have
+read is not known here (-1).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class CurrentLeaders:
         return list(self._endpoints.values())
 
     def of(self, topic: str | UUID, index: int, code: int) -> tuple[int, int] | None:
-        """(node, leader epoch) of a partition's leader, for an answer with ``code``; None if it is no help."""
+        """(node, leader epoch) of a leader, for an answer with ``code``; None if that would not help."""
         if code not in _CODES:
             return None
         image = self._broker.image

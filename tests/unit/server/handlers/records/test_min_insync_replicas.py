@@ -1,4 +1,4 @@
-"""acks=all waits for the in-sync set and needs enough of it; acks=1 is answered from the leader's own disk."""
+"""acks=all waits for enough in-sync replicas; acks=1 is answered from the leader's own disk."""
 
 from __future__ import annotations
 
