@@ -328,7 +328,7 @@ class LeaderService:
             )
         except TidemillError as error:
             # The follower's next Fetch tells it.
-            logger.info("no answer to a Heartbeat from node %d: %s", node_id, error)
+            logger.debug("no answer to a Heartbeat from node %d: %s", node_id, error)
             return
         finally:
             del self._heartbeats[node_id]

@@ -80,6 +80,7 @@ class Membership:
         runtime: Runtime,
         directory: DataDirectory,
         identity: DirectoryIdentity,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         settings, loop = broker.settings, asyncio.get_running_loop()
         self._broker = broker
@@ -109,6 +110,7 @@ class Membership:
             clock_ms=self._steady_ms,
             ttl_ms=settings.session_timeout_ms,
             renew_ms=settings.session_timeout_ms // _RENEWALS_PER_SESSION,
+            on_lease=on_lease,
         )
         self.elected = ClusterController(broker.controller, store, self.session, broker.node_id)
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
