@@ -12,7 +12,7 @@ import pytest
 
 _SRC = Path(__file__).parents[3] / "src"
 _PROGRAM = """
-import os, signal, sys
+import os, select, signal, sys
 from tidemill.cli.supervisor import supervise
 
 report = supervise(lambda lease_id: print("revoked", lease_id, flush=True))
