@@ -243,20 +243,21 @@ class SimNode:
             offsets_topic_partitions=1,
             transactions_topic_partitions=1,
             max_decompressed_bytes=1 << 20,
-            # A rate is kept by sleeping in a thread; there is none.
-            scrub_bytes_per_second=0,
-            compaction_bytes_per_second=0,
+            # So slow that the little there is takes a while.
+            scrub_bytes_per_second=16 * 1024,
+            compaction_bytes_per_second=16 * 1024,
             **settings,
         )
         self.runtime = Runtime(
             wall_ms=self._wall_ms,
             ids=SeededIds(loop.rng),
             pools=loop.pool,
+            pace=loop.pace,
             directory=lambda path: SimDirectory(storage),
             disk_space=lambda path, reserve_bytes: SimDiskSpace(storage),
             storage=self._storage,
             kv_engine=lambda limits, give_up_reserve: DictEngine(storage, loop.rng, give_up_reserve),
-            metadata_store=lambda settings, path: ProcessStore(store, self.process),
+            metadata_store=lambda settings, path, pools: ProcessStore(store, self.process),
             transport=network.transport(host),
         )
         self.node = Node(self.settings, self.runtime)

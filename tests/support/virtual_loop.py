@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from tidemill.errors import StorageError
+from tidemill.log.pace import Pace
 
 __all__ = ("Process", "VirtualLoop", "current_loop", "run_virtual")
 
@@ -77,7 +78,7 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module. All chance comes from ``rng``."""
+    """An event loop whose time moves on when nothing is ready. All chance comes from ``rng``."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -87,6 +88,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         #: What went wrong in callbacks, where nobody could catch it.
         self.failures: list[dict[str, Any]] = []
         self._now = 0.0
+        #: How long the blocking work that runs now has slept.
+        self.slept_seconds = 0.0
         self._clock_resolution = _RESOLUTION_SECONDS
         self._selector = _Selector(self)
         self._main = Process(self, "main")
@@ -95,6 +98,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def now_ms(self) -> int:
+        """The virtual time in milliseconds, for a metadata store's leases."""
+        return int(self._now * 1_000)
+
+    def pace(self, bytes_per_second: int = 0) -> Pace:
+        """A throttle for blocking work: what it sleeps comes on top of the time that the work takes."""
+        return Pace(bytes_per_second, clock=self._work_time, sleep=self._sleep_at_work)
+
+    def _work_time(self) -> float:
+        return self._now + self.slept_seconds
+
+    def _sleep_at_work(self, seconds: float) -> None:
+        self.slept_seconds += seconds
 
     def jump(self, seconds: float) -> None:
         """Let time pass at once, as for a machine that was asleep: what was due happens after it."""
@@ -181,9 +198,9 @@ class VirtualPool(Executor):
                 self._running[future] = work
                 self._later(self._run, future)
 
-    def _later(self, call: Callable[..., None], *args: Any) -> None:
+    def _later(self, call: Callable[..., None], *args: Any, slept_seconds: float = 0.0) -> None:
         loop = self._loop
-        delay = loop.busy_seconds_max * loop.rng.random() ** 3
+        delay = slept_seconds + loop.busy_seconds_max * loop.rng.random() ** 3
         loop.call_later(delay, call, *args, context=self._process.context)
 
     def _run(self, future: Future[Any]) -> None:
@@ -191,12 +208,14 @@ class VirtualPool(Executor):
             return  # A shutdown or the end of the process came first.
         work = self._running[future]
         self._loop.note(f"{self._purpose} runs")
+        self._loop.slept_seconds = 0.0
+        result, failure = None, None
         try:
             result = work()
         except BaseException as error:
-            self._later(self._over, future, None, error)
-        else:
-            self._later(self._over, future, result, None)
+            failure = error
+        self._later(self._over, future, result, failure, slept_seconds=self._loop.slept_seconds)
+        self._loop.slept_seconds = 0.0
 
     def _over(self, future: Future[Any], result: Any, error: BaseException | None) -> None:
         if self._running.pop(future, None) is None:

@@ -98,6 +98,13 @@ def up(
         str | None,
         typer.Option("--rack", metavar="NAME", help="The node's rack: replicas are spread over racks."),
     ] = None,
+    replace_directory: Annotated[
+        bool,
+        typer.Option(
+            "--replace-directory",
+            help="The node's old data directory is lost: go on with this empty one, once.",
+        ),
+    ] = False,
     allow_unauthenticated: Annotated[
         bool,
         typer.Option(
@@ -127,6 +134,7 @@ def up(
         node_name=name,
         cluster_listen=cluster_listen,
         rack=rack,
+        replace_directory="true" if replace_directory else None,
         allow_unauthenticated="true" if allow_unauthenticated else None,
     )
     file = find_config_file(config, os.environ, Path.cwd())

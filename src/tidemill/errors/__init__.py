@@ -24,6 +24,9 @@ The tree::
 
 from __future__ import annotations
 
+import errno
+from typing import ClassVar
+
 from tidemill.errors.kafka_codes import ErrorCode
 from tidemill.errors.table_codes import TableCode
 
@@ -203,6 +206,9 @@ class StorageError(TidemillError):
 
 class DiskFull(StorageError):
     """The disk was too full for a write; the file is as it was before."""
+
+    #: How the operating system says so.
+    ERRNOS: ClassVar = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class SyncFailed(StorageError):

@@ -27,7 +27,7 @@ from tidemill.log.index import IndexCache
 from tidemill.log.inventory import OFFSETS_AHEAD, Inventory
 from tidemill.log.producer_snapshots import list_snapshots, snapshot_file, snapshot_name
 from tidemill.log.producers import ProducerStates
-from tidemill.log.segment import Segment
+from tidemill.log.segment import RELATIVE_OFFSET_MAX, Segment
 from tidemill.log.segment_reader import ReadBudget, SegmentReader
 from tidemill.log.storage import Buffer, Storage, write_atomic
 from tidemill.log.torn import Cut, TornTail
@@ -46,8 +46,6 @@ from tidemill.records.control import Marker
 __all__ = ("Appended", "PartitionLog")
 
 _STAMPED_BYTES = 16
-#: Offsets inside a segment are kept relative, in 31 bits, as Kafka does.
-_RELATIVE_OFFSET_MAX = 2**31 - 1
 #: Stands for the listed bound of a log without an inventory: no offset is too high.
 _NO_LIST = 2**63 - 1
 
@@ -246,7 +244,7 @@ class PartitionLog:
         stop, size_bytes = start + 1, segment.size_bytes + first.header.size_bytes
         for batch in fetched.batches[start + 1 :]:
             size_bytes += batch.header.size_bytes
-            is_far = batch.header.last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX
+            is_far = batch.header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
             if size_bytes > self.config.segment_bytes or is_far:
                 break
             stop += 1
@@ -364,7 +362,7 @@ class PartitionLog:
         return (
             too_old
             or active.size_bytes + header.size_bytes > self.config.segment_bytes
-            or active.next_offset + header.last_offset_delta - active.base_offset > _RELATIVE_OFFSET_MAX
+            or active.next_offset + header.last_offset_delta - active.base_offset > RELATIVE_OFFSET_MAX
         )
 
     def roll(self) -> Segment:
@@ -519,12 +517,6 @@ class PartitionLog:
             segment.close()
         if self._checkpoint is not None:
             self._checkpoint.close()
-
-    def remove(self) -> None:
-        """Delete the whole log."""
-        self.fail(StorageError(f"{self.directory} was deleted"))
-        self.abandon()
-        self._storage.remove_tree(self.directory)
 
     def _epoch_bytes(self) -> bytes:
         return pack_checked(EPOCHS_KIND, self.epochs.to_bytes())

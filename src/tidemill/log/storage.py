@@ -13,7 +13,6 @@ Paths are relative to the storage's root and use ``/``.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -26,7 +25,6 @@ __all__ = ("Buffer", "LocalStorage", "Storage", "StorageFile", "write_atomic")
 
 Buffer = bytes | bytearray | memoryview
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: One system call takes at most this many buffers (IOV_MAX is 1024 on Linux).
 _BUFFERS_MAX = 512
 
@@ -233,7 +231,7 @@ class LocalStorage:
 
     def _fail(self, action: str, path: str, error: OSError) -> NoReturn:
         message = f"cannot {action} {path}: {error.strerror}"
-        if error.errno not in _NO_ROOM:
+        if error.errno not in DiskFull.ERRNOS:
             raise StorageError(message) from error
         full = DiskFull(f"{message}; free some space and retry")
         if self._on_full is not None:

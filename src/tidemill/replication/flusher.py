@@ -40,7 +40,7 @@ class Flusher:
         self.flush_seconds = 0.0
 
     def request(self, partition: Partition) -> None:
-        """See to it that a flush of ``partition`` starts as soon as its configuration wants."""
+        """Start a flush of ``partition`` as soon as its configuration wants one."""
         if partition.flush_scheduled:
             if partition.flush_due_ms() == 0 and partition in self._delayed:
                 self._delayed.pop(partition).cancel()

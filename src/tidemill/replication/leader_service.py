@@ -141,6 +141,7 @@ class LeaderService:
             self._consider(partition)
         elif partition in self._led:
             del self._led[partition]
+            self._unfit_at_s.pop(partition, None)
             partition.unsubscribe(self)
             self._propose_after_ms.pop(partition, None)
             self._moved.pop(partition, None)

@@ -400,6 +400,7 @@ class Partition:
             log_end=self.local_log.end_offset,
             high_watermark=state.high_watermark,
             epoch_start_offset=state.epoch_start_offset,
+            log_start=self.log_start_offset,
             suspected=suspected,
         )
         if proposal is None or not state.in_sync.proposed(proposal):
@@ -412,7 +413,10 @@ class Partition:
             self._high_watermark_moved()
 
     def when_start_durable(self, offset: int, waiter: Waiter) -> None:
-        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk."""
+        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk.
+
+        Not while fewer are in sync than ``min_isr``: one without that start could be elected.
+        """
         in_sync = self._state.in_sync
         if in_sync is None or self.local_log.failure is not None:
             waiter(self.local_log.failure or self.not_leader())

@@ -20,7 +20,7 @@ from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.metrics import Metric, counters, gauge, gauges
 from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import DiskFull, ErrorCode, StorageError
-from tidemill.log.checkpoint import CHECKPOINT_NAME
+from tidemill.log.checkpoint import CHECKPOINT_NAME, read_high_watermark
 from tidemill.log.index import IndexCache
 from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
 from tidemill.log.offline.inspect import read_checkpoint
@@ -261,6 +261,13 @@ class Replicas:
 
     def exists_on_disk(self, placement: Placement) -> bool:
         return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))
+
+    def closed_high_watermark(self, topic: str, topic_id: UUID, index: int) -> int | None:
+        """The high watermark of a partition that is not open, as its checkpoint has it. Slow.
+
+        0 if the partition was never written to, None if its checkpoint is damaged.
+        """
+        return read_high_watermark(self._storage, partition_directory(topic, topic_id, index))
 
     def close_partition(self, partition: Partition) -> None:
         """Close one partition that nobody uses; it is opened again when asked for."""

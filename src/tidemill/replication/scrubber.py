@@ -28,10 +28,10 @@ from tidemill.log.batch_checks import check_batches
 from tidemill.log.checked_file import pack_checked, read_checked
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.log import PartitionLog
-from tidemill.log.pace import Pace
+from tidemill.log.pace import MakePace, Pace
 from tidemill.log.scrub_progress import PartitionKey, ScrubProgress, Suspect
 from tidemill.log.storage import StorageFile, write_atomic
-from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
+from tidemill.records.batch import CRC_START, HEADER_BYTES, BatchHeader, parse_header
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Placement, Replicas
 
@@ -48,7 +48,6 @@ _STEP_BYTES = 32 * 1024 * 1024
 _SAVE_INTERVAL_MS = 30_000
 #: So many damaged batches in a row are noted in one turn of the event loop.
 _DAMAGE_PER_TURN_MAX = 50
-_CRC_START = 21
 
 
 @dataclass(slots=True)
@@ -99,6 +98,7 @@ class Scrubber:
         interval_ms: int,
         clock_ms: Callable[[], int],
         steady_ms: Callable[[], int],
+        pace: MakePace = Pace,
     ) -> None:
         self._replicas = replicas
         self._placements = placements
@@ -107,7 +107,7 @@ class Scrubber:
         self._clock_ms = clock_ms
         self._steady_ms = steady_ms
         self._stopping = threading.Event()
-        self._pace = Pace(bytes_per_second, sleep=lambda seconds: _ignore(self._stopping.wait(seconds)))
+        self._pace = pace(bytes_per_second)
         #: An executor with one thread.
         self._pool = pool
         self._started = False
@@ -316,7 +316,7 @@ class Scrubber:
         behind, crc = position + header.size_bytes, 0
         if behind > end:
             return False
-        start = position + _CRC_START
+        start = position + CRC_START
         while start < behind and not self._stopping.is_set():
             piece = file.read(start, min(_CHUNK_BYTES, behind - start))
             if not piece:
@@ -359,6 +359,7 @@ class Scrubber:
     def close(self) -> None:
         """Stop what is under way, and note how far it has come."""
         self._stopping.set()
+        self._pace.end()
         self._pool.shutdown(wait=True)
         known = self._known()
         if self._started and known != self._saved and (self.interval_ms or known.suspects):
@@ -379,10 +380,6 @@ def _stretch_at(log: PartitionLog, offset: int) -> _Stretch:
         header.base_offset,
         EpochHistory(list(log.epochs.entries)),
     )
-
-
-def _ignore(_: bool) -> None:
-    """Drop the result of a wait: ``Pace`` takes a sleep that returns nothing."""
 
 
 SCRUB_METRICS: Final[Sequence[Metric[Scrubber]]] = (

@@ -180,7 +180,7 @@ class Node:
         alone = settings.cluster is None
         if alone:
             self.directory.check_metadata_present()
-        self._store = runtime.metadata_store(settings, self.directory.metadata_path)
+        self._store = runtime.metadata_store(settings, self.directory.metadata_path, runtime.pools)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
         self._controller = controller = Controller(self._store, limits=limits)
         await controller.start()

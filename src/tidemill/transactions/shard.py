@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.errors import ErrorCode, TidemillError
+from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.publications import Publications
 from tidemill.transactions.records import CorruptTransactionRecord, chunks, decode_record, encode_record
@@ -170,7 +171,7 @@ class TransactionShard(ShardShell):
 
     async def _end_in(self, partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         """Write one partition's markers; retries until they are durable or cannot matter any more."""
-        delay_ms = _FIRST_RETRY_MS
+        failures = 0
         while True:
             self._raise_if_stopped()
             try:
@@ -193,6 +194,8 @@ class TransactionShard(ShardShell):
                     if len(markers) > 1:
                         await asyncio.gather(*(self._end_in(partition, [each]) for each in markers))
                     return
+                failures += 1
+                delay_ms = backoff_ms(failures, _FIRST_RETRY_MS, _LAST_RETRY_MS)
                 _logger.warning(
                     "%s-%d: the marker of %s waits %d ms: %s",
                     *partition,
@@ -201,7 +204,6 @@ class TransactionShard(ShardShell):
                     error.message,
                 )
             await self._sleep(delay_ms)
-            delay_ms = min(2 * delay_ms, _LAST_RETRY_MS)
 
     async def _complete(self, decided: dict[str, Transaction]) -> None:
         # These need not be atomic: after a crash in between, the rest is finished once more.

@@ -25,8 +25,8 @@ __all__ = (
     "APIS",
     "APIS_BY_NAME",
     "API_VERSIONS_KEY",
+    "PRODUCE",
     "Api",
-    "all_versions",
     "find_api",
     "is_flexible",
     "is_served",
@@ -62,6 +62,9 @@ class Api:
         """Whether ``version`` is in the served range."""
         return self.min_version <= version <= self.max_version
 
+
+#: The key of the one API whose records are handled apart from its other fields.
+PRODUCE: Final = 0
 
 _ROWS: Final = (
     Api(0, "Produce", "produce", 3, 13),
@@ -154,11 +157,6 @@ def is_served(api_key: int, api_version: int) -> bool:
     """Whether this version of this API is in the table."""
     api = APIS.get(api_key)
     return api is not None and api.serves(api_version)
-
-
-def all_versions() -> list[tuple[Api, int]]:
-    """Every served pair of API and version."""
-    return [(api, version) for api in _ROWS for version in api.versions]
 
 
 @cache

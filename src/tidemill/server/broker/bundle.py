@@ -75,6 +75,7 @@ class Broker:
         self.steady_ms = self.clock.now_ms
         self.ids = runtime.ids
         self.pools = runtime.pools
+        self.pace = runtime.pace
         #: Where clients find this node; known once it listens.
         self.advertised = settings.listen
         self.fetch_sessions = FetchSessions(
@@ -122,6 +123,7 @@ class Broker:
             bytes_per_second=settings.compaction_bytes_per_second,
             max_decompressed_bytes=settings.max_decompressed_bytes,
             clock_ms=self.clock_ms,
+            pace=self.pace,
         )
 
     def _make_scrubber(self) -> Scrubber:
@@ -134,6 +136,7 @@ class Broker:
             interval_ms=self.settings.scrub_interval_ms,
             clock_ms=self.clock_ms,
             steady_ms=self.steady_ms,
+            pace=self.pace,
         )
 
     @property

@@ -29,6 +29,7 @@ from tidemill.control.session import Session
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.net.errors import cannot_listen
+from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
@@ -183,6 +184,7 @@ class Membership:
             clean_of=clean_of,
             lost=tuple(broker.replicas.lost()),
             seen_revision=self._identity.seen_revision,
+            replace_directory=settings.replace_directory,
         )
         await broker.controller.submit(command)
 
@@ -225,6 +227,19 @@ class Membership:
         for node_id in old.nodes.keys() - new.nodes.keys():
             self.peers.forget(node_id)
         self.held.metadata_changed(new, delta)
+        for changed in delta.replicas_changed:
+            self._make_way(new, *changed)
+
+    def _make_way(self, image: MetadataImage, topic: str, index: int) -> None:
+        """Give up the leadership of a partition that another replica shall lead.
+
+        The controller takes it from nobody who is live: it says who is next, and the leader resigns.
+        """
+        placed, node_id = image.topics[topic].partitions[index], self._broker.node_id
+        partition = self._broker.replicas.peek(image.topics[topic].id, index)
+        has_successor = placed.successor not in (NO_LEADER, node_id)
+        if placed.leader == node_id and has_successor and partition is not None:
+            self._run(self._resign(partition, unfit=False))
 
     # --- in-sync sets and leaderships
 

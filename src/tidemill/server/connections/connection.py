@@ -35,7 +35,7 @@ from tidemill.server.connections.frame_buffers import FrameBuffers
 from tidemill.server.requests.authorization import ANONYMOUS
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.watchdog import begin_turn
-from tidemill.wire.apis import is_served
+from tidemill.wire.apis import PRODUCE, is_served
 from tidemill.wire.frames import FRAME_LENGTH_BYTES, frame_length
 from tidemill.wire.requests import (
     QUICK_REQUEST_ELEMENTS,
@@ -61,7 +61,6 @@ _API_KEY_BYTES = 2
 _CONTENDED_READ_BYTES = 16 * 1024
 #: Numbers of connections; each is used once in the life of a process.
 _IDS = count(1)
-_PRODUCE_KEY = 0
 
 
 class Dispatcher(Protocol):
@@ -315,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
         length = self._frame_length
         if length > _OTHER_FRAME_BYTES and len(start) >= _API_KEY_BYTES:
             api_key = int.from_bytes(start[:_API_KEY_BYTES], "big", signed=True)
-            if api_key != _PRODUCE_KEY:
+            if api_key != PRODUCE:
                 raise ProtocolError(
                     f"a request of {length} bytes to API {api_key}; all but Produce may have "
                     f"{_OTHER_FRAME_BYTES}"

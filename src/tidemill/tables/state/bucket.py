@@ -31,6 +31,7 @@ from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore, KvView
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 from tidemill.log.transactions import AbortedTransaction
+from tidemill.net.retry import backoff_ms
 from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
 from tidemill.tables.definition import TableDefinition
@@ -51,8 +52,8 @@ _PREPARED_BYTES_MAX = 8 * 1024 * 1024
 _BEHIND_ROWS_MAX = 20_000
 _FOLD_WAIT_SECONDS = 5.0
 #: How long the fold pauses after an error that may pass: at first, and at most.
-_PAUSE_SECONDS_MIN = 0.5
-_PAUSE_SECONDS_MAX = 30.0
+_FIRST_PAUSE_MS = 500
+_LONGEST_PAUSE_MS = 30_000
 
 
 def bucket_identity(topic_id: str, bucket: int) -> bytes:
@@ -127,7 +128,8 @@ class Bucket:
         self._stops: list[_Stop] = []
         self._prepared = PreparedChanges(_PREPARED_BYTES_MAX)
         self._closed = False
-        self._pause_seconds = _PAUSE_SECONDS_MIN
+        #: Errors of the fold since it last went forward.
+        self._failures = 0
         #: When the last snapshot was taken (steady time), and the log's size then.
         self.last_snapshot_ms = steady_ms()
         self.log_bytes_at_snapshot = 0
@@ -359,7 +361,7 @@ class Bucket:
             if self._is_current:
                 # Whoever waits for less than the goal need not wait for all of it.
                 self._release_waiters()
-            self._pause_seconds = _PAUSE_SECONDS_MIN
+            self._failures = 0
 
     def _read_log(self, offset: int) -> tuple[bytes, list[AbortedTransaction]]:
         try:
@@ -457,10 +459,8 @@ class Bucket:
                 error = another
         if isinstance(error, DiskFull) and self._engine.give_up_reserve(error):
             return
-        pause_seconds, self._pause_seconds = (
-            self._pause_seconds,
-            min(2 * self._pause_seconds, _PAUSE_SECONDS_MAX),
-        )
+        self._failures += 1
+        pause_seconds = backoff_ms(self._failures, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS) / 1000
         logger.error("%s is opened again in %.1f s: %s", self.name, pause_seconds, error)
         self.problem = TableError(
             TableCode.state_damaged, f"the state of {self.name} is opened again in a moment: {error}"
