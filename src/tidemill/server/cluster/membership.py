@@ -82,6 +82,7 @@ class Membership:
         runtime: Runtime,
         directory: DataDirectory,
         identity: DirectoryIdentity,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         settings, loop = broker.settings, asyncio.get_running_loop()
         self._broker = broker
@@ -111,6 +112,7 @@ class Membership:
             clock_ms=self._steady_ms,
             ttl_ms=settings.session_timeout_ms,
             renew_ms=settings.session_timeout_ms // _RENEWALS_PER_SESSION,
+            on_lease=on_lease,
         )
         self.probing = Probing(
             broker.node_id,
