@@ -40,6 +40,7 @@ __all__ = ("COORDINATORS", "Broker")
 #: The rows of all coordinators of a node. A coordinator may use those of rows before its own.
 COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, TRANSACTIONS)
 _WORKER_THREADS = 2
+_FILE_THREADS = 8
 
 
 class Broker:
@@ -86,7 +87,10 @@ class Broker:
         #: each may unpack ``max_decompressed_bytes``.
         self.workers = self.pools("work", _WORKER_THREADS)
 
-        self.find = PartitionFinder(settings, controller, replicas)
+        #: Threads for the first files of partitions, which wait for the disk.
+        self._file_pool = self.pools("create", _FILE_THREADS)
+
+        self.find = PartitionFinder(settings, controller, replicas, self._file_pool)
         self.compactor = self._make_compactor()
         self.removal = FileRemoval(replicas, self.compactor, self.pools("delete", 1))
         self.log_cleanup = LogCleanup(
@@ -159,7 +163,8 @@ class Broker:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
         # First, because their batches go into the logs, which must be open for that.
         await self.gated_writes.finish()
-        self.workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.workers, self._file_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         await self.tables.close()
         self.compactor.close()
         self.scrubber.close()

@@ -5,6 +5,8 @@ Every look-up asks the metadata image. An open log alone does not say that this 
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -25,10 +27,14 @@ __all__ = ("PartitionFinder",)
 class PartitionFinder:
     """Finds topics in the image, and the partitions that this node leads. Keeps open ones up to the image."""
 
-    def __init__(self, settings: Settings, controller: Controller, replicas: Replicas) -> None:
+    def __init__(
+        self, settings: Settings, controller: Controller, replicas: Replicas, file_pool: Executor
+    ) -> None:
+        """``file_pool``: where the first files of partitions are made."""
         self._settings = settings
         self._controller = controller
         self._replicas = replicas
+        self._file_pool = file_pool
         #: Effective configs by topic id; they are asked for with every batch.
         self._configs: dict[UUID, TopicConfig] = {}
         controller.subscribe(self._metadata_changed)
@@ -76,6 +82,23 @@ class PartitionFinder:
             # The caller's image of the topic may be older than what the partition knows.
             topic = self.topic_by_id(topic.id)
         return self._replicas.open(self._placement(topic, index, self._led(topic, index, leader_epoch)))
+
+    def has_files(self, topic: TopicImage, index: int) -> bool:
+        """Whether the partition is open, and has files that a batch can be appended to."""
+        partition = self._replicas.peek(topic.id, index)
+        return partition is not None and partition.has_files
+
+    async def partition_with_files(self, topic_name: str, index: int) -> Partition:
+        """The partition, with the files that its first append needs: they are made in a thread.
+
+        Raises as ``partition`` does.
+        """
+        partition = self.partition(self.topic(topic_name), index)
+        while not partition.has_files and (creation := partition.begin_creation()) is not None:
+            await asyncio.get_running_loop().run_in_executor(self._file_pool, creation.run)
+            # It may have been deleted meanwhile, and another of the same name created.
+            partition = self.partition(self.topic(topic_name), index)
+        return partition
 
     def placement(self, topic: TopicImage, index: int) -> Placement:
         """The placement of a partition that this node leads. Raises ``ApiError``."""
