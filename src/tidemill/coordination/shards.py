@@ -151,6 +151,7 @@ class Shards(Generic[S]):
                 await shard.call(None, partial(action, shard))
             except TidemillError as failure:
                 failures.append(failure)
+            await give_way()
         return failures
 
     async def all(self) -> tuple[list[S], list[TidemillError]]:

@@ -6,6 +6,8 @@ Every look-up asks the metadata image. An open log alone does not say that this 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
 
 __all__ = ("PartitionFinder",)
+
+_MAX_BYTES = "max.message.bytes"
+
+logger = logging.getLogger(__name__)
 
 
 class PartitionFinder:
@@ -63,6 +69,14 @@ class PartitionFinder:
         if config is None:
             config = TopicConfig.from_overrides(topic.configs, self._settings.topic_defaults)
             self._configs[topic.id] = config
+            if int(topic.configs.get(_MAX_BYTES, 0)) > config.max_message_bytes:
+                logger.warning(
+                    "topic %s: %s is %s, but no batch above %d bytes is accepted any more; lower it",
+                    topic.name,
+                    _MAX_BYTES,
+                    topic.configs[_MAX_BYTES],
+                    config.max_message_bytes,
+                )
         return config
 
     def partition(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> Partition:
@@ -104,14 +118,16 @@ class PartitionFinder:
         """The placement of a partition that this node leads. Raises ``ApiError``."""
         return self._placement(topic, index, self._led(topic, index))
 
-    def led_placements(self) -> list[Placement]:
-        """Every partition that this node leads, by the metadata."""
-        return [
-            self._placement(topic, index, placed)
-            for topic in self.image.topics.values()
-            for index, placed in enumerate(topic.partitions)
-            if placed.leader == self._settings.node_id
-        ]
+    def led_placements(self) -> Iterator[Placement]:
+        """Every partition that this node leads, by the metadata; topics that are new meanwhile are left out.
+
+        There may be very many: the caller lets others have their turn in between.
+        """
+        for name in self.image.topics:
+            topic = self.image.topics.get(name)
+            for index, placed in enumerate(() if topic is None else topic.partitions):
+                if topic is not None and placed.leader == self._settings.node_id:
+                    yield self._placement(topic, index, placed)
 
     def led_placement(self, key: PartitionKey) -> Placement | None:
         """The placement of a partition by its topic's id; None if it is gone, or another node leads it."""
