@@ -95,7 +95,7 @@ class ConfigKey:
         return value
 
     def parse_stored(self, text: str) -> ConfigValue:
-        """The typed value of a text that an older release may have accepted: a larger number is the largest."""
+        """The typed value of a text that an older release has accepted; a number above the range is cut."""
         value = self._typed(text.strip(), bounded=False)
         if isinstance(value, int | float) and self.maximum is not None and value > self.maximum:
             return type(value)(self.maximum)

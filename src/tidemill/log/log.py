@@ -484,6 +484,13 @@ class PartitionLog:
         self._durable_position = job.position
         self._deferred_side_files = job.side_files
 
+    def undo_flush(self, job: FlushJob) -> None:
+        """Take back a job that could not open a file: the next one does all that it has left undone."""
+        self.is_flushing = False
+        self._directory_changed = self._directory_changed or job.sync_directory
+        self._is_listing_durable = self._is_listing_durable and job.inventory is None
+        self._side_files = job.side_files + self._side_files
+
     def close(self) -> None:
         """Flush, note that the stop was orderly, and close the files."""
         try:

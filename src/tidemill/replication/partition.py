@@ -484,6 +484,11 @@ class Partition:
         if moved:
             self._high_watermark_moved()
 
+    def flush_put_off(self, job: FlushJob) -> None:
+        """Undo ``begin_flush``: the job has failed before it synced anything in vain. Another one follows."""
+        self._let_go_if_stopped()
+        self.local_log.undo_flush(job)
+
     def flush_failed(self, error: StorageError) -> None:
         """Stop for good: after a failed sync nobody knows what is on disk."""
         self._let_go_if_stopped()

@@ -96,9 +96,9 @@ async def test_tasks_that_are_woken_together_go_on_a_few_in_each_turn() -> None:
 
 async def test_a_task_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
     turns = TurnQueue(1)
-    await turns.turn()
-    cancelled, waiting = asyncio.create_task(turns.turn()), asyncio.create_task(turns.turn())
+    first, cancelled, waiting = (asyncio.create_task(turns.turn()) for _ in range(3))
     await asyncio.sleep(0)
+    assert first.done()
     cancelled.cancel()
     await asyncio.wait_for(waiting, 10)
     assert cancelled.cancelled()
