@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import uuid4
 
 import pytest
@@ -33,6 +34,7 @@ async def test_too_few_replicas_refuse_acks_all_only(
     header = parse_header(frame)
     answers: list[ReplyBuffers] = []
     produce(broker, Call(header, decode_request(header, frame), "host", answers.append, lambda: None))
+    await asyncio.gather(*broker.gated_writes.values())
     log = broker.find.partition(broker.find.topic("strict"), 0)
     await wait_committed(log, log.local_log.end_offset)
     response = decode_response(0, 9, b"".join(answers[0])[4:])[1]
