@@ -14,6 +14,7 @@ Paths are relative to the storage's root and use ``/``.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Sequence
