@@ -619,7 +619,12 @@ def create_table(address: Address, name: str, **fields: Any) -> int:
 
 def unset_many_properties(address: Address) -> Throw:
     create_table(address, "described", properties=[{"key": f"user.k{n}", "value": "v"} for n in range(1_000)])
-    body = {"name": "hostile.described", "add_columns": None, "set_properties": [], "comment": None}
+    body: dict[str, Any] = {
+        "name": "hostile.described",
+        "add_columns": None,
+        "set_properties": [],
+        "comment": None,
+    }
     return "AlterTable", 0, body | {"unset_properties": [f"y{n}" for n in range(90_000)]}
 
 
@@ -654,7 +659,7 @@ def list_many_groups(address: Address) -> Throw:
     group_coordinator(address)
     partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
     topics = [{"name": "of-groups", "partitions": [partition]}]
-    body = {"generation_id_or_member_epoch": -1, "member_id": "", "topics": topics}
+    body: dict[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": "", "topics": topics}
     with RawClient(address, 300) as client:
         client.request("ApiVersions", 2, {})
         for start in range(0, 10_000, 50):

@@ -340,8 +340,9 @@ class GroupCoordinator(Coordinator[Shard]):
         for shard in shards:
             try:
                 for some in in_chunks(tuple(shard.state.groups), _LISTED_AT_ONCE):
-                    listed = partial(shard.state.list_groups, some, wanted_states, wanted_types)
-                    groups += await shard.call(None, lambda _, listed=listed: listed())
+                    groups += await shard.call(
+                        None, partial(_list_some, shard, some, wanted_states, wanted_types)
+                    )
                     await give_way()
             except TidemillError as failure:
                 failures.append(failure)
@@ -404,3 +405,10 @@ def _require_encodable(*texts: str) -> None:
 def _membership_error(failure: TidemillError) -> ErrorCode:
     """What a member that joins is told. On a full disk, something that its application gets to see."""
     return ErrorCode.unknown_server_error if isinstance(failure, DiskFull) else client_error(failure)
+
+
+def _list_some(
+    shard: Shard, group_ids: Sequence[str], states: frozenset[str], types: frozenset[str], now_ms: int
+) -> list[GroupListing]:
+    del now_ms
+    return shard.state.list_groups(group_ids, states, types)
