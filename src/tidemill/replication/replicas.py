@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -88,8 +88,11 @@ class Replicas:
         self.reports: list[RecoveryReport] = []
         #: Batches that did not check out when they were read.
         self.damage = DamageRegister()
-        #: Why no partition takes appends now; None if they do.
+        #: Why partitions take no appends now, but for those of some topics; None if they do.
         self._refusal: StorageError | None = None
+        self._not_refused: Collection[str] = ()
+        #: Why no partition at all takes appends now; None if they do.
+        self._hold: StorageError | None = None
         #: Called when a deletion found no space on the disk; returns whether there is more space now.
         self.give_up_reserve: Callable[[DiskFull], bool] = lambda error: False
         #: Asked before a partition is opened; raises if too many files are open.
@@ -159,7 +162,7 @@ class Replicas:
             raise
         self._note(report)
         log.on_damage = partial(self.damage.note, placement.topic, placement.topic_id, placement.index)
-        log.refusal = self._refusal
+        log.refusal = self._refusal_of(placement.topic)
         partition = self._partitions[key] = Partition(
             placement.topic,
             placement.topic_id,
@@ -256,11 +259,25 @@ class Replicas:
         """Why no partition takes appends now; None if they do."""
         return self._refusal
 
-    def refuse_appends(self, refusal: StorageError | None) -> None:
-        """Take no appends to any partition, until this is called with None. Reads go on."""
-        self._refusal = refusal
+    def refuse_appends(self, refusal: StorageError | None, *, but: Collection[str] = ()) -> None:
+        """Take no appends to any partition, ``but`` to those of some topics, until this is called with None.
+
+        Reads go on.
+        """
+        self._refusal, self._not_refused = refusal, but
+        self._tell_refusals()
+
+    def hold_appends(self, refusal: StorageError | None) -> None:
+        """Take no appends to any partition at all, until this is called with None. Reads go on."""
+        self._hold = refusal
+        self._tell_refusals()
+
+    def _tell_refusals(self) -> None:
         for partition in self:
-            partition.local_log.refusal = refusal
+            partition.local_log.refusal = self._refusal_of(partition.topic)
+
+    def _refusal_of(self, topic: str) -> StorageError | None:
+        return self._hold or (None if topic in self._not_refused else self._refusal)
 
     def exists_on_disk(self, placement: Placement) -> bool:
         return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))

@@ -307,7 +307,7 @@ class Node:
                 raise result
         if deferred:
             self._deferred += deferred
-            self.broker.replicas.refuse_appends(
+            self.broker.replicas.hold_appends(
                 DiskFull("the disk is full; writes are taken again when there is room")
             )
             self.disk.when_space(self._commit_deferred)
@@ -322,7 +322,7 @@ class Node:
             raise
         if self._deferred:
             raise DiskFull("no room for the metadata of the start")
-        self.broker.replicas.refuse_appends(self.disk.growth_refusal)
+        self.broker.replicas.hold_appends(None)
 
     def _open_all(self, placements: list[Placement]) -> None:
         for placement in placements:

@@ -188,6 +188,22 @@ def test_while_appends_are_refused_reads_go_on(storage: FaultyStorage) -> None:
     write(replicas.open(placement(1)), "b")
 
 
+def test_some_topics_take_appends_while_others_are_refused_but_none_while_all_are_held(
+    storage: FaultyStorage,
+) -> None:
+    replicas = replicas_on(storage)
+    opened = replicas.open(placement())
+    replicas.refuse_appends(DiskFull("full"), but={opened.topic})
+    write(opened, "a")
+    replicas.hold_appends(DiskFull("no leader epoch yet"))
+    replicas.refuse_appends(DiskFull("full"), but={opened.topic})
+    for partition in (opened, replicas.open(placement(1))):
+        with pytest.raises(DiskFull, match="no leader epoch yet"):
+            partition.append(plain_batch("b"), NOW)
+    replicas.hold_appends(None)
+    write(opened, "b")
+
+
 def test_producers_read_back_after_a_crash_count_as_active_now(storage: FaultyStorage) -> None:
     """Their batches may carry old times; to expire them would let their retries in twice."""
     replicas = replicas_on(storage)

@@ -156,8 +156,12 @@ class Broker:
         return self.settings.node_id
 
     def _refuse_growth(self, refusal: DiskFull | None) -> None:
-        """Refuse whatever makes the data grow, until this is called with None. Any thread may call it."""
-        self.replicas.refuse_appends(refusal)
+        """Refuse whatever makes the data grow, until this is called with None. Any thread may call it.
+
+        Not the little that members of groups write when they come and go: without it nobody could read with
+        a group. Commits of offsets to the same topic are refused by their handlers.
+        """
+        self.replicas.refuse_appends(refusal, but={GROUPS.topic})
         self.controller.growth_refusal = refusal
         self.tables.pause_compactions(refusal is not None)
 

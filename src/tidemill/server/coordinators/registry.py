@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.metrics import Metric, Metrics, gauges
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.errors import ApiError, DiskFull, ErrorCode, TidemillError
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
 from tidemill.server.broker.housekeeping import Chore
 
@@ -89,7 +89,10 @@ class InternalTopic:
         except ApiError as error:
             raise ApiError(ErrorCode.not_coordinator, error.message) from error
         return PartitionCoordinatorLog(
-            leader, self._broker.clock_ms, compress_above_bytes=self._row.compress_above_bytes
+            leader,
+            self._broker.clock_ms,
+            compress_above_bytes=self._row.compress_above_bytes,
+            give_up_reserve=self._broker.disk.give_up_reserve,
         )
 
     async def prepare_append(self, partition: int) -> None:
@@ -157,6 +160,9 @@ class Coordinators:
         """Make sure that this coordinator can write; returns the error for its client if it cannot."""
         try:
             await self.ensure_topic(row)
+        except DiskFull:
+            # Clients retry the other code for ever without a word; this one they show to their application.
+            return ErrorCode.unknown_server_error
         except TidemillError:
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
