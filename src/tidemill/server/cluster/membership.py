@@ -158,11 +158,12 @@ class Membership:
         self._registration = _Registration(
             broker.advertised.host, broker.advertised.port, advertised, self._identity.directory_id
         )
+        await self._register(self._directory.clean_of)
+        # Only now: what a follower tells its leader counts for the registration that it names.
         broker.replicas.role_listeners += [self.fetcher.update, self.leaders.update]
         for partition in broker.replicas:
             self.fetcher.update(partition)
             self.leaders.update(partition)
-        await self._register(self._directory.clean_of)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
         await self.session.start(self.incarnation)
         self.elected.start()
@@ -196,6 +197,7 @@ class Membership:
         logger.warning("the session of node %d was lost; it registers again", self._broker.node_id)
         before, self.incarnation = self.incarnation, self._runtime.ids.uuid()
         await self._register(before)
+        self.fetcher.report_all()
         return self.incarnation
 
     async def _wait_admitted(self) -> None:
