@@ -22,7 +22,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, Producer
@@ -220,8 +220,15 @@ class RealNode:
 class RealCluster:
     """An etcd and nodes n1, n2, …, all of them processes; a context manager that ends them all."""
 
-    def __init__(self, directory: Path, nodes: int = 3, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        data_dirs: Mapping[str, Path] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
         self.directory = directory
+        self._data_dirs = data_dirs
         self.etcd = EtcdServer(directory / "etcd")
         self.settings = {
             "session_timeout_ms": SESSION_TIMEOUT_MS,
@@ -236,7 +243,7 @@ class RealCluster:
         self.etcd.start()
         try:
             for name in self._names:
-                self.add(name).launch()
+                self.add(name, self._data_dirs.get(name)).launch()
             for node in self:
                 node.wait_ready()
             self.wait_for_nodes(len(self._names))
