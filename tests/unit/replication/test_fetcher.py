@@ -222,7 +222,7 @@ def test_a_follower_that_comes_back_is_in_sync_again() -> None:
     story(body)
 
 
-@pytest.mark.parametrize("trouble", ["hung", "full", "failed"])
+@pytest.mark.parametrize("trouble", ["hung", "full", "writes find no space", "failed"])
 def test_a_disk_that_hangs_is_full_or_has_failed_is_reported_as_unfit(trouble: str) -> None:
     async def body(cluster: Cluster) -> None:
         node, partition = cluster.nodes[A], cluster.at(A)
@@ -230,6 +230,8 @@ def test_a_disk_that_hangs_is_full_or_has_failed_is_reported_as_unfit(trouble: s
             partition.flush_started_s = cluster.loop.time()
         elif trouble == "full":
             node.replicas.refuse_appends(DiskFull("no room"))
+        elif trouble == "writes find no space":
+            node.disk_is_full = True
         else:
             partition.flush_failed(StorageError("gone"))
         waited = await cluster.until(lambda: bool(node.unfit))
