@@ -34,7 +34,7 @@ from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
 from tidemill.server.cluster.held_partitions import HeldPartitions
-from tidemill.server.cluster.joining import cluster_transport, note_seen, read_secret
+from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
 from tidemill.server.cluster.messages import handlers_of
 from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
@@ -104,7 +104,8 @@ class Membership:
             secret,
             lambda: broker.image.node_epoch(broker.node_id),
         )
-        self.peers = Peers(PeerContext(shown, transport, runtime.ids, runtime.wall_ms), self._address_of)
+        self._context = PeerContext(shown, transport, runtime.ids, runtime.wall_ms)
+        self.peers = Peers(self._context, self._address_of)
         self.session = Session(
             store,
             broker.node_id,
@@ -135,6 +136,7 @@ class Membership:
             propose=self._propose_in_sync,
             report_unfit=self._report_unfit,
             suspected=self._doubtful,
+            disk_is_full=lambda: broker.disk.is_full,
         )
         self.held = HeldPartitions(broker)
         self._listener = ClusterListener(
@@ -149,6 +151,12 @@ class Membership:
         return (
             None if node is None or not node.cluster_port else Address(node.cluster_host, node.cluster_port)
         )
+
+    def _live_addresses(self) -> dict[int, Address]:
+        """The cluster addresses of the other nodes that are live."""
+        others = self._broker.image.live_nodes - {self._broker.node_id}
+        found = {node_id: self._address_of(node_id) for node_id in others}
+        return {node_id: address for node_id, address in found.items() if address is not None}
 
     def _doubtful(self) -> frozenset[int]:
         """The nodes that are not live, and those that seem to be gone though they are."""
@@ -173,11 +181,13 @@ class Membership:
         self._registration = _Registration(
             broker.advertised.host, broker.advertised.port, advertised, self._identity.directory_id
         )
+        await greet(self._live_addresses(), self._context)
+        await self._register(self._directory.clean_of)
+        # Only now: what a follower tells its leader counts for the registration that it names.
         broker.replicas.role_listeners += [self.fetcher.update, self.leaders.update]
         for partition in broker.replicas:
             self.fetcher.update(partition)
             self.leaders.update(partition)
-        await self._register(self._directory.clean_of)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
         await self.session.start(self.incarnation)
         self.elected.start()
@@ -212,6 +222,7 @@ class Membership:
         logger.warning("the session of node %d was lost; it registers again", self._broker.node_id)
         before, self.incarnation = self.incarnation, self._runtime.ids.uuid()
         await self._register(before)
+        self.fetcher.report_all()
         return self.incarnation
 
     async def _wait_admitted(self) -> None:
