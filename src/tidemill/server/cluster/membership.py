@@ -29,6 +29,7 @@ from tidemill.control.session import Session
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.net.errors import cannot_listen
+from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
@@ -36,6 +37,7 @@ from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.joining import cluster_transport, note_seen, read_secret
 from tidemill.server.cluster.messages import handlers_of
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
+from tidemill.server.cluster.replica_ends import ReplicaEnds
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataDelta, MetadataImage
@@ -121,11 +123,14 @@ class Membership:
             report_unfit=self._report_unfit,
         )
         self.held = HeldPartitions(broker)
+        self.replica_ends = ReplicaEnds(broker, self.peers)
         self._listener = ClusterListener(
             shown, handlers_of(self, broker), transport=transport, ids=runtime.ids, wall_ms=runtime.wall_ms
         )
         self.address = settings.cluster_listen
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: Partitions whose leadership is on its way to the successor that the metadata names.
+        self._giving_up: set[tuple[UUID, int]] = set()
         self._unsubscribe: Callable[[], None] | None = None
 
     def _address_of(self, node_id: int) -> Address | None:
@@ -223,6 +228,35 @@ class Membership:
         for node_id in old.nodes.keys() - new.nodes.keys():
             self.peers.forget(node_id)
         self.held.metadata_changed(new, delta)
+        for changed in (*delta.leader_changed, *delta.replicas_changed):
+            topic = new.topics[changed.topic]
+            placed = topic.partitions[changed.partition]
+            if placed.leader == self._broker.node_id and placed.successor != NO_LEADER:
+                self._run(self._give_up_to_successor(topic.id, changed.partition, placed.leader_epoch))
+
+    async def _give_up_to_successor(self, topic_id: UUID, index: int, leader_epoch: int) -> None:
+        """Resign because the metadata wants another leader, until the wish is granted or gone."""
+        key = topic_id, index
+        if key in self._giving_up:
+            return
+        self._giving_up.add(key)
+        try:
+            while self._has_successor(topic_id, index, leader_epoch):
+                partition = self._broker.replicas.peek(topic_id, index)
+                if partition is not None:
+                    await self._resign(partition, unfit=False)
+                if self._has_successor(topic_id, index, leader_epoch):
+                    await asyncio.sleep(_RESIGN_AGAIN_S)
+        finally:
+            self._giving_up.discard(key)
+
+    def _has_successor(self, topic_id: UUID, index: int, leader_epoch: int) -> bool:
+        topic = self._broker.image.topic_by_id(topic_id)
+        if topic is None or index >= len(topic.partitions):
+            return False
+        placed = topic.partitions[index]
+        is_mine = (placed.leader, placed.leader_epoch) == (self._broker.node_id, leader_epoch)
+        return is_mine and placed.successor != NO_LEADER
 
     # --- in-sync sets and leaderships
 
