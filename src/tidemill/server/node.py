@@ -231,6 +231,7 @@ class Node:
         broker.propose = membership.proposals.propose
         broker.replica_ends = membership.replica_ends.of
         await membership.listen()
+        await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
         held = broker.find.held_placements()
         broker.replicas.take_inventory(held)

@@ -166,7 +166,8 @@ class Membership:
         await self.session.start(self.incarnation)
         self.elected.start()
         self.leaders.start()
-        self.held.start()
+        on_disk = await asyncio.to_thread(broker.replicas.found_on_disk)
+        self.held.start((topic_id, index) for _, topic_id, index in on_disk)
         await self._wait_admitted()
 
     async def _register(self, clean_of: UUID | None) -> None:
