@@ -1,9 +1,9 @@
 """All partitions of this node: opened at their first use, kept open, closed in an orderly way.
 
 Where they are: ``logs/<topic>/<topic id>-<partition>``. A topic that is being deleted has a deletion note, a
-file beside its partitions; so has a single partition that has moved to other nodes. Only a directory with such
-a note is ever removed. A partition's note is kept until its files are gone, whatever the metadata says by
-then: half of a log is no log. A directory that no metadata speaks of is left alone and reported.
+file beside its partitions; so has a single partition that has moved to other nodes. Only a directory with
+such a note is ever removed. A partition's note is kept until its files are gone, whatever the metadata says
+by then: half of a log is no log. A directory that no metadata speaks of is left alone and reported.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Replicas:
             raise self.offline[key][1]
         if key in self._removing:
             raise StorageError(
-                f"the old files of {placement.topic}-{placement.index} are being removed; try again in a moment"
+                f"the old files of {placement.topic}-{placement.index} are being removed; try again soon"
             )
         directory = partition_directory(placement.topic, placement.topic_id, placement.index)
         try:
@@ -335,8 +335,8 @@ class Replicas:
     def begin_removal(self, topic: str, topic_id: UUID, index: int) -> None:
         """Stop a partition of which this node is no replica any more, and note that its files are to go.
 
-        ``remove_partition`` has to follow. Raises ``StorageError`` if the note cannot be written: then nothing
-        has changed but that the partition is closed.
+        ``remove_partition`` has to follow. Raises ``StorageError`` if the note cannot be written: then the
+        partition is closed, and nothing else has changed.
         """
         key = topic_id, index
         partition = self._partitions.pop(key, None)

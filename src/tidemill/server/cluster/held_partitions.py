@@ -4,10 +4,10 @@ Followers have to be open to fetch, and leaders to be fetched from. So a node of
 that it holds, a few partitions at a time. What a reassignment or a deletion has taken from it is removed from
 its disk; of a deletion, the metadata is told when that is done.
 
-A partition is removed only while the topic exists and its replicas, of which this node is none, have no part in
-a move that could be cancelled: a node that a move removes is a replica until the move is complete. The image
-never goes back, and a node whose image is older than its directory does not start, so a node that is a replica
-at a newer revision than its image's has not begun to follow yet: nobody counts on what is removed.
+A partition is removed while its topic exists and this node is none of its replicas. A node that a move
+removes is a replica until the move is complete. The image never goes back, and a node whose image is older
+than its directory does not start. If this node is a replica again at a newer revision than its image's, it
+has not begun to follow there, so nobody counts on what is removed.
 """
 
 from __future__ import annotations
