@@ -196,6 +196,11 @@ class Partition:
         return self.local_log.end_offset
 
     @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record that this replica has; -1 if there is none."""
+        return self.local_log.epochs.latest_epoch
+
+    @property
     def size_bytes(self) -> int:
         """The size of the log's segments on disk."""
         return self.local_log.size_bytes

@@ -237,7 +237,9 @@ class Node:
             broker, self._store, runtime, self.directory, identity, self._on_lease
         )
         broker.propose = membership.proposals.propose
+        broker.replica_ends = membership.replica_ends.of
         await membership.listen()
+        await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
         held = broker.find.held_placements()
         broker.replicas.take_inventory(held)

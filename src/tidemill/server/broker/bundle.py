@@ -27,15 +27,16 @@ from tidemill.server.disk.space import DiskSpace
 from tidemill.server.tables.lazy_tables import LazyTables
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from tidemill.config.settings import Settings
     from tidemill.control.commands import Command
     from tidemill.control.controller import Controller
-    from tidemill.control.image import MetadataImage
+    from tidemill.control.image import MetadataImage, TopicImage
     from tidemill.errors import DiskFull
     from tidemill.groups.coordinator import GroupCoordinator
     from tidemill.replication.replicas import Placement, Replicas
+    from tidemill.server.cluster.replica_ends import Ends
     from tidemill.server.connections.budget import ByteBudget
     from tidemill.server.runtime import Runtime
     from tidemill.transactions.coordinator import TransactionCoordinator
@@ -46,6 +47,11 @@ __all__ = ("COORDINATORS", "Broker")
 COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, TRANSACTIONS)
 _WORKER_THREADS = 2
 _FILE_THREADS = 8
+
+
+async def _no_ends(topic: TopicImage, indexes: Sequence[int]) -> Mapping[int, Ends]:
+    """The ends that a node which is alone asks for: nobody else has a replica."""
+    return {}
 
 
 class Broker:
@@ -115,6 +121,8 @@ class Broker:
         )
         #: Has the controller commit a command; on a node that is alone, that is this node.
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
+        #: Asks live nodes how far their replicas of a topic's partitions reach: by partition, by node.
+        self.replica_ends: Callable[[TopicImage, Sequence[int]], Awaitable[Mapping[int, Ends]]] = _no_ends
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         self.open_files = OpenFiles()
