@@ -179,6 +179,7 @@ class Node:
         runtime, settings = self.runtime, self.settings
         alone = settings.cluster is None
         if alone:
+            self.directory.check_alone()
             self.directory.check_metadata_present()
         self._store = runtime.metadata_store(settings, self.directory.metadata_path, runtime.pools)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
