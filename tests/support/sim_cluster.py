@@ -132,6 +132,8 @@ class ReplicaNode:
         self.outside = metadata.process.context
         self.is_dead = False
         self.unfit: list[tuple[Partition | None, str]] = []
+        #: The nodes that it takes for dead.
+        self.suspected: set[int] = set()
         messages.nodes[node_id] = self
 
     async def start(self) -> None:
@@ -157,6 +159,7 @@ class ReplicaNode:
             clock,
             propose=self._propose,
             report_unfit=self._report_unfit,
+            suspected=lambda: self.suspected,
         )
         self.replicas.role_listeners += [self.fetcher.update, self.service.update]
         self.service.start()

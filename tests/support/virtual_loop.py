@@ -3,7 +3,8 @@
 - Whenever nothing is ready, time moves on to the next timer. There are no sockets, no pipes and no threads.
 - Blocking work (``run_in_executor``, ``asyncio.to_thread``, pools made by ``pool``) runs on the loop's own
   thread at a seeded moment, and its result arrives at a later one: what it did is there before that.
-- Whoever runs in a ``Process`` can be killed: its tasks end, its timers and its blocking work never come.
+- Whoever runs in a ``Process`` can be killed: its tasks end, its timers and its blocking work never come. It
+  can be paused, as by SIGSTOP: whatever is due in it happens when it goes on. Its clock can have a rate.
 - ``trace`` is what happened, each with its virtual time. Two runs of one seed must have the same.
 
     run_virtual(story, seed=7)
@@ -43,6 +44,10 @@ class Process:
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
         self.is_dead = False
+        #: What became due while it was paused; None while it is not.
+        self.held: list[asyncio.Handle] | None = None
+        #: How fast its clock goes; it is a constant, because clocks never go back.
+        self.clock_rate = 1.0
         self.context = copy_context()
         self.context.run(_process.set, self)
         #: In the order of their beginnings, which is that of their ends, too.
@@ -59,9 +64,22 @@ class Process:
         """Wait for a task of this process."""
         return await self.start(work)
 
+    def pause(self) -> None:
+        """Nothing of it runs until ``go_on``."""
+        if self.held is None:
+            self.held = []
+            self._loop.hold(self)
+
+    def go_on(self) -> None:
+        """Everything that became due in the pause happens now."""
+        if self.held is not None:
+            held, self.held = self.held, None
+            self._loop.let_go(self, held)
+
     async def kill(self) -> None:
         """End everything at once. Whatever the tasks do on their way out must not reach anybody."""
         self.is_dead = True
+        self.go_on()
         for pool in self.pools:
             pool.die()
         for _ in range(_TURNS_TO_DIE):
@@ -80,6 +98,8 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time moves on when nothing is ready. All chance comes from ``rng``."""
 
+    _ready: deque[asyncio.Handle]
+
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.rng = rng
@@ -93,11 +113,41 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = _RESOLUTION_SECONDS
         self._selector = _Selector(self)
         self._main = Process(self, "main")
+        self._paused: set[Process] = set()
         self.set_task_factory(_new_task)
         self.set_exception_handler(_note_failure)
 
-    def time(self) -> float:
+    @property
+    def now(self) -> float:
+        """The time outside of all processes."""
         return self._now
+
+    def time(self) -> float:
+        """The time on the clock of the process that asks."""
+        process = _process.get()
+        return self._now if process is None else self._now * process.clock_rate
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call at a time on the clock of the process that asks."""
+        process = _process.get()
+        if process is not None:
+            when /= process.clock_rate
+        return super().call_at(when, callback, *args, context=context)
+
+    def hold(self, process: Process) -> None:
+        """Run nothing of a process any more, for now."""
+        if not self._paused:
+            self._ready = _ReadyUnlessPaused(self._ready)
+        self._paused.add(process)
+
+    def let_go(self, process: Process, held: list[asyncio.Handle]) -> None:
+        """Run what a process was kept from."""
+        self._paused.discard(process)
+        self._ready.extend(held)
+        if not self._paused:
+            self._ready = deque(self._ready)
 
     def now_ms(self) -> int:
         """The virtual time in milliseconds, for a metadata store's leases."""
@@ -146,6 +196,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+
+class _ReadyUnlessPaused(deque[asyncio.Handle]):
+    """The loop's queue while a process is paused: what belongs to it is put aside when its turn comes."""
+
+    def popleft(self) -> asyncio.Handle:
+        handle = super().popleft()
+        process = handle._context.get(_process)  # type: ignore[attr-defined]
+        if process is None or process.held is None:
+            return handle
+        process.held.append(handle)
+        # The loop passes over what is cancelled.
+        nothing = asyncio.Handle(lambda: None, (), asyncio.get_running_loop())
+        nothing.cancel()
+        return nothing
 
 
 class _Selector:

@@ -372,10 +372,10 @@ class Node:
             await self.membership.stop_replication()
         all_well = not any(self._stopped_partitions())
         all_well = await self.broker.close() and all_well
-        if all_well:
-            self.directory.note_clean_stop(None if self.membership is None else self.membership.incarnation)
         if self.membership is not None:
-            await self.membership.leave()
+            await self.membership.leave(clean=all_well)
+        elif all_well:
+            self.directory.note_clean_stop()
         await self._close_metadata()
         self.directory.release()
 
@@ -398,11 +398,12 @@ class Node:
             if self.membership is not None:
                 await self.membership.stop_replication()
             orderly = await self._broker.close()
-            if self.membership is not None:
-                await self.membership.leave()
+        orderly = orderly and self.directory.stopped_cleanly
+        if self.membership is not None:
+            await self.membership.leave(clean=orderly)
+        elif orderly:
+            self.directory.note_clean_stop()
         await self._close_metadata()
-        if self.directory.stopped_cleanly and orderly:
-            self.directory.note_clean_stop(self.directory.clean_of)
         self.directory.release()
 
     # --- what it tells of itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -137,6 +138,45 @@ def test_many_appends_share_fetches_reports_and_heartbeats() -> None:
         assert counts.get(HeartbeatRequest, 0) < 40
 
     story(body, partitions=20)
+
+
+def test_a_silent_follower_is_named_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(cluster: Cluster) -> None:
+        caplog.set_level(logging.INFO)
+        cluster.messages.cuts = {(A, C), (C, A)}
+        for number in range(20):
+            cluster.append(str(number))
+            await cluster.until(lambda high=number + 1: cluster.at(A).high_watermark == high)
+            await asyncio.sleep(3)
+        assert C not in cluster.metadata.records[0].isr
+        assert caplog.text.count("no answer to Heartbeats from node 3") == 1
+        cluster.messages.cuts.clear()
+        await cluster.until(lambda: C in cluster.metadata.records[0].isr)
+
+    story(body)
+
+
+def test_a_node_that_is_taken_for_dead_gets_no_heartbeats_and_joins_no_in_sync_set() -> None:
+    async def body(cluster: Cluster) -> None:
+        counts = cluster.count()
+        cluster.messages.cuts = {(C, A)}
+        cluster.append("missing")
+        await cluster.until(lambda: C not in cluster.metadata.records[0].isr)
+        cluster.nodes[A].suspected = {C}
+        await asyncio.sleep(3)
+        before = counts.get(HeartbeatRequest, 0)
+        for number in range(5):
+            cluster.append(str(number))
+            await asyncio.sleep(3)
+        cluster.messages.cuts.clear()
+        await cluster.until(lambda: cluster.at(C).log_end_offset == 6)
+        await asyncio.sleep(3)
+        assert counts.get(HeartbeatRequest, 0) - before <= 5, "those of the other follower"
+        assert C not in cluster.metadata.records[0].isr
+        cluster.nodes[A].suspected = set()
+        await cluster.until(lambda: C in cluster.metadata.records[0].isr)
+
+    story(body, partitions=1)
 
 
 def test_a_partition_that_its_follower_cannot_take_holds_nobody_up() -> None:
