@@ -413,7 +413,7 @@ class Node:
         if not self.ready:
             return ["the node is starting or stopping"]
         full = self.disk.problem()
-        found = [] if full is None else [full]
+        found = [each for each in (full, self.broker.open_files.problem()) if each is not None]
         found += self._stopped_partitions()
         found += self._damage()
         if self.unknown_directories:

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,6 +30,7 @@ __all__ = (
     "Api",
     "find_api",
     "is_flexible",
+    "is_loaded",
     "is_served",
     "request_class",
     "request_header_version",
@@ -174,7 +176,15 @@ def response_class(api_key: int, api_version: int) -> EntityClass:
 @cache
 def is_flexible(api_key: int, api_version: int) -> bool:
     """Whether the version uses compact lengths and tagged fields (KIP-482)."""
+    if api_key in APIS and not APIS[api_key].schema and is_served(api_key, api_version):
+        return True  # All extensions are; their messages take long to load, and may not be needed.
     return bool(request_class(api_key, api_version).__flexible__)
+
+
+def is_loaded(api_key: int) -> bool:
+    """Whether the messages of an API can be read without loading a large module first."""
+    api = APIS.get(api_key)
+    return api is None or bool(api.schema) or _TABLES_MODULE in sys.modules
 
 
 def request_header_version(api_key: int, api_version: int) -> int:

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tidemill.coordination.turns import TurnQueue
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore, KvView
 from tidemill.kv.recovery import mark_damaged, recover
@@ -103,6 +104,7 @@ class Bucket:
         steady_ms: Callable[[], int],
         *,
         max_decompressed_bytes: int,
+        turns: TurnQueue | None = None,
     ) -> None:
         self.key = key
         self.log = log
@@ -118,6 +120,7 @@ class Bucket:
         self._clock_ms = clock_ms
         self._steady_ms = steady_ms
         self._max_decompressed_bytes = max_decompressed_bytes
+        self._turns = turns or TurnQueue(1)
         self._store: KvStore | None = None
         #: Whether the state may be shown: not ahead of what is stable, nor behind what was shown before.
         self._is_current = False
@@ -287,8 +290,9 @@ class Bucket:
         try:
             if after is not None:
                 await asyncio.wait([after])
+            await self._turns.turn()
             while await self._go_on():
-                pass
+                await self._turns.turn()
         except Exception as error:
             logger.exception("the fold of %s failed", self.name)
             self._stop(TableError(TableCode.state_damaged, f"the fold of {self.name} failed: {error!r}"))
