@@ -151,6 +151,7 @@ class Node:
             disk=self.disk,
             metrics=self.metrics.section(lambda: self.ready),
         )
+        broker.problems = self.problems
         self._started_ms = broker.steady_ms()
         await self.disk.open_reserve()
         await self._open_listener(loop, budget)
@@ -238,6 +239,7 @@ class Node:
             broker, self._store, runtime, self.directory, identity, self._on_lease
         )
         broker.propose = membership.proposals.propose
+        broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
         await membership.listen()
         self._finish_deletions()
         held = broker.find.held_placements()

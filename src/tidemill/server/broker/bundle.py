@@ -27,7 +27,7 @@ from tidemill.server.disk.space import DiskSpace
 from tidemill.server.tables.lazy_tables import LazyTables
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from tidemill.config.settings import Settings
     from tidemill.control.commands import Command
@@ -115,6 +115,9 @@ class Broker:
         )
         #: Has the controller commit a command; on a node that is alone, that is this node.
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
+        #: The node's problems in words, and how far the clocks of other nodes are ahead of this one's.
+        self.problems: Callable[[], list[str]] = list
+        self.clocks_ahead_ms: Callable[[], Mapping[int, int]] = dict
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         self.open_files = OpenFiles()
