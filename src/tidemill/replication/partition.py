@@ -18,7 +18,7 @@ With several replicas (see ``in_sync`` and ``following`` for the rules):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -61,7 +61,7 @@ from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
 from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
 from tidemill.replication.following import FollowerStep
-from tidemill.replication.in_sync import IsrProposal, StaleNodeEpoch
+from tidemill.replication.in_sync import FollowerProgress, IsrProposal, StaleNodeEpoch
 from tidemill.replication.state import ReplicationState, Role
 from tidemill.replication.waiting import OffsetWaiters, Waiter
 
@@ -358,6 +358,11 @@ class Partition:
     def followers(self) -> Collection[int]:
         """The other nodes that hold the partition; none unless this node leads."""
         return () if self._state.in_sync is None else self._state.in_sync.followers.keys()
+
+    @property
+    def follower_progress(self) -> Mapping[int, FollowerProgress]:
+        """What each follower has told this leader; empty unless this node leads."""
+        return {} if self._state.in_sync is None else self._state.in_sync.followers
 
     def check_enough_replicas(self) -> None:
         """Raise ``ApiError`` NOT_ENOUGH_REPLICAS if nothing can be committed now: before acks=all appends."""

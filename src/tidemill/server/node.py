@@ -151,6 +151,7 @@ class Node:
             disk=self.disk,
             metrics=self.metrics.section(lambda: self.ready),
         )
+        broker.problems = self.problems
         self._started_ms = broker.steady_ms()
         await self.disk.open_reserve()
         await self._open_listener(loop, budget)
@@ -179,6 +180,7 @@ class Node:
         runtime, settings = self.runtime, self.settings
         alone = settings.cluster is None
         if alone:
+            self.directory.check_alone()
             self.directory.check_metadata_present()
         self._store = runtime.metadata_store(settings, self.directory.metadata_path, runtime.pools)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
@@ -238,6 +240,7 @@ class Node:
         )
         broker.propose = membership.proposals.propose
         broker.replica_ends = membership.replica_ends.of
+        broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
         await membership.listen()
         await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()

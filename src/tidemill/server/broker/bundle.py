@@ -123,6 +123,9 @@ class Broker:
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
         #: Asks live nodes how far their replicas of a topic's partitions reach: by partition, by node.
         self.replica_ends: Callable[[TopicImage, Sequence[int]], Awaitable[Mapping[int, Ends]]] = _no_ends
+        #: The node's problems in words, and how far the clocks of other nodes are ahead of this one's.
+        self.problems: Callable[[], list[str]] = list
+        self.clocks_ahead_ms: Callable[[], Mapping[int, int]] = dict
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         self.open_files = OpenFiles()
