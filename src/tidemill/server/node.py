@@ -229,6 +229,7 @@ class Node:
         assert self._store is not None
         self.membership = membership = Membership(broker, self._store, runtime, self.directory, identity)
         broker.propose = membership.proposals.propose
+        broker.ask_node = membership.node_requests.ask
         await membership.listen()
         self._finish_deletions()
         held = broker.find.held_placements()

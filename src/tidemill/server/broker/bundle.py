@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.coordination.metrics import Metrics
 from tidemill.coordination.moments import MomentGate
+from tidemill.errors import NodeUnavailable
 from tidemill.replication.compactor import Compactor
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.scrubber import Scrubber
@@ -25,7 +26,7 @@ from tidemill.server.disk.space import DiskSpace
 from tidemill.server.tables.lazy_tables import LazyTables
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from tidemill.config.settings import Settings
     from tidemill.control.commands import Command
@@ -43,6 +44,10 @@ __all__ = ("COORDINATORS", "Broker")
 #: The rows of all coordinators of a node. A coordinator may use those of rows before its own.
 COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, TRANSACTIONS)
 _WORKER_THREADS = 2
+
+
+async def _ask_nobody(node_id: int, api: str, version: int, body: Mapping[str, Any]) -> Any:
+    raise NodeUnavailable(f"node {node_id} cannot be asked for {api}: this node is not part of a cluster")
 
 
 class Broker:
@@ -108,6 +113,8 @@ class Broker:
         )
         #: Has the controller commit a command; on a node that is alone, that is this node.
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
+        #: Sends another node a request of Kafka's protocol that only nodes send: node, API, version, body.
+        self.ask_node: Callable[[int, str, int, Mapping[str, Any]], Awaitable[Any]] = _ask_nobody
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         controller.give_up_reserve = replicas.give_up_reserve = self.give_up_reserve

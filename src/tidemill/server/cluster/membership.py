@@ -34,6 +34,7 @@ from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
 from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.joining import cluster_transport, note_seen, read_secret
+from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 
@@ -112,6 +113,7 @@ class Membership:
         )
         self.elected = ClusterController(broker.controller, store, self.session, broker.node_id)
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
+        self.node_requests = NodeRequests(self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
             broker.replicas,

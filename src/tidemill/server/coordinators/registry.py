@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.metrics import Metric, Metrics, gauges
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
 from tidemill.server.broker.housekeeping import Chore
 
@@ -137,6 +138,13 @@ class Coordinators:
     def partition_of(self, row: CoordinatorRow[Any], key: str) -> tuple[str, int]:
         """Topic and partition in which the state of ``key`` is kept."""
         return row.topic, self.of(row).partition_of(key)
+
+    def leader_of(self, row: CoordinatorRow[Any], key: str) -> int:
+        """The node that coordinates ``key`` by the metadata; ``NO_LEADER`` if there is none at the moment."""
+        topic, index = self._broker.image.topics.get(row.topic), self.of(row).partition_of(key)
+        if topic is None or index >= len(topic.partitions):
+            return NO_LEADER
+        return topic.partitions[index].leader
 
     # --- their topics
 
