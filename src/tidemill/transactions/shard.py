@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
+from tidemill.coordination.turns import give_way, side_by_side
 from tidemill.errors import ErrorCode, TidemillError
+from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.publications import Publications
 from tidemill.transactions.records import CorruptTransactionRecord, chunks, decode_record, encode_record
@@ -44,6 +46,8 @@ _logger = logging.getLogger(__name__)
 _FIRST_RETRY_MS = 50
 #: A new leader is elected within a second where a process has died.
 _LAST_RETRY_MS = 1_000
+#: Markers that are written in one turn of the event loop, and then those of one more partition at most.
+_MARKERS_PER_TURN = 100
 
 
 class TransactionShard(ShardShell):
@@ -151,11 +155,11 @@ class TransactionShard(ShardShell):
                 marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
                 for partition in value.partitions:
                     markers.setdefault(partition, []).append(marker)
+                await give_way()
             here, elsewhere = self._partitions.by_leader(sorted(markers))
-            await asyncio.gather(
-                self._end_here({partition: markers[partition] for partition in here}),
-                *(self._end({each: markers[each] for each in group}) for group in elsewhere),
-            )
+            work = [self._end_here({each: markers[each] for each in here})]
+            work += [self._end({each: markers[each] for each in group}) for group in elsewhere]
+            await side_by_side(((1, each) for each in work), _MARKERS_PER_TURN)
             await self._complete(decided)
         except TidemillError:
             # The shard has stopped: whoever serves the partition next goes on from the log.
@@ -176,20 +180,25 @@ class TransactionShard(ShardShell):
     async def _end_here(self, markers: _Markers) -> None:
         """Write the markers of partitions that this node leads, while nobody reads several of them."""
         async with self._partitions.together(markers):
-            await asyncio.gather(*(self._end({each: ends}) for each, ends in markers.items()))
+            # Each by itself: a partition that takes no marker must not hold up the others.
+            work = ((len(ends), self._end({each: ends})) for each, ends in markers.items())
+            await side_by_side(work, _MARKERS_PER_TURN)
 
     async def _end(self, markers: _Markers) -> None:
         """Write the markers of one leader's partitions; retries until they are durable or cannot matter."""
-        delay_ms = _FIRST_RETRY_MS
+        attempts = 0
         while True:
             self._raise_if_stopped()
             here, elsewhere = self._partitions.by_leader(markers)
             groups = [[each] for each in here] + elsewhere
             if len(groups) > 1:
                 # By now they are led by several nodes.
-                await asyncio.gather(*(self._end({each: markers[each] for each in part}) for part in groups))
+                work = ((len(part), self._end({each: markers[each] for each in part})) for part in groups)
+                await side_by_side(work, _MARKERS_PER_TURN)
                 return
             failures = await self._partitions.write(markers)
+            attempts += 1
+            delay_ms = backoff_ms(attempts, _FIRST_RETRY_MS, _LAST_RETRY_MS)
             markers = {
                 partition: left
                 for partition, error in failures.items()
@@ -198,7 +207,6 @@ class TransactionShard(ShardShell):
             if not markers:
                 return
             await self._sleep(delay_ms)
-            delay_ms = min(2 * delay_ms, _LAST_RETRY_MS)
 
     async def _after_failure(
         self,
@@ -218,7 +226,8 @@ class TransactionShard(ShardShell):
             # A later epoch could write there only after this transaction's end, so its marker is there.
             _logger.warning("%s-%d refused a marker: %s", *partition, error.message)
             if len(markers) > 1:
-                await asyncio.gather(*(self._end({partition: [each]}) for each in markers))
+                work = ((1, self._end({partition: [each]})) for each in markers)
+                await side_by_side(work, _MARKERS_PER_TURN)
             return ()
         _logger.warning(
             "%s-%d: the marker of %s waits %d ms: %s",

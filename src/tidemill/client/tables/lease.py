@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from tidemill.client.keeping import keep_alive
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.requests import ask_controller
 from tidemill.client.tables.values import Lease, lease_from
@@ -99,7 +100,9 @@ class AsyncLease(Unpicklable):
 
     async def __aenter__(self) -> AsyncLease:
         await self.acquire()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._keeper = asyncio.get_running_loop().create_task(
+            keep_alive(self._duration_ms / 3000, self.renew)
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -108,10 +111,3 @@ class AsyncLease(Unpicklable):
         # A lease that cannot be released expires.
         with contextlib.suppress(TidemillError):
             await self.release()
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(self._duration_ms / 3000)
-            # Tried again in time: it takes more than one failure to lose a lease.
-            with contextlib.suppress(TidemillError):
-                await self.renew()

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.coordination.turns import give_way
+from tidemill.coordination.turns import give_way, side_by_side
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.groups.shard import GROUPS_TOPIC
 from tidemill.records.control import Marker
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tidemill.coordination.moments import MomentGate
     from tidemill.groups.coordinator import GroupCoordinator
+    from tidemill.replication.partition import Partition
     from tidemill.server.broker.finding import PartitionFinder
     from tidemill.transactions.messages import Producer, TopicPartition, TransactionEnd
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ("LocalTransactionPartitions", "NodeTransactionPartitions")
 
+#: So many partitions that were never written to get their first files at a time.
+_CREATED_AT_ONCE: Final = 4
+#: Markers that are written in one turn of the event loop, and then those of one more partition at most.
+_MARKERS_PER_TURN: Final = 100
 _MARKERS_VERSION: Final = 1
 #: The most markers in one request to another node: it has at most three elements for each, and a node takes
 #: 100,000 of them.
@@ -52,6 +57,7 @@ class LocalTransactionPartitions:
         self._groups = groups
         self._moments = moments
         self._clock_ms = clock_ms
+        self._creations = asyncio.Semaphore(_CREATED_AT_ONCE)
 
     def allow_writes(self, topic_partition: TopicPartition, producer: Producer) -> None:
         # A partition that cannot be used now will ask the coordinator when a write comes.
@@ -61,8 +67,9 @@ class LocalTransactionPartitions:
 
     async def write_all(self, markers: Markers) -> dict[TopicPartition, TidemillError]:
         """Write the markers of partitions that this node leads; gives what failed."""
-        outcomes = await asyncio.gather(
-            *(self._outcome(partition, ends) for partition, ends in markers.items())
+        outcomes = await side_by_side(
+            ((len(ends), self._outcome(partition, ends)) for partition, ends in markers.items()),
+            _MARKERS_PER_TURN,
         )
         return {
             partition: error for partition, error in zip(markers, outcomes, strict=True) if error is not None
@@ -79,9 +86,8 @@ class LocalTransactionPartitions:
 
     async def write_markers(self, topic_partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         """End transactions in one partition; returns once that is durable. Raises ``TidemillError``."""
-        topic = self._find.topic(topic_partition[0])
-        partition = self._find.partition(topic, topic_partition[1])
-        if topic.name == GROUPS_TOPIC:
+        partition = await self._partition(topic_partition)
+        if partition.topic == GROUPS_TOPIC:
             # Offsets of groups: nobody reads those of several groups as one.
             for marker in markers:
                 await self._groups.complete_transaction(
@@ -94,6 +100,16 @@ class LocalTransactionPartitions:
         ends = [(*marker.producer, Marker(marker.commit, marker.coordinator_epoch)) for marker in markers]
         appended = partition.write_markers(ends, now_ms=self._clock_ms())
         await wait_committed(partition, appended.last_offset + 1)
+
+    async def _partition(self, topic_partition: TopicPartition) -> Partition:
+        """The partition, ready for a marker. One that was never written to gets its files now."""
+        topic, index = topic_partition
+        partition = self._find.partition(self._find.topic(topic), index)
+        if partition.has_files:
+            return partition
+        # A few at a time: the first writes of other clients need the same threads.
+        async with self._creations:
+            return await self._find.partition_with_files(topic, index)
 
     def together(self, partitions: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
         """A block in which no pin takes a moment, if several partitions change and one is of a table."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from tidemill.coordination.turns import give_way
 from tidemill.errors import TidemillError
 from tidemill.kv.contract import KvStore
 from tidemill.kv.snapshots import BrokenSnapshot, SnapshotInfo
@@ -33,10 +34,11 @@ class TableStatistics:
     async def of_buckets(self, table_name: str) -> list[dict[str, Any]]:
         """Rows, bytes and offsets of every bucket; for one with a problem, the problem."""
         table = self._service.named(table_name)
-        return [
-            await self._bucket_stats(key, keyed=table.has_primary_key)
-            for key in self._service.bucket_keys(table)
-        ]
+        found = []
+        for key in self._service.bucket_keys(table):
+            found.append(await self._bucket_stats(key, keyed=table.has_primary_key))
+            await give_way()
+        return found
 
     async def _bucket_stats(self, key: BucketKey, *, keyed: bool) -> dict[str, Any]:
         stats: dict[str, Any] = {
