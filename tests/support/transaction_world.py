@@ -145,6 +145,9 @@ class World:
 
     # --- what the coordinator uses
 
+    def leads(self, partition: int) -> bool:
+        return True
+
     def partition_count(self) -> int:
         return 1
 
@@ -165,7 +168,9 @@ class World:
         self, places: Collection[TopicPartition]
     ) -> tuple[list[TopicPartition], list[list[TopicPartition]]]:
         here = [place for place in places if self.partitions[place].leader is None]
-        leaders = sorted({leader for place in places if (leader := self.partitions[place].leader) is not None})
+        leaders = sorted(
+            {leader for place in places if (leader := self.partitions[place].leader) is not None}
+        )
         return here, [
             [place for place in places if self.partitions[place].leader == leader] for leader in leaders
         ]

@@ -1,4 +1,4 @@
-"""Entering a transaction: the leader of a partition asks the transaction's coordinator before it takes writes.
+"""Entering a transaction: the leader of a partition asks the coordinator before it takes writes.
 
 The coordinator may be this node, which is a call, or another one, which is asked with AddPartitionsToTxn. Its
 yes is true when it leaves, and may be overtaken by the end of the transaction: ``Partition.answer`` has the
