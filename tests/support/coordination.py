@@ -189,6 +189,9 @@ class OneLog:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
 
+    def leads(self, partition: int) -> bool:
+        return True
+
     def partition_count(self) -> int:
         return 1
 

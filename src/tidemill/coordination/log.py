@@ -101,6 +101,9 @@ class LogAccess(Protocol):
     def partition_count(self) -> int:
         """How many partitions the topic has; before it exists, how many it would be given."""
 
+    def leads(self, partition: int) -> bool:
+        """Whether this node leads a partition of the topic, by the metadata."""
+
     def open_log(self, partition: int) -> CoordinatorLog:
         """The log of a partition of the coordinator's topic.
 

@@ -241,6 +241,7 @@ class Node:
         broker.propose = membership.proposals.propose
         broker.replica_ends = membership.replica_ends.of
         broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
+        broker.ask_node = membership.node_requests.ask
         await membership.listen()
         await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()

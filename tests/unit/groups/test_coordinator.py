@@ -53,6 +53,9 @@ class Node:
         self.topics = FakeTopics()
         self.coordinator = GroupCoordinator(self, settings, self.clock, self.topics)
 
+    def leads(self, partition: int) -> bool:
+        return True
+
     def partition_count(self) -> int:
         return self.partitions
 

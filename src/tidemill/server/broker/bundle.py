@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.control.image import INTERNAL_TOPICS
 from tidemill.coordination.metrics import Metrics
 from tidemill.coordination.moments import MomentGate
+from tidemill.errors import NodeUnavailable
 from tidemill.replication.compactor import Compactor
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.scrubber import Scrubber
@@ -52,6 +53,10 @@ _FILE_THREADS = 8
 async def _no_ends(topic: TopicImage, indexes: Sequence[int]) -> Mapping[int, Ends]:
     """The ends that a node which is alone asks for: nobody else has a replica."""
     return {}
+
+
+async def _ask_nobody(node_id: int, api: str, version: int, body: Mapping[str, Any]) -> Any:
+    raise NodeUnavailable(f"node {node_id} cannot be asked for {api}: this node is not part of a cluster")
 
 
 class Broker:
@@ -126,6 +131,8 @@ class Broker:
         #: The node's problems in words, and how far the clocks of other nodes are ahead of this one's.
         self.problems: Callable[[], list[str]] = list
         self.clocks_ahead_ms: Callable[[], Mapping[int, int]] = dict
+        #: Sends another node a request of Kafka's protocol that only nodes send: node, API, version, body.
+        self.ask_node: Callable[[int, str, int, Mapping[str, Any]], Awaitable[Any]] = _ask_nobody
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         self.open_files = OpenFiles()

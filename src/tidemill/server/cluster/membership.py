@@ -35,6 +35,7 @@ from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
 from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
+from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
 from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
@@ -129,6 +130,7 @@ class Membership:
             broker.controller, store, self.session, broker.node_id, suspects=self.probing.suspects
         )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
+        self.node_requests = NodeRequests(self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
             broker.replicas,

@@ -35,6 +35,7 @@ from tidemill.cluster.messages import (
 from tidemill.control.commands import Election, ElectLeaders, Resign
 from tidemill.coordination.turns import begin_slice, give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.server.cluster.kafka_requests import serve_node_request
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage, TopicImage
@@ -177,8 +178,8 @@ class _Served:
 
     async def kafka(self, peer: PeerInfo, request: KafkaRequest) -> KafkaResponse:
         """Serve a Kafka request that only nodes may send."""
-        frame = await self._broker.serve_node_request(peer.node_id, request.frame)
-        return KafkaResponse(request.header.answer(), frame=memoryview(frame))
+        frame = await serve_node_request(self._broker, peer.node_id, request.frame)
+        return KafkaResponse(request.header.answer(), frame=frame)
 
 
 async def _wait(partition: Partition, offset: int, *, committed: bool) -> None:
