@@ -16,7 +16,7 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i16
 
 from tidemill.wire.apis import APIS_BY_NAME
-from tidemill.wire.declare import declare
+from tidemill.wire.declare import Field, declare
 
 __all__ = ()
 
@@ -24,6 +24,8 @@ _Fields = dict[str, Any]
 _PROPERTIES: Final[_Fields] = {"key": "string", "value": "string"}
 _OUTCOME: Final[_Fields] = {"error_code": "int16", "error_message": "string?"}
 _BUCKET: Final[_Fields] = {"partition_id": "int64", "bucket": "int32"}
+#: The buckets that a request is about, all of which the node must lead; none named means all of the table's.
+_NAMED_BUCKETS: Final = Field([_BUCKET], tag=0, default=())
 _PARTITION: Final[_Fields] = {"partition_id": "int64", "value": "string?", "topic": "string"}
 _SNAPSHOT: Final[_Fields] = _BUCKET | {
     "snapshot_id": "int64",
@@ -141,7 +143,7 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
     "CreateTablePartition": ({"table": "string", "value": "string"}, {"partition": _PARTITION}),
     "DropTablePartition": ({"table": "string", "value": "string"}, {}),
     "TableStats": (
-        {"table": "string"},
+        {"table": "string", "buckets": _NAMED_BUCKETS},
         {
             "buckets": [
                 _BUCKET
@@ -160,8 +162,8 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             ]
         },
     ),
-    "ListSnapshots": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
-    "CreateSnapshot": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
+    "ListSnapshots": ({"table": "string", "buckets": _NAMED_BUCKETS}, {"snapshots": [_SNAPSHOT]}),
+    "CreateSnapshot": ({"table": "string", "buckets": _NAMED_BUCKETS}, {"snapshots": [_SNAPSHOT]}),
     "AcquireLease": (
         {
             "table": "string",
@@ -169,6 +171,7 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             "holder": "string",
             "duration_ms": "int64",
             "fresh": "bool",
+            "buckets": _NAMED_BUCKETS,
         },
         {"lease": _LEASE},
     ),
@@ -220,6 +223,8 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             "min_offsets": [_BUCKET | {"offset": "int64"}],
             "max_wait_ms": "int32",
             "idle_ms": "int32",
+            "buckets": _NAMED_BUCKETS,
+            "pin_id": Field("string?", tag=1),
         },
         {
             "pin_id": "string",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,8 @@ _T = TypeVar("_T")
 
 _KEYS_MAX = 100_000
 _PIN_IDLE_MS_MAX = 3_600_000
+_PIN_ID_BYTES = 12
+_PIN_ID = re.compile(rf"[0-9a-f]{{{2 * _PIN_ID_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +146,22 @@ class ScanService:
         max_wait_ms: int,
         idle_ms: int,
         client: Client,
+        *,
+        named: Sequence[BucketKey] = (),
+        pin_id: str | None = None,
     ) -> Pin:
-        """Pin the state of all buckets of a table that this node leads."""
+        """Pin the state of the named buckets of a table, or of all; this node must lead every one of them.
+
+        All of them as of one moment. ``pin_id`` is the client's own choice, for pins on several nodes.
+        """
         table = self._service.keyed(table_id)
+        pin_id = self._pin_id(pin_id)
         self.pins.check_capacity(self._service.host.steady_ms(), client)
         views: dict[BucketKey, SharedView] = {}
         epochs: dict[BucketKey, int] = {}
         try:
             # The logs first, because a log that this node does not lead refuses the pin.
-            for key in self._service.bucket_keys(table):
+            for key in self._service.chosen_keys(table, named):
                 epochs[key] = self._service.log(key).leader_epoch
             buckets = await asyncio.gather(
                 *(self._service.ready_bucket(key, min_offsets.get(key, -1), max_wait_ms) for key in epochs)
@@ -161,9 +171,8 @@ class ScanService:
                 views[key] = SharedView(view, log_offset, view.close)
             now_ms = self._service.host.steady_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
-            pin = Pin(
-                self._service.host.ids.token(12).hex(), table_id, views, epochs, idle_ms, now_ms, client
-            )
+            pin = Pin(pin_id, table_id, views, epochs, idle_ms, now_ms, client)
+            self.pins.check_unused(pin_id)
             self.pins.check_capacity(now_ms, client)
         except BaseException:
             for shared in views.values():
@@ -171,6 +180,17 @@ class ScanService:
             raise
         self.pins.add(pin)
         return pin
+
+    def _pin_id(self, chosen: str | None) -> str:
+        if chosen is None:
+            return self._service.host.ids.token(_PIN_ID_BYTES).hex()
+        if not _PIN_ID.fullmatch(chosen):
+            raise TableError(
+                TableCode.invalid_scan_request,
+                f"the id of a pin is {2 * _PIN_ID_BYTES} random hexadecimal digits, which nobody can guess",
+            )
+        self.pins.check_unused(chosen)
+        return chosen
 
     def keep_pin(self, pin_id: str) -> None:
         """Keep a pin from expiring."""

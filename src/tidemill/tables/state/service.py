@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -190,6 +190,10 @@ class TableService:
         for partition in table.partitions:
             for number in range(table.buckets):
                 yield BucketKey(table.table_id, partition.id, number)
+
+    def chosen_keys(self, table: TableDefinition, named: Iterable[BucketKey]) -> list[BucketKey]:
+        """The buckets that a request names, each once; all buckets of the table if it names none."""
+        return list(dict.fromkeys(named)) or list(self.bucket_keys(table))
 
     def log(self, key: BucketKey, leader_epoch: int = NO_EPOCH) -> Partition:
         """The log of a bucket that this node leads, at the epoch that a request names if it does.
