@@ -187,3 +187,6 @@ class OneLog:
 
     def open_log(self, partition: int) -> MemoryLog:
         return self._log
+
+    async def prepare_append(self, partition: int) -> None:
+        pass

@@ -150,6 +150,9 @@ class World:
     def open_log(self, partition: int) -> MemoryLog:
         return self.log
 
+    async def prepare_append(self, partition: int) -> None:
+        pass
+
     def allow_writes(self, place: TopicPartition, producer: Producer) -> None:
         stored = self.stored_with(producer)
         assert stored is not None, "allowed before it was durable"

@@ -101,3 +101,9 @@ class LogAccess(Protocol):
 
         Raises ApiError(not_coordinator) if this node does not lead it, StorageError if it is not usable.
         """
+
+    async def prepare_append(self, partition: int) -> None:
+        """Have the first files of a partition made, in a thread, if it was never written to.
+
+        Raises nothing: an append says what is wrong.
+        """

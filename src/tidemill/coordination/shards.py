@@ -151,6 +151,7 @@ class Shards(Generic[S]):
                 await shard.call(None, partial(action, shard))
             except TidemillError as failure:
                 failures.append(failure)
+            await give_way()
         return failures
 
     async def all(self) -> tuple[list[S], list[TidemillError]]:
@@ -168,7 +169,12 @@ class Shards(Generic[S]):
         """The shard that ``key`` lives in. Raises TidemillError if it is not served here."""
         # A request may name any number of keys.
         await give_way()
-        return await self.get(self.partition_of(key))
+        partition = self.partition_of(key)
+        shard = await self.get(partition)
+        if not shard.log.end_offset:
+            # Nothing was ever written there, and what the caller does may be the first to be.
+            await self._logs.prepare_append(partition)
+        return shard
 
     async def get(self, partition: int) -> S:
         """The shard of a partition. Raises TidemillError if it is not served here."""

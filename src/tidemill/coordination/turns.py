@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 __all__ = (
     "SLICE_SECONDS",
+    "TurnQueue",
     "begin_slice",
     "distinct_in_slices",
     "free_in_slices",
@@ -49,6 +51,40 @@ class _Slice:
 def begin_slice() -> None:
     """Start a slice: the loop begins with a piece of work, for instance a step of a request's handler."""
     _Slice.until = time.perf_counter() + SLICE_SECONDS
+
+
+class TurnQueue:
+    """Lets very many tasks that one event has woken go on a few in each turn of the event loop."""
+
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = per_turn
+        self._left = per_turn
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_scheduled = False
+
+    async def turn(self) -> None:
+        """Go on in this turn of the loop if it has places left, else in a later one, in order."""
+        loop = asyncio.get_running_loop()
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._next_turn)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return
+        place = loop.create_future()
+        self._waiting.append(place)
+        await place
+
+    def _next_turn(self) -> None:
+        self._left = self._per_turn
+        while self._left and self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                self._left -= 1
+        self._is_scheduled = self._left < self._per_turn
+        if self._is_scheduled:
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
 
 async def give_way() -> None:

@@ -8,11 +8,13 @@ for what a client sends or a disk does.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.shards import Shards, client_error
+from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
 from tidemill.groups.messages import (
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = ("GroupCoordinator",)
 
 _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
+_LISTED_AT_ONCE = 500
 
 
 class GroupCoordinator(Coordinator[Shard]):
@@ -330,12 +333,18 @@ class GroupCoordinator(Coordinator[Shard]):
         self, states: Collection[str] = (), types: Collection[str] = ()
     ) -> ListGroupsResult:
         """ListGroups over all shards of this node, filtered by state and by group type (case is ignored)."""
+        wanted_states = frozenset(state.strip().lower() for state in states)
+        wanted_types = frozenset(group_type.strip().lower() for group_type in types)
         groups: list[GroupListing] = []
-
-        def collect(shard: Shard, _: int) -> None:
-            groups.extend(shard.state.list_groups(states, types))
-
-        failures = await self._shards.on_all(collect)
+        shards, failures = await self._shards.all()
+        for shard in shards:
+            try:
+                for some in in_chunks(tuple(shard.state.groups), _LISTED_AT_ONCE):
+                    listed = partial(shard.state.list_groups, some, wanted_states, wanted_types)
+                    groups += await shard.call(None, lambda _, listed=listed: listed())
+                    await give_way()
+            except TidemillError as failure:
+                failures.append(failure)
         return ListGroupsResult(client_error(failures[0]) if failures else ErrorCode.none, tuple(groups))
 
     async def describe_groups(self, group_ids: Sequence[str]) -> list[GroupDescription]:

@@ -31,12 +31,11 @@ from pathlib import Path
 from tidemill.errors import CorruptData, StorageError
 from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore
 from tidemill.kv.files import Files
-from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
+from tidemill.kv.snapshots import DAMAGED_MARK, SnapshotInfo, SnapshotStore
 
 __all__ = ("mark_damaged", "newest_offset", "recover")
 
 _LIVE = "live"
-_DAMAGED_MARK = "DAMAGED"
 _GIVEN_UP = "live.damaged-"
 _RESTORING = "live.restoring"
 #: How much is read at once of a snapshot that may be damaged.
@@ -48,7 +47,7 @@ def mark_damaged(directory: str | Path, files: Files) -> None:
     """Mark the live state as damaged, so that the next ``recover`` gives it up. Its store must be closed."""
     live = Path(directory) / _LIVE
     if files.stat(live) is not None:
-        files.write(live / _DAMAGED_MARK, b"")
+        files.write(live / DAMAGED_MARK, b"")
         files.sync(live)
 
 
@@ -60,7 +59,7 @@ def newest_offset(directory: str | Path, engine: KvEngine, identity: bytes) -> i
     """
     live = Path(directory) / _LIVE
     files = engine.files
-    if files.stat(live) is not None and files.stat(live / _DAMAGED_MARK) is None:
+    if files.stat(live) is not None and files.stat(live / DAMAGED_MARK) is None:
         with contextlib.suppress(StorageError), engine.open_read_only(live, identity) as reader:
             return reader.applied_offset
     snapshots = SnapshotStore(directory, files)
@@ -124,7 +123,7 @@ class _Recovery:
         self.files.remove_tree(self.directory / _RESTORING)
         if self.files.stat(self.live) is None:
             return None
-        if self.files.stat(self.live / _DAMAGED_MARK) is not None:
+        if self.files.stat(self.live / DAMAGED_MARK) is not None:
             self.was_damaged = True
             self._give_up_live("bytes were read there that do not check out")
             return None

@@ -39,13 +39,13 @@ from tidemill.kv.manifest import (
     unpack_manifest,
 )
 
-__all__ = ("BrokenSnapshot", "SnapshotInfo", "SnapshotStore")
+__all__ = ("DAMAGED_MARK", "BrokenSnapshot", "SnapshotInfo", "SnapshotStore")
 
 _SNAPSHOTS = "snapshots"
 _TEMPORARY = "tmp-"
 _REMOVING = "removing-"
 _LAST_ID = "last-id"
-_DAMAGED_MARK = "DAMAGED"
+DAMAGED_MARK = "DAMAGED"
 _RESTORING = ".restoring"
 #: The bucket's directory, that of all buckets, and the data directory.
 _FOLDERS_ABOVE = 3
@@ -183,7 +183,7 @@ class SnapshotStore:
         with self._lock:
             for info in self._scan()[0]:
                 if damaged & self._identities(self._table_files(info.path)):
-                    self._files.write(info.path / _DAMAGED_MARK, b"")
+                    self._files.write(info.path / DAMAGED_MARK, b"")
                     self._files.sync(info.path)
                     spoilt.append(info.snapshot_id)
             self._scan()
@@ -245,7 +245,7 @@ class SnapshotStore:
                 path=str(path / MANIFEST_NAME),
                 position=0,
             )
-        if self._files.stat(path / _DAMAGED_MARK) is not None:
+        if self._files.stat(path / DAMAGED_MARK) is not None:
             raise CorruptData(
                 "rows were read from a file of the snapshot that do not check out", path=str(path), position=0
             )

@@ -12,14 +12,24 @@ from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.control import read_marker
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
+from tidemill.replication.waiting import Waiter
 
-__all__ = ("PartitionCoordinatorLog", "wait_committed")
+__all__ = ("PartitionCoordinatorLog", "wait_committed", "wait_deleted")
 
 _TRANSACTIONAL = 0x10
 
 
 def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
     """A future that is done when the high watermark has reached ``offset``."""
+    return _wait(partition.when_committed, offset)
+
+
+def wait_deleted(partition: Partition, offset: int) -> asyncio.Future[None]:
+    """A future that is done when every in-sync replica has deleted everything below ``offset``."""
+    return _wait(partition.when_start_durable, offset)
+
+
+def _wait(when: Callable[[int, Waiter], None], offset: int) -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def resolve(error: TidemillError | None) -> None:
@@ -30,7 +40,7 @@ def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
         else:
             future.set_exception(error)
 
-    partition.when_committed(offset, resolve)
+    when(offset, resolve)
     return future
 
 

@@ -44,6 +44,7 @@ from tidemill.log.compaction.runs import (
     order_cleaning,
     roll_for_compaction,
 )
+from tidemill.log.creation import LogCreation
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import PreparedBatch, prepare_batch
@@ -400,6 +401,7 @@ class Partition:
             log_end=self.local_log.end_offset,
             high_watermark=state.high_watermark,
             epoch_start_offset=state.epoch_start_offset,
+            log_start=self.log_start_offset,
             suspected=suspected,
         )
         if proposal is None or not state.in_sync.proposed(proposal):
@@ -412,7 +414,10 @@ class Partition:
             self._high_watermark_moved()
 
     def when_start_durable(self, offset: int, waiter: Waiter) -> None:
-        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk."""
+        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk.
+
+        Not while fewer are in sync than ``min_isr``: one without that start could be elected.
+        """
         in_sync = self._state.in_sync
         if in_sync is None or self.local_log.failure is not None:
             waiter(self.local_log.failure or self.not_leader())
@@ -740,6 +745,15 @@ class Partition:
 
     # --- writing
 
+    @property
+    def has_files(self) -> bool:
+        """Whether an append finds files to write to."""
+        return self.local_log.has_files
+
+    def begin_creation(self) -> LogCreation | None:
+        """What to run in a thread before the first append; None if there is nothing to do."""
+        return self.local_log.begin_creation()
+
     def append(self, data: Buffer, now_ms: int, *, records_checked: bool = False) -> Appended:
         """Check and write one producer batch; with ``records_checked`` the caller has looked at its records.
 
@@ -959,6 +973,11 @@ class Partition:
             self._follow_log_start()
             self.on_progress(self)
         self._end_flush()
+
+    def flush_put_off(self, job: FlushJob) -> None:
+        """Undo ``begin_flush``: the job has failed before it synced anything in vain. Another one follows."""
+        self._let_go_if_stopped()
+        self.local_log.undo_flush(job)
 
     def flush_failed(self, error: StorageError) -> None:
         """Stop for good: after a failed sync nobody knows what is on disk."""

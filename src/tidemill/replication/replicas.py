@@ -19,8 +19,8 @@ from tidemill.config.topic import TopicConfig
 from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.metrics import Metric, counters, gauge, gauges
 from tidemill.coordination.pools import Pools, thread_pool
-from tidemill.errors import DiskFull, ErrorCode, StorageError
-from tidemill.log.checkpoint import CHECKPOINT_NAME
+from tidemill.errors import DiskFull, ErrorCode, StorageError, TooManyFiles
+from tidemill.log.checkpoint import CHECKPOINT_NAME, read_high_watermark
 from tidemill.log.index import IndexCache
 from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
 from tidemill.log.offline.inspect import read_checkpoint
@@ -92,6 +92,8 @@ class Replicas:
         self._refusal: StorageError | None = None
         #: Called when a deletion found no space on the disk; returns whether there is more space now.
         self.give_up_reserve: Callable[[DiskFull], bool] = lambda error: False
+        #: Asked before a partition is opened; raises if too many files are open.
+        self.check_open: Callable[[Placement], None] = lambda placement: None
         #: Told of every partition that is opened.
         self.on_open: Callable[[Partition], None] = lambda partition: None
         #: Each is told of every change of a partition's role, leader or in-sync set.
@@ -137,6 +139,7 @@ class Replicas:
             return partition
         if key in self.offline:
             raise self.offline[key][1]
+        self.check_open(placement)
         directory = partition_directory(placement.topic, placement.topic_id, placement.index)
         try:
             log, report = open_log(
@@ -147,8 +150,8 @@ class Replicas:
                 now_ms=self._clock_ms(),
                 inventory=self.inventory,
             )
-        except DiskFull:
-            # Recovery had something to keep and no space for it: tried again at the next request.
+        except (DiskFull, TooManyFiles):
+            # No fault of the partition's files: tried again at the next request.
             raise
         except StorageError as error:
             self.offline[key] = placement, error
@@ -261,6 +264,13 @@ class Replicas:
 
     def exists_on_disk(self, placement: Placement) -> bool:
         return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))
+
+    def closed_high_watermark(self, topic: str, topic_id: UUID, index: int) -> int | None:
+        """The high watermark of a partition that is not open, as its checkpoint has it. Slow.
+
+        0 if the partition was never written to, None if its checkpoint is damaged.
+        """
+        return read_high_watermark(self._storage, partition_directory(topic, topic_id, index))
 
     def close_partition(self, partition: Partition) -> None:
         """Close one partition that nobody uses; it is opened again when asked for."""

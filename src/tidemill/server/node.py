@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,7 +67,11 @@ class Node:
     """A node. It runs on the current event loop between ``start`` and ``stop``."""
 
     def __init__(
-        self, settings: Settings, runtime: Runtime | None = None, authorizer: Authorizer | None = None
+        self,
+        settings: Settings,
+        runtime: Runtime | None = None,
+        authorizer: Authorizer | None = None,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         if settings.cluster is None and settings.default_replication == 0:
             # So that clients are told what it comes to.
@@ -75,6 +79,8 @@ class Node:
         self.settings = settings
         #: Decides who may do what; None lets everybody do everything.
         self.authorizer = authorizer
+        #: Told of the lease of the node's session whenever it changes.
+        self._on_lease = on_lease
         self.runtime = runtime or Runtime()
         self.directory = self.runtime.directory(settings.data_dir)
         self.disk = self.runtime.disk_space(settings.data_dir, settings.disk_reserve_bytes)
@@ -174,7 +180,7 @@ class Node:
         alone = settings.cluster is None
         if alone:
             self.directory.check_metadata_present()
-        self._store = runtime.metadata_store(settings, self.directory.metadata_path)
+        self._store = runtime.metadata_store(settings, self.directory.metadata_path, runtime.pools)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
         self._controller = controller = Controller(self._store, limits=limits)
         await controller.start()
@@ -227,7 +233,9 @@ class Node:
         broker, runtime = self.broker, self.runtime
         identity = identify(self.directory, broker.image, self.settings.node_name, runtime.ids.uuid)
         assert self._store is not None
-        self.membership = membership = Membership(broker, self._store, runtime, self.directory, identity)
+        self.membership = membership = Membership(
+            broker, self._store, runtime, self.directory, identity, self._on_lease
+        )
         broker.propose = membership.proposals.propose
         await membership.listen()
         self._finish_deletions()
@@ -363,10 +371,10 @@ class Node:
             await self.membership.stop_replication()
         all_well = not any(self._stopped_partitions())
         all_well = await self.broker.close() and all_well
-        if all_well:
-            self.directory.note_clean_stop(None if self.membership is None else self.membership.incarnation)
         if self.membership is not None:
-            await self.membership.leave()
+            await self.membership.leave(clean=all_well)
+        elif all_well:
+            self.directory.note_clean_stop()
         await self._close_metadata()
         self.directory.release()
 
@@ -389,11 +397,12 @@ class Node:
             if self.membership is not None:
                 await self.membership.stop_replication()
             orderly = await self._broker.close()
-            if self.membership is not None:
-                await self.membership.leave()
+        orderly = orderly and self.directory.stopped_cleanly
+        if self.membership is not None:
+            await self.membership.leave(clean=orderly)
+        elif orderly:
+            self.directory.note_clean_stop()
         await self._close_metadata()
-        if self.directory.stopped_cleanly and orderly:
-            self.directory.note_clean_stop(self.directory.clean_of)
         self.directory.release()
 
     # --- what it tells of itself
@@ -403,7 +412,7 @@ class Node:
         if not self.ready:
             return ["the node is starting or stopping"]
         full = self.disk.problem()
-        found = [] if full is None else [full]
+        found = [each for each in (full, self.broker.open_files.problem()) if each is not None]
         found += self._stopped_partitions()
         found += self._damage()
         if self.unknown_directories:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tidemill.config.values import TopicPartition
 from tidemill.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ __all__ = (
     "TransactionListing",
     "TransactionPartitions",
 )
-
-TopicPartition = tuple[str, int]
 
 
 class Producer(NamedTuple):

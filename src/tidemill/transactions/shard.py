@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
+from tidemill.coordination.turns import give_way
 from tidemill.errors import ErrorCode, TidemillError
+from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.publications import Publications
 from tidemill.transactions.records import CorruptTransactionRecord, chunks, decode_record, encode_record
@@ -24,7 +26,7 @@ from tidemill.transactions.state import TransactionsState
 from tidemill.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
@@ -40,6 +42,8 @@ _logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_MS = 50
 _LAST_RETRY_MS = 5_000
+#: Markers that are written in one turn of the event loop, and then those of one more partition at most.
+_MARKERS_PER_TURN = 100
 
 
 class TransactionShard(ShardShell):
@@ -147,10 +151,9 @@ class TransactionShard(ShardShell):
                 marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
                 for partition in value.partitions:
                     markers.setdefault(partition, []).append(marker)
+                await give_way()
             async with self._partitions.together(markers):
-                await asyncio.gather(
-                    *(self._end_in(partition, markers[partition]) for partition in sorted(markers))
-                )
+                await self._end_in_all(markers)
             await self._complete(decided)
         except TidemillError:
             # The shard has stopped: whoever serves the partition next goes on from the log.
@@ -168,9 +171,27 @@ class TransactionShard(ShardShell):
             if self._finishing.get(transactional_id) is current:
                 del self._finishing[transactional_id]
 
+    async def _end_in_all(self, markers: Mapping[TopicPartition, Sequence[TransactionEnd]]) -> None:
+        """Write the markers of all partitions, side by side; few of them begin in one turn of the loop."""
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[None]] = []
+        begun = 0
+        try:
+            for partition in sorted(markers):
+                tasks.append(loop.create_task(self._end_in(partition, markers[partition])))
+                begun += len(markers[partition])
+                if begun >= _MARKERS_PER_TURN:
+                    # Not until they are done: a partition that takes no marker must not hold up the others.
+                    await asyncio.sleep(0)
+                    begun = 0
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
     async def _end_in(self, partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         """Write one partition's markers; retries until they are durable or cannot matter any more."""
-        delay_ms = _FIRST_RETRY_MS
+        failures = 0
         while True:
             self._raise_if_stopped()
             try:
@@ -193,6 +214,8 @@ class TransactionShard(ShardShell):
                     if len(markers) > 1:
                         await asyncio.gather(*(self._end_in(partition, [each]) for each in markers))
                     return
+                failures += 1
+                delay_ms = backoff_ms(failures, _FIRST_RETRY_MS, _LAST_RETRY_MS)
                 _logger.warning(
                     "%s-%d: the marker of %s waits %d ms: %s",
                     *partition,
@@ -201,7 +224,6 @@ class TransactionShard(ShardShell):
                     error.message,
                 )
             await self._sleep(delay_ms)
-            delay_ms = min(2 * delay_ms, _LAST_RETRY_MS)
 
     async def _complete(self, decided: dict[str, Transaction]) -> None:
         # These need not be atomic: after a crash in between, the rest is finished once more.

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -25,10 +26,11 @@ __all__ = (
     "APIS",
     "APIS_BY_NAME",
     "API_VERSIONS_KEY",
+    "PRODUCE",
     "Api",
-    "all_versions",
     "find_api",
     "is_flexible",
+    "is_loaded",
     "is_served",
     "request_class",
     "request_header_version",
@@ -62,6 +64,9 @@ class Api:
         """Whether ``version`` is in the served range."""
         return self.min_version <= version <= self.max_version
 
+
+#: The key of the one API whose records are handled apart from its other fields.
+PRODUCE: Final = 0
 
 _ROWS: Final = (
     Api(0, "Produce", "produce", 3, 13),
@@ -156,11 +161,6 @@ def is_served(api_key: int, api_version: int) -> bool:
     return api is not None and api.serves(api_version)
 
 
-def all_versions() -> list[tuple[Api, int]]:
-    """Every served pair of API and version."""
-    return [(api, version) for api in _ROWS for version in api.versions]
-
-
 @cache
 def request_class(api_key: int, api_version: int) -> EntityClass:
     """kio's class of the request body. Raises LookupError if the version is not served."""
@@ -176,7 +176,15 @@ def response_class(api_key: int, api_version: int) -> EntityClass:
 @cache
 def is_flexible(api_key: int, api_version: int) -> bool:
     """Whether the version uses compact lengths and tagged fields (KIP-482)."""
+    if api_key in APIS and not APIS[api_key].schema and is_served(api_key, api_version):
+        return True  # All extensions are; their messages take long to load, and may not be needed.
     return bool(request_class(api_key, api_version).__flexible__)
+
+
+def is_loaded(api_key: int) -> bool:
+    """Whether the messages of an API can be read without loading a large module first."""
+    api = APIS.get(api_key)
+    return api is None or bool(api.schema) or _TABLES_MODULE in sys.modules
 
 
 def request_header_version(api_key: int, api_version: int) -> int:

@@ -41,7 +41,7 @@ _LEASE: Final[_Fields] = {
     "expires_at_ms": "int64",
     "snapshots": [_BUCKET | {"snapshot_id": "int64", "log_offset": "int64"}],
 }
-_PLACE: Final[_Fields] = {"topic": "string", "partition": "int32"}
+_TOPIC_PARTITION: Final[_Fields] = {"topic": "string", "partition": "int32"}
 _ATTEMPT: Final[_Fields] = {
     "transactional_id": "string",
     "producer_id": "int64",
@@ -252,12 +252,12 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
     "MeasureLog": (
         {
             "ranges": [
-                _PLACE | {"start_offset": "int64", "end_offset": "int64", "max_bytes": "int64"},
+                _TOPIC_PARTITION | {"start_offset": "int64", "end_offset": "int64", "max_bytes": "int64"},
             ]
         },
         {
             "ranges": [
-                _PLACE
+                _TOPIC_PARTITION
                 | _OUTCOME
                 | {"log_start_offset": "int64", "end_offset": "int64", "size_bytes": "int64"}
             ]

@@ -62,6 +62,9 @@ class Node:
             raise self.refuse_open[partition]
         return self.logs.setdefault(partition, MemoryLog())
 
+    async def prepare_append(self, partition: int) -> None:
+        pass
+
     @property
     def log(self) -> MemoryLog:
         return self.logs.setdefault(partition_of_key("g", self.partitions), MemoryLog())

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemill.client.keeping import keep_alive
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.leaders import PURPOSE, buckets_by_leader
 from tidemill.client.tables.requests import ask_controller
@@ -130,7 +131,9 @@ class AsyncLease(Unpicklable):
 
     async def __aenter__(self) -> AsyncLease:
         await self.acquire()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._keeper = asyncio.get_running_loop().create_task(
+            keep_alive(self._duration_ms / 3000, self.renew)
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -139,10 +142,3 @@ class AsyncLease(Unpicklable):
         # A lease that cannot be released expires.
         with contextlib.suppress(TidemillError):
             await self.release()
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(self._duration_ms / 3000)
-            # Tried again in time: it takes more than one failure to lose a lease.
-            with contextlib.suppress(TidemillError):
-                await self.renew()

@@ -31,8 +31,8 @@ from tidemill.client.tables.arguments import (
 from tidemill.client.tables.bucket_scanner import (
     DEFAULT_FETCH_BYTES,
     DEFAULT_TIMEOUT_MS,
+    AsyncBucketScanner,
     BucketScan,
-    KvBatchScanner,
 )
 from tidemill.client.tables.leaders import ask_leaders
 from tidemill.client.tables.lease import AsyncLease
@@ -134,7 +134,7 @@ class AsyncTable(Unpicklable):
         return self
 
     async def renew(self) -> None:
-        """Like ``refresh``, but a table that was dropped stays dropped if there is another of its name."""
+        """Refresh the definition of this very table: another one of its name is not taken for it."""
         found = await self._described()
         if found.table_id != self.definition.table_id:
             raise TableError(
@@ -336,7 +336,7 @@ class AsyncTable(Unpicklable):
         lease_id: str | None = None,
         fetch_max_bytes: int = DEFAULT_FETCH_BYTES,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
-    ) -> KvBatchScanner:
+    ) -> AsyncBucketScanner:
         """A scanner of one bucket of the table, for those who read it bucket by bucket.
 
         ``partition`` is the value of a partitioned table's partition. ``start_key`` (as ``next_key`` of
@@ -367,7 +367,7 @@ class AsyncTable(Unpicklable):
             start_key=start_key,
             end_key=end_key,
         )
-        return KvBatchScanner(self.cluster, scan, fetch_max_bytes=fetch_max_bytes, timeout_ms=timeout_ms)
+        return AsyncBucketScanner(self.cluster, scan, fetch_max_bytes=fetch_max_bytes, timeout_ms=timeout_ms)
 
     def follow(
         self,
@@ -399,9 +399,9 @@ class AsyncTable(Unpicklable):
     async def starts(self) -> dict[tuple[str, int], int]:
         """The last stable offset of every bucket of the table, by topic and bucket."""
         await self._renew_partitions()
-        return await self.committed_ends(dict.fromkeys(self.places(), 0))
+        return await self.committed_ends(dict.fromkeys(self.topic_partitions(), 0))
 
-    def places(self) -> list[tuple[str, int]]:
+    def topic_partitions(self) -> list[tuple[str, int]]:
         """Every bucket, by topic and number."""
         return [(each.topic, bucket) for each in self.definition.partitions for bucket in range(self.buckets)]
 
@@ -495,7 +495,7 @@ class AsyncTable(Unpicklable):
         """The lease of that id, which must hold nothing that was dropped meanwhile."""
         for lease in await self._leases_with(lease_id):
             if lease.lease_id == lease_id:
-                if lease.log_offsets.keys() <= set(self.places()):
+                if lease.log_offsets.keys() <= set(self.topic_partitions()):
                     return lease
                 raise TableError(
                     TableCode.snapshot_not_found,

@@ -1,6 +1,6 @@
 """The layout of a RocksDB database: state under one first byte, metadata under another.
 
-    0x00 <name>   metadata: ``format``, ``identity``, ``applied``, and ``+<name>`` for callers' small values
+    0x00 <name>   metadata: ``format``, ``identity`` and ``applied``
     0x01 <key>    state
 
 So metadata is written in the same atomic batch as the state that it speaks of, and no scan ever meets it.
@@ -17,7 +17,6 @@ __all__ = (
     "IDENTITY_KEY",
     "STATE_END",
     "STATE_PREFIX",
-    "meta_key",
     "pack_offset",
     "unpack_offset",
 )
@@ -31,11 +30,6 @@ IDENTITY_KEY = b"\x00identity"
 APPLIED_KEY = b"\x00applied"
 
 _OFFSET = struct.Struct(">q")
-
-
-def meta_key(name: str) -> bytes:
-    """The key of a caller's metadata."""
-    return b"\x00+" + name.encode()
 
 
 def pack_offset(offset: int) -> bytes:

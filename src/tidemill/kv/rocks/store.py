@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,7 +33,6 @@ from tidemill.kv.rocks.keyspace import (
     FORMAT_VERSION,
     IDENTITY_KEY,
     STATE_PREFIX,
-    meta_key,
     pack_offset,
     unpack_offset,
 )
@@ -79,12 +78,6 @@ class _Database:
         with self._gate, self._reading:
             values: list[bytes | None] = self._database.get([STATE_PREFIX + key for key in keys])
             return values
-
-    def get_meta(self, name: str) -> bytes | None:
-        """A small value that was written with the state; None if there is none of that name."""
-        with self._gate, self._reading:
-            value: bytes | None = self._database.get(meta_key(name))
-            return value
 
     def view(self) -> RocksView:
         """A view of the state as it is now. Cheap, waits for no writer, pins memory until it is closed."""
@@ -219,7 +212,6 @@ class RocksStore(_Database):
         puts_values: Collection[bytes],
         deletes: Collection[bytes],
         applied_offset: int,
-        meta: Mapping[str, bytes] | None = None,
     ) -> None:
         """Put, then delete, and set ``applied_offset``: all of it or nothing.
 
@@ -228,7 +220,7 @@ class RocksStore(_Database):
         with self._gate, self._write_lock, self._writing:
             assert applied_offset >= self._applied_offset, "the applied offset never goes back"
             stalled_since: float | None = None
-            while not self._try_write(puts_keys, puts_values, deletes, applied_offset, meta or {}):
+            while not self._try_write(puts_keys, puts_values, deletes, applied_offset):
                 stalled_since = stalled_since or time.monotonic()
                 self._wait_in_stall(stalled_since)
             self._applied_offset = applied_offset
@@ -301,7 +293,6 @@ class RocksStore(_Database):
         puts_values: Collection[bytes],
         deletes: Collection[bytes],
         applied_offset: int,
-        meta: Mapping[str, bytes],
     ) -> bool:
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
@@ -309,8 +300,6 @@ class RocksStore(_Database):
             put(STATE_PREFIX + key, value)
         for key in deletes:
             delete(STATE_PREFIX + key)
-        for name, value in meta.items():
-            put(meta_key(name), value)
         put(APPLIED_KEY, pack_offset(applied_offset))
         try:
             self._database.write(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from tidemill.control.image import INTERNAL_TOPICS
 from tidemill.coordination.metrics import Metrics
 from tidemill.coordination.moments import MomentGate
 from tidemill.replication.compactor import Compactor
@@ -21,6 +22,7 @@ from tidemill.server.broker.removal import FileRemoval
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import CoordinatorRow, Coordinators
 from tidemill.server.coordinators.transactions import TRANSACTIONS
+from tidemill.server.disk.open_files import OpenFiles
 from tidemill.server.disk.space import DiskSpace
 from tidemill.server.tables.lazy_tables import LazyTables
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage
     from tidemill.errors import DiskFull
     from tidemill.groups.coordinator import GroupCoordinator
-    from tidemill.replication.replicas import Replicas
+    from tidemill.replication.replicas import Placement, Replicas
     from tidemill.server.connections.budget import ByteBudget
     from tidemill.server.runtime import Runtime
     from tidemill.transactions.coordinator import TransactionCoordinator
@@ -43,6 +45,7 @@ __all__ = ("COORDINATORS", "Broker")
 #: The rows of all coordinators of a node. A coordinator may use those of rows before its own.
 COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, TRANSACTIONS)
 _WORKER_THREADS = 2
+_FILE_THREADS = 8
 
 
 class Broker:
@@ -75,6 +78,7 @@ class Broker:
         self.steady_ms = self.clock.now_ms
         self.ids = runtime.ids
         self.pools = runtime.pools
+        self.pace = runtime.pace
         #: Where clients find this node; known once it listens.
         self.advertised = settings.listen
         self.fetch_sessions = FetchSessions(
@@ -89,7 +93,10 @@ class Broker:
         #: each may unpack ``max_decompressed_bytes``.
         self.workers = self.pools("work", _WORKER_THREADS)
 
-        self.find = PartitionFinder(settings, controller, replicas)
+        #: Threads for the first files of partitions, which wait for the disk.
+        self._file_pool = self.pools("create", _FILE_THREADS)
+
+        self.find = PartitionFinder(settings, controller, replicas, self._file_pool)
         self.compactor = self._make_compactor()
         self.removal = FileRemoval(replicas, self.compactor, self.pools("delete", 1))
         self.log_cleanup = LogCleanup(
@@ -110,6 +117,8 @@ class Broker:
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
+        self.open_files = OpenFiles()
+        replicas.check_open = self._check_open
         controller.give_up_reserve = replicas.give_up_reserve = self.give_up_reserve
         self.disk.on_growth_refused = self._refuse_growth
 
@@ -122,6 +131,7 @@ class Broker:
             bytes_per_second=settings.compaction_bytes_per_second,
             max_decompressed_bytes=settings.max_decompressed_bytes,
             clock_ms=self.clock_ms,
+            pace=self.pace,
         )
 
     def _make_scrubber(self) -> Scrubber:
@@ -134,6 +144,7 @@ class Broker:
             interval_ms=self.settings.scrub_interval_ms,
             clock_ms=self.clock_ms,
             steady_ms=self.steady_ms,
+            pace=self.pace,
         )
 
     @property
@@ -150,6 +161,9 @@ class Broker:
         self.controller.growth_refusal = refusal
         self.tables.pause_compactions(refusal is not None)
 
+    def _check_open(self, placement: Placement) -> None:
+        self.open_files.check(internal=placement.topic in INTERNAL_TOPICS)
+
     def chores(self) -> list[Chore]:
         """The chores of the housekeeping."""
         settings = self.settings
@@ -164,7 +178,8 @@ class Broker:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
         # First, because their batches go into the logs, which must be open for that.
         await self.gated_writes.finish()
-        self.workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.workers, self._file_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         await self.tables.close()
         self.compactor.close()
         self.scrubber.close()

@@ -29,12 +29,14 @@ from tidemill.control.session import Session
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.net.errors import cannot_listen
+from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
 from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.joining import cluster_transport, note_seen, read_secret
 from tidemill.server.cluster.messages import handlers_of
+from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Membership:
         runtime: Runtime,
         directory: DataDirectory,
         identity: DirectoryIdentity,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         settings, loop = broker.settings, asyncio.get_running_loop()
         self._broker = broker
@@ -109,8 +112,20 @@ class Membership:
             clock_ms=self._steady_ms,
             ttl_ms=settings.session_timeout_ms,
             renew_ms=settings.session_timeout_ms // _RENEWALS_PER_SESSION,
+            on_lease=on_lease,
         )
-        self.elected = ClusterController(broker.controller, store, self.session, broker.node_id)
+        self.probing = Probing(
+            broker.node_id,
+            self.peers,
+            lambda: broker.image,
+            seed=runtime.ids.token(8),
+            clock_ms=self._steady_ms,
+            wall_ms=runtime.wall_ms,
+            on_change=self._suspects_changed,
+        )
+        self.elected = ClusterController(
+            broker.controller, store, self.session, broker.node_id, suspects=self.probing.suspects
+        )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
@@ -119,6 +134,7 @@ class Membership:
             broker.clock,
             propose=self._propose_in_sync,
             report_unfit=self._report_unfit,
+            suspected=self._doubtful,
         )
         self.held = HeldPartitions(broker)
         self._listener = ClusterListener(
@@ -133,6 +149,11 @@ class Membership:
         return (
             None if node is None or not node.cluster_port else Address(node.cluster_host, node.cluster_port)
         )
+
+    def _doubtful(self) -> frozenset[int]:
+        """The nodes that are not live, and those that seem to be gone though they are."""
+        image = self._broker.image
+        return frozenset(image.nodes) - image.live_nodes | self.probing.suspects()
 
     # --- joining
 
@@ -162,6 +183,7 @@ class Membership:
         self.elected.start()
         self.leaders.start()
         self.held.start()
+        self.probing.start()
         await self._wait_admitted()
 
     async def _register(self, clean_of: UUID | None) -> None:
@@ -181,6 +203,7 @@ class Membership:
             clean_of=clean_of,
             lost=tuple(broker.replicas.lost()),
             seen_revision=self._identity.seen_revision,
+            replace_directory=settings.replace_directory,
         )
         await broker.controller.submit(command)
 
@@ -223,6 +246,24 @@ class Membership:
         for node_id in old.nodes.keys() - new.nodes.keys():
             self.peers.forget(node_id)
         self.held.metadata_changed(new, delta)
+        for changed in delta.replicas_changed:
+            self._make_way(new, *changed)
+
+    def _make_way(self, image: MetadataImage, topic: str, index: int) -> None:
+        """Give up the leadership of a partition that another replica shall lead.
+
+        The controller takes it from nobody who is live: it says who is next, and the leader resigns.
+        """
+        placed, node_id = image.topics[topic].partitions[index], self._broker.node_id
+        partition = self._broker.replicas.peek(image.topics[topic].id, index)
+        has_successor = placed.successor not in (NO_LEADER, node_id)
+        if placed.leader == node_id and has_successor and partition is not None:
+            self._run(self._resign(partition, unfit=False))
+
+    def _suspects_changed(self) -> None:
+        logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
+        if self.elected.epoch is not None:
+            self.elected.look_again()
 
     # --- in-sync sets and leaderships
 
@@ -299,6 +340,7 @@ class Membership:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+        await self.probing.stop()
         await self.elected.stop()
         for task in list(self._tasks):
             task.cancel()
@@ -310,10 +352,16 @@ class Membership:
         await self._listener.close()
         await self.peers.close()
 
-    async def leave(self) -> None:
-        """End the session: everything is on disk, and noted as such."""
+    async def leave(self, *, clean: bool) -> None:
+        """End the session; ``clean`` says that everything is on disk, which is noted first.
+
+        The note names the incarnation that the cluster knows: this one, once it has begun its session.
+        """
         with contextlib.suppress(TidemillError):
             self._identity = note_seen(self._directory, self._identity, self._broker.image.revision)
+        registered = self.session.incarnation or self._directory.clean_of
+        if clean and registered is not None:
+            self._directory.note_clean_stop(registered)
         await self.session.revoke()
 
     # --- what it tells of itself

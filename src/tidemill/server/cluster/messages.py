@@ -160,8 +160,8 @@ class _Served:
     # --- liveness, and Kafka's own requests
 
     async def probe(self, peer: PeerInfo, request: ProbeRequest) -> ProbeResponse:
-        """Say that this node is well."""
-        return ProbeResponse(request.header.answer(), wall_ms=self._broker.clock_ms())
+        """Say that this node is well, or ask another one for the asking node."""
+        return await self._membership.probing.answer(request)
 
     async def kafka(self, peer: PeerInfo, request: KafkaRequest) -> KafkaResponse:
         """Serve a Kafka request that only nodes may send."""

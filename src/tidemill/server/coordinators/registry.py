@@ -8,6 +8,7 @@ coordinator.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
@@ -90,6 +91,10 @@ class InternalTopic:
         return PartitionCoordinatorLog(
             leader, self._broker.clock_ms, compress_above_bytes=self._row.compress_above_bytes
         )
+
+    async def prepare_append(self, partition: int) -> None:
+        with contextlib.suppress(TidemillError):
+            await self._broker.find.partition_with_files(self._row.topic, partition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
 
     from tidemill.coordination.moments import MomentGate
     from tidemill.groups.coordinator import GroupCoordinator
+    from tidemill.replication.partition import Partition
     from tidemill.server.broker.finding import PartitionFinder
     from tidemill.transactions.messages import Producer, TopicPartition, TransactionEnd
 
 __all__ = ("LocalTransactionPartitions",)
+
+#: So many partitions that were never written to get their first files at a time.
+_CREATED_AT_ONCE = 4
 
 
 class LocalTransactionPartitions:
@@ -36,6 +41,7 @@ class LocalTransactionPartitions:
         self._groups = groups
         self._moments = moments
         self._clock_ms = clock_ms
+        self._creations = asyncio.Semaphore(_CREATED_AT_ONCE)
 
     def allow_writes(self, topic_partition: TopicPartition, producer: Producer) -> None:
         # A partition that cannot be used now will ask the coordinator when a write comes.
@@ -44,9 +50,8 @@ class LocalTransactionPartitions:
             self._find.partition(self._find.topic(topic), index).begin_transaction(*producer)
 
     async def write_marker(self, topic_partition: TopicPartition, marker: TransactionEnd) -> None:
-        topic = self._find.topic(topic_partition[0])
-        partition = self._find.partition(topic, topic_partition[1])
-        if topic.name == GROUPS_TOPIC:
+        partition = await self._partition(topic_partition)
+        if partition.topic == GROUPS_TOPIC:
             await self._groups.complete_transaction(
                 topic_partition[1],
                 *marker.producer,
@@ -63,9 +68,8 @@ class LocalTransactionPartitions:
         await wait_committed(partition, appended.last_offset + 1)
 
     async def write_markers(self, topic_partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
-        topic = self._find.topic(topic_partition[0])
-        partition = self._find.partition(topic, topic_partition[1])
-        if topic.name == GROUPS_TOPIC:
+        partition = await self._partition(topic_partition)
+        if partition.topic == GROUPS_TOPIC:
             # Offsets of groups: nobody reads those of several groups as one.
             for marker in markers:
                 await self.write_marker(topic_partition, marker)
@@ -73,6 +77,16 @@ class LocalTransactionPartitions:
         ends = [(*marker.producer, Marker(marker.commit, marker.coordinator_epoch)) for marker in markers]
         appended = partition.write_markers(ends, now_ms=self._clock_ms())
         await wait_committed(partition, appended.last_offset + 1)
+
+    async def _partition(self, topic_partition: TopicPartition) -> Partition:
+        """The partition, ready for a marker. One that was never written to gets its files now."""
+        topic, index = topic_partition
+        partition = self._find.partition(self._find.topic(topic), index)
+        if partition.has_files:
+            return partition
+        # A few at a time: the first writes of other clients need the same threads.
+        async with self._creations:
+            return await self._find.partition_with_files(topic, index)
 
     def together(self, partitions: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
         """A block in which no pin takes a moment, if several partitions change and one is of a table."""

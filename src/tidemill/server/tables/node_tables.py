@@ -54,7 +54,7 @@ class NodeTables:
         self.definitions = TableDefinitions(broker.settings)
         self.service = TableService(broker, engine)
         self.scans = ScanService(self.service)
-        self.splitting = Splitting(self.scans)
+        self.splitting = Splitting(self.scans, broker.steady_ms)
         self.leases = Leases(self.service)
         self.statistics = TableStatistics(self.service, self.scans)
         broker.metrics.register(self.scans, SCAN_METRICS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from tidemill.coordination.turns import give_way
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.kv.contract import KvStore
 from tidemill.kv.snapshots import BrokenSnapshot, SnapshotInfo
@@ -36,10 +37,11 @@ class TableStatistics:
         Of ``named`` ones only, if there are any: raises ``ApiError`` if this node does not lead one of them.
         """
         table = self._service.named(table_name)
-        return [
-            await self._bucket_stats(key, keyed=table.has_primary_key, must_lead=bool(named))
-            for key in self._service.chosen_keys(table, named)
-        ]
+        found = []
+        for key in self._service.chosen_keys(table, named):
+            found.append(await self._bucket_stats(key, keyed=table.has_primary_key, must_lead=bool(named)))
+            await give_way()
+        return found
 
     async def _bucket_stats(self, key: BucketKey, *, keyed: bool, must_lead: bool) -> dict[str, Any]:
         stats: dict[str, Any] = {

@@ -20,6 +20,7 @@ from tidemill.control.tables.images import LeasedSnapshot
 from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.moments import MomentGate
 from tidemill.coordination.shares import Client
+from tidemill.coordination.turns import give_way
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvView
 from tidemill.tables.definition import TableDefinition
@@ -163,8 +164,9 @@ class ScanService:
             # The logs first, because a log that this node does not lead refuses the pin.
             for key in self._service.chosen_keys(table, named):
                 epochs[key] = self._service.log(key).leader_epoch
-            buckets = await asyncio.gather(
-                *(self._service.ready_bucket(key, min_offsets.get(key, -1), max_wait_ms) for key in epochs)
+                await give_way()
+            buckets = await self._service.ready_buckets(
+                {key: min_offsets.get(key, -1) for key in epochs}, max_wait_ms
             )
             taken = await _all_views(buckets, self._service.host.moments)
             for key, (view, log_offset) in zip(epochs, taken, strict=True):

@@ -26,11 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tidemill.coordination.turns import TurnQueue
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore, KvView
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 from tidemill.log.transactions import AbortedTransaction
+from tidemill.net.retry import backoff_ms
 from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
 from tidemill.tables.definition import TableDefinition
@@ -51,8 +53,8 @@ _PREPARED_BYTES_MAX = 8 * 1024 * 1024
 _BEHIND_ROWS_MAX = 20_000
 _FOLD_WAIT_SECONDS = 5.0
 #: How long the fold pauses after an error that may pass: at first, and at most.
-_PAUSE_SECONDS_MIN = 0.5
-_PAUSE_SECONDS_MAX = 30.0
+_FIRST_PAUSE_MS = 500
+_LONGEST_PAUSE_MS = 30_000
 
 
 def bucket_identity(topic_id: str, bucket: int) -> bytes:
@@ -102,6 +104,7 @@ class Bucket:
         steady_ms: Callable[[], int],
         *,
         max_decompressed_bytes: int,
+        turns: TurnQueue | None = None,
     ) -> None:
         self.key = key
         self.log = log
@@ -117,6 +120,7 @@ class Bucket:
         self._clock_ms = clock_ms
         self._steady_ms = steady_ms
         self._max_decompressed_bytes = max_decompressed_bytes
+        self._turns = turns or TurnQueue(1)
         self._store: KvStore | None = None
         #: Whether the state may be shown: not ahead of what is stable, nor behind what was shown before.
         self._is_current = False
@@ -127,7 +131,8 @@ class Bucket:
         self._stops: list[_Stop] = []
         self._prepared = PreparedChanges(_PREPARED_BYTES_MAX)
         self._closed = False
-        self._pause_seconds = _PAUSE_SECONDS_MIN
+        #: Errors of the fold since it last went forward.
+        self._failures = 0
         #: When the last snapshot was taken (steady time), and the log's size then.
         self.last_snapshot_ms = steady_ms()
         self.log_bytes_at_snapshot = 0
@@ -285,8 +290,9 @@ class Bucket:
         try:
             if after is not None:
                 await asyncio.wait([after])
+            await self._turns.turn()
             while await self._go_on():
-                pass
+                await self._turns.turn()
         except Exception as error:
             logger.exception("the fold of %s failed", self.name)
             self._stop(TableError(TableCode.state_damaged, f"the fold of {self.name} failed: {error!r}"))
@@ -359,7 +365,7 @@ class Bucket:
             if self._is_current:
                 # Whoever waits for less than the goal need not wait for all of it.
                 self._release_waiters()
-            self._pause_seconds = _PAUSE_SECONDS_MIN
+            self._failures = 0
 
     def _read_log(self, offset: int) -> tuple[bytes, list[AbortedTransaction]]:
         try:
@@ -457,10 +463,8 @@ class Bucket:
                 error = another
         if isinstance(error, DiskFull) and self._engine.give_up_reserve(error):
             return
-        pause_seconds, self._pause_seconds = (
-            self._pause_seconds,
-            min(2 * self._pause_seconds, _PAUSE_SECONDS_MAX),
-        )
+        self._failures += 1
+        pause_seconds = backoff_ms(self._failures, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS) / 1000
         logger.error("%s is opened again in %.1f s: %s", self.name, pause_seconds, error)
         self.problem = TableError(
             TableCode.state_damaged, f"the state of {self.name} is opened again in a moment: {error}"

@@ -13,7 +13,7 @@ import numpy as np
 from tidemill.errors import ApiError, TableCode, TableError
 from tidemill.kv.contract import KvStore
 from tidemill.log.transactions import AbortedTransaction
-from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.records.columns.read import read_columns
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state.changes import Changes, prepare, state_values
@@ -65,7 +65,10 @@ def fold_batches(
     max_decompressed_bytes: int,
     is_stopped: Callable[[], bool],
 ) -> int:
-    """Fold the whole batches in ``data`` up to the goal; gives the number of rows put or deleted."""
+    """Fold the whole batches in ``data`` up to the goal; gives the number of rows put or deleted.
+
+    The log's reader has checked their checksums.
+    """
     position = rows = 0
     while position + HEADER_BYTES <= len(data) and not is_stopped():
         header = parse_header(data, position)
@@ -117,10 +120,6 @@ def _changes_of(
     table: TableDefinition, batch: memoryview, header: BatchHeader, max_decompressed_bytes: int
 ) -> Changes:
     where = f"the batch at offset {header.base_offset} of a log of table {table.name!r}"
-    if not check_crc(batch, header):
-        raise TableError(
-            TableCode.state_damaged, f"{where} does not fit its checksum; run 'tidemill log verify'"
-        )
     try:
         return prepare(table, read_columns(batch, max_decompressed_bytes))
     except ApiError as error:

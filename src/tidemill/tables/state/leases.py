@@ -15,6 +15,7 @@ from functools import partial
 
 from tidemill.control.tables.commands import DropExpiredLeases, DropLease, PutLease
 from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
+from tidemill.control.tables.rules import HOLDER_CHARACTERS_MAX
 from tidemill.errors import TableCode, TableError
 from tidemill.kv.snapshots import SnapshotInfo
 from tidemill.tables.scanning.sessions import BucketKey
@@ -25,7 +26,6 @@ from tidemill.tables.state.snapshot_keeping import snapshots_of_one_moment
 __all__ = ("Leases",)
 
 _DURATION_MS_MAX = 30 * 24 * 3_600_000
-_HOLDER_CHARACTERS_MAX = 255
 
 
 class Leases:
@@ -91,7 +91,7 @@ class Leases:
                     lease=LeaseImage(
                         lease_id=lease_id or host.ids.uuid().hex,
                         table_id=table.table_id,
-                        holder=holder[:_HOLDER_CHARACTERS_MAX],
+                        holder=holder[:HOLDER_CHARACTERS_MAX],
                         expires_at_ms=expires_at_ms,
                         snapshots=tuple(snapshots),
                     ),

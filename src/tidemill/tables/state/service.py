@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from tidemill.control.tables.images import TableImage
 from tidemill.coordination.ids import Ids
 from tidemill.coordination.moments import MomentGate
 from tidemill.coordination.pools import Pools
+from tidemill.coordination.turns import TurnQueue, give_way
 from tidemill.errors import (
     ApiError,
     ErrorCode,
@@ -52,6 +53,7 @@ logger = logging.getLogger(__name__)
 KV_FOLDER = "kv"
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
+_FOLDS_PER_TURN = 50
 #: Less than clients wait for an answer: otherwise they would give up the connection.
 _READY_SECONDS = 20.0
 #: Columns of records take some 150 bytes for each record while they are made, however small it is.
@@ -128,6 +130,8 @@ class TableService:
         self._buckets: dict[BucketKey, Bucket] = {}
         #: Buckets that another node leads now, until their files are closed.
         self._resigning: dict[BucketKey, asyncio.Task[None]] = {}
+        #: A pin wakes the folds of all buckets of a table at once.
+        self._folds = TurnQueue(_FOLDS_PER_TURN)
         self._removals: set[asyncio.Task[None]] = set()
         self._closed = False
         self.keeper = SnapshotKeeper(
@@ -234,6 +238,7 @@ class TableService:
                 self._host.clock_ms,
                 self._host.steady_ms,
                 max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
+                turns=self._folds,
             )
             bucket.start(after=self._resigning.get(key))
         return bucket
@@ -250,6 +255,19 @@ class TableService:
         seconds = _READY_SECONDS if max_wait_ms is None else min(_READY_SECONDS, max(0, max_wait_ms) / 1000)
         await bucket.ready(min_offset, seconds)
         return bucket
+
+    async def ready_buckets(self, min_offsets: Mapping[BucketKey, int], max_wait_ms: int) -> list[Bucket]:
+        """Many buckets, each as ``ready_bucket`` gives it; all of them have the same time to get there."""
+        until_ms = self._host.steady_ms() + max_wait_ms
+        for key in min_offsets:
+            # All are opened before one is waited for, so that they recover side by side.
+            self.bucket(key)
+            await give_way()
+        ready = []
+        for key, min_offset in min_offsets.items():
+            ready.append(await self.ready_bucket(key, min_offset, until_ms - self._host.steady_ms()))
+            await give_way()
+        return ready
 
     def directory(self, topic_id: UUID, index: int) -> Path:
         return self._host.settings.data_dir / KV_FOLDER / f"{topic_id.hex}-{index}"

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Final
 from uuid import UUID
 
 from tidemill.control.image import MetadataImage
 from tidemill.coordination.moments import MomentGate
 from tidemill.errors import StorageError
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
+from tidemill.log.compaction.policy import NO_FLOOR
 from tidemill.tables.properties import TableProperties
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.bucket import Bucket
@@ -28,7 +28,6 @@ __all__ = ("SnapshotKeeper", "is_snapshot_due", "snapshots_of_one_moment")
 
 logger = logging.getLogger(__name__)
 
-_NO_FLOOR: Final = 2**63 - 1
 _BucketLog = tuple[UUID, int]
 
 
@@ -87,7 +86,7 @@ class SnapshotKeeper:
         """The offset from which on the state may need every record of the log again."""
         owner = self._image().table_of_topic(topic_id)
         if owner is not None and not owner[0].primary_key:
-            return _NO_FLOOR
+            return NO_FLOOR
         log = topic_id, index
         if log not in self._floors and log not in self._listings:
             self._listings[log] = asyncio.get_running_loop().create_task(self._list(log))
