@@ -237,6 +237,7 @@ class Node:
             broker, self._store, runtime, self.directory, identity, self._on_lease
         )
         broker.propose = membership.proposals.propose
+        broker.may_answer_newest = membership.may_answer_newest
         await membership.listen()
         self._finish_deletions()
         held = broker.find.held_placements()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage
     from tidemill.errors import DiskFull
     from tidemill.groups.coordinator import GroupCoordinator
+    from tidemill.replication.partition import Partition
     from tidemill.replication.replicas import Placement, Replicas
     from tidemill.server.connections.budget import ByteBudget
     from tidemill.server.runtime import Runtime
@@ -115,6 +116,8 @@ class Broker:
         )
         #: Has the controller commit a command; on a node that is alone, that is this node.
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
+        #: Whether answers may say what is newest in a partition that this node leads; alone, it always may.
+        self.may_answer_newest: Callable[[Partition], bool] = lambda partition: True
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         self.open_files = OpenFiles()

@@ -23,6 +23,7 @@ from tidemill.coordination.shares import Client
 from tidemill.coordination.turns import give_way
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvView
+from tidemill.kv.snapshots import SnapshotInfo
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.predicates.predicate import bind, decode
 from tidemill.tables.scanning.pins import Pin, Pins, SharedView
@@ -122,6 +123,7 @@ class ScanService:
                 TableCode.invalid_scan_request, f"{len(keys)} keys in one look-up, {_KEYS_MAX} are the most"
             )
         log = self._service.log(key, leader_epoch)
+        epoch = log.leader_epoch
         # The state may be behind the log: a look-up waits for what was acknowledged before it.
         wanted = max(min_offset, log.last_stable_offset)
         bucket = await self._service.ready_bucket(key, wanted, max_wait_ms)
@@ -131,12 +133,14 @@ class ScanService:
         max_bytes = min(max_bytes, self._max_bytes)
         work = partial(_look_up, find_table, bucket.store, keys, list(columns) or None, max_bytes)
         try:
-            return LookedUp(offset, await self._read(bucket, work))
+            records = await self._read(bucket, work)
         except TableError as error:
             if error.table_code != TableCode.scanner_expired:
                 raise
             # A look-up holds nothing, so the client can simply ask again.
             raise TableError(TableCode.state_not_ready, error.message) from error
+        self._service.check_newest(key, epoch)
+        return LookedUp(offset, records)
 
     # -- pins ----------------------------------------------------------------------------------------------
 
@@ -174,6 +178,8 @@ class ScanService:
             now_ms = self._service.host.steady_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
             pin = Pin(pin_id, table_id, views, epochs, idle_ms, now_ms, client)
+            for key, epoch in epochs.items():
+                self._service.check_newest(key, epoch)
             self.pins.check_unused(pin_id)
             self.pins.check_capacity(now_ms, client)
         except BaseException:
@@ -214,10 +220,12 @@ class ScanService:
             raise TableError(TableCode.invalid_scan_request, f"a scan is opened by call 0, not {sequence}")
         if scan.limit < 0:
             raise TableError(TableCode.invalid_scan_request, f"a scan cannot give {scan.limit} rows")
-        self._service.log(scan.bucket, scan.leader_epoch)
+        epoch = self._service.log(scan.bucket, scan.leader_epoch).leader_epoch
         self.sessions.check_capacity(scan.bucket, client)
         view = await self._view_of(scan)
         try:
+            if scan.pin_id is None and scan.lease_id is None:
+                self._service.check_newest(scan.bucket, epoch)
             # Asked for again, because rows may be of a schema that the table got meanwhile.
             newest = self._service.keyed(scan.bucket.table_id)
             if newest is not table:
@@ -356,32 +364,28 @@ class ScanService:
     async def _snapshot_view(self, bucket: Bucket, lease_id: str, held: LeasedSnapshot) -> SharedView:
         """Open a leased snapshot for reading. Its files stay until it is closed, also if the lease ends."""
         keeper = self._service.keeper
-        keeper.keep(bucket.key, held.snapshot_id)
+        async with bucket.snapshots_turn:
+            # Nobody may remove the snapshot before ``keep``.
+            info = await self._read_leased(bucket, lease_id, partial(_leased_snapshot, bucket, held))
+            if info is None:
+                info = await self._service.rebuild_leased(bucket, held)
+            keeper.keep(bucket.key, info.snapshot_id)
         try:
-            work = partial(self._open_snapshot, bucket, held)
-            reader = await self._read_leased(bucket, lease_id, work)
+            work = partial(self._service.engine.open_read_only, info.path, info.identity)
+            reader: KvView = await self._read_leased(bucket, lease_id, work)
         except BaseException:
-            keeper.let_go(bucket.key, held.snapshot_id)
+            keeper.let_go(bucket.key, info.snapshot_id)
             raise
 
         def close() -> None:
             try:
                 # In a thread, because closing a database takes time.
                 closing = asyncio.get_running_loop().run_in_executor(self._service.threads, reader.close)
-                closing.add_done_callback(lambda _: keeper.let_go(bucket.key, held.snapshot_id))
+                closing.add_done_callback(lambda _: keeper.let_go(bucket.key, info.snapshot_id))
             except RuntimeError:  # The threads are gone: the node stops.
                 reader.close()
 
         return SharedView(reader, held.log_offset, close)
-
-    def _open_snapshot(self, bucket: Bucket, held: LeasedSnapshot) -> KvView:
-        for info in bucket.snapshots.list():
-            if (info.snapshot_id, info.log_offset) == (held.snapshot_id, held.log_offset):
-                return self._service.engine.open_read_only(info.path, info.identity)
-        raise TableError(
-            TableCode.snapshot_not_found,
-            f"the leased snapshot {held.snapshot_id} of {bucket.name} is not usable any more",
-        )
 
     # -- endings -------------------------------------------------------------------------------------------
 
@@ -428,6 +432,18 @@ class ScanService:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, work)
+
+
+def _leased_snapshot(bucket: Bucket, held: LeasedSnapshot) -> SnapshotInfo | None:
+    """This node's snapshot of the leased state; None if it has none.
+
+    Numbers are a node's own. The state of a log at an offset is one and the same, if the epoch is the same.
+    """
+    for info in bucket.snapshots.list():
+        known = -1 not in (info.leader_epoch, held.leader_epoch)
+        if info.log_offset == held.log_offset and (not known or info.leader_epoch == held.leader_epoch):
+            return info
+    return None
 
 
 def _shape(table: TableDefinition, scan: OpenScan) -> ScanShape:
