@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
-from tidemill.coordination.turns import give_way
+from tidemill.coordination.turns import pause_after
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
@@ -42,6 +42,7 @@ _logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_MS = 50
 _LAST_RETRY_MS = 5_000
+_DECISIONS_PER_TURN = 50
 #: Markers that are written in one turn of the event loop, and then those of one more partition at most.
 _MARKERS_PER_TURN = 100
 
@@ -146,12 +147,12 @@ class TransactionShard(ShardShell):
         try:
             await self.barrier()
             markers: dict[TopicPartition, list[TransactionEnd]] = {}
-            for value in decided.values():
+            for number, value in enumerate(decided.values(), start=1):
                 producer = Producer(value.producer_id, value.producer_epoch)
                 marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
                 for partition in value.partitions:
                     markers.setdefault(partition, []).append(marker)
-                await give_way()
+                await pause_after(number, _DECISIONS_PER_TURN)
             async with self._partitions.together(markers):
                 await self._end_in_all(markers)
             await self._complete(decided)
