@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidemill.coordination.turns import give_way, in_slices
+from tidemill.coordination.turns import pause_after
 from tidemill.errors import StorageError
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ __all__ = ("LogCleanup",)
 
 #: How long an idempotent producer that writes nothing is remembered (Kafka's producer.id.expiration.ms).
 _PRODUCER_EXPIRATION_MS = 24 * 60 * 60 * 1000
+#: Partitions of the metadata, and those that have data and may be opened, in one turn of the event loop.
+_LOOKED_AT_PER_TURN = 200
+_OPENED_PER_TURN = 5
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,11 @@ class LogCleanup:
 
         Partitions that were opened for it are closed again. If one fails, the others are still cleaned up.
         """
-        for listed in await in_slices(self._find.led_placements()):
+        placements = []
+        for number, listed in enumerate(self._find.led_placements(), start=1):
+            placements.append(listed)
+            await pause_after(number, _LOOKED_AT_PER_TURN)
+        for listed in placements:
             # The partition was deleted, or another node leads it, since they were listed.
             if (placement := self._find.led_placement((listed.topic_id, listed.index))) is None:
                 continue
@@ -82,10 +89,11 @@ class LogCleanup:
         if self._disk.growth_refusal is not None:
             return
         found = []
-        for placement in self._find.led_placements():
+        for number, placement in enumerate(self._find.led_placements(), start=1):
             if placement.config.compacts and (partition := self._with_data(placement)) is not None:
                 found.append(partition)
-            await give_way()
+                await pause_after(len(found), _OPENED_PER_TURN)
+            await pause_after(number, _LOOKED_AT_PER_TURN)
         await self._compactor.compact(found)
 
     def _with_data(self, placement: Placement) -> Partition | None:

@@ -55,6 +55,8 @@ KV_FOLDER = "kv"
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
 _FOLDS_PER_TURN = 50
+#: How many files the engine has open for the state of a bucket, about.
+_FILES_PER_BUCKET = 6
 #: Less than clients wait for an answer: otherwise they would give up the connection.
 _READY_SECONDS = 20.0
 #: Columns of records take some 150 bytes for each record while they are made, however small it is.
@@ -90,6 +92,9 @@ class TableHost(Protocol):
     @property
     def pools(self) -> Pools:
         """Makes pools for work that would hold up the event loop."""
+
+    def check_open_files(self, count: int) -> None:
+        """Raise ``TooManyFiles`` if so many more files must not be opened now."""
 
     @property
     def moments(self) -> MomentGate:
@@ -246,6 +251,7 @@ class TableService:
             if self._closed:
                 raise TableError(TableCode.state_not_ready, "the node stops; try again")
             log = self.log(key)
+            self._host.check_open_files(_FILES_PER_BUCKET)
             bucket = self._buckets[key] = Bucket(
                 key,
                 partial(self.by_id, key.table_id),
