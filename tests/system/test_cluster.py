@@ -22,7 +22,7 @@ from support.history import History, check
 from support.processes import ClientProcess, wait_until
 from support.real_cluster import SESSION_TIMEOUT_MS, RealCluster, RealNode
 
-CLIENT = "a cluster: confluent-kafka and kafka-python"
+CLIENT = "cluster of three nodes"
 feature = pytest.mark.feature
 
 _EVENTS = int(os.environ.get("CLUSTER_EVENTS") or 12)
@@ -138,7 +138,9 @@ def start_load(load: ClientProcess, topic: str, histories: dict[str, Path]) -> N
     load.call("start_kafka_python_load", name="python", path=str(histories["python"]), **target)
 
 
-@feature("cluster: fail-over under load")
+@feature(
+    "cluster: fail-over of leaders under load", "produce: idempotent", "consume: from the earliest record"
+)
 @pytest.mark.timeout(300 + _SECONDS_PER_EVENT * _EVENTS)
 def test_kills_pauses_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
     cluster: RealCluster, tmp_path: Path, start_client: StartClient, topic: str
@@ -271,7 +273,7 @@ def coordinator(cluster: RealCluster, group: str) -> RealNode:
     return node
 
 
-@feature("cluster: fail-over of a group's coordinator")
+@feature("cluster: fail-over of a group's coordinator", "groups: commit and fetch offsets")
 def test_a_group_goes_on_over_the_death_of_its_coordinator(cluster: RealCluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=1)
     member = Member(cluster, "survivors", topic)
@@ -321,3 +323,15 @@ def test_a_client_that_knows_one_node_finds_the_others(cluster: RealCluster, top
         found += [each.value().decode() for each in consumer.consume(1, timeout=30) if each.error() is None]
     consumer.close()
     assert sorted(found) == ["0", "1", "2"]
+
+
+@feature("cluster: what the client does with one node, on three")
+@pytest.mark.parametrize("client", ["java", "confluent", "kafka_python", "aiokafka"])
+@pytest.mark.parametrize(
+    "scenario",
+    ["idempotent_producer_writes_everything_once_and_in_order", "offsets_are_committed_and_fetched"],
+)
+def test_every_client_works_with_three_nodes(
+    cluster: RealCluster, start_client: StartClient, topic: str, client: str, scenario: str
+) -> None:
+    start_client(client, cluster).call(scenario, topic=topic)

@@ -1,4 +1,4 @@
-"""Nodes that must not join a cluster as they are, one that has lost its directory, and one with a full disk."""
+"""Nodes that a cluster refuses, one that has lost its directory, and one whose disk is full."""
 
 from __future__ import annotations
 
