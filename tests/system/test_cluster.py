@@ -28,8 +28,11 @@ feature = pytest.mark.feature
 _EVENTS = int(os.environ.get("CLUSTER_EVENTS") or 12)
 _SECONDS_PER_EVENT = 30
 _PARTITIONS = 3
+#: Acknowledgements, and transactions, that each load gets in every state.
+_ACKS = 5
 _MAX_MESSAGE_BYTES = 20_000
 _SEGMENTS = {"segment.bytes": "1048576"}
+_DRAINS = ("drain", "python drain", "txn drain")
 #: A hung node is resumed when another has been elected in its place, which is known after this.
 _LONGER_THAN_A_SESSION_SECONDS = SESSION_TIMEOUT_MS / 1000 + 1
 
@@ -72,7 +75,7 @@ class Campaign:
                 kind(node, load)
                 for topic in self._topics:
                     self._cluster.wait_in_sync(topic, 3)
-                load.call("wait_for_acks", more=20)
+                load.call("wait_for_acks", more=_ACKS)
                 if self.events >= events:
                     return
             kinds = self._rng.choices(
@@ -111,7 +114,7 @@ class Campaign:
         """Without etcd the leaders go on, and sessions that ended meanwhile begin anew."""
         self._some_time()
         self._cluster.etcd.kill()
-        load.call("wait_for_acks", more=20)
+        load.call("wait_for_acks", more=_ACKS)
         time.sleep(self._rng.uniform(0, 2 * SESSION_TIMEOUT_MS / 1000))
         self._cluster.etcd.restart()
         self.events += 2
@@ -122,7 +125,7 @@ class Campaign:
     def _goes_on_without(self, node: RealNode, load: ClientProcess) -> None:
         for topic in self._topics:
             self._cluster.wait_for_leaders(topic, but=node)
-        load.call("wait_for_acks", more=20)
+        load.call("wait_for_acks", more=_ACKS)
         self.events += 2
 
 
@@ -150,33 +153,69 @@ def test_kills_pauses_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
     cluster.create_topic(
         topic, partitions=_PARTITIONS, **{"max.message.bytes": str(_MAX_MESSAGE_BYTES)}, **_SEGMENTS
     )
-    histories = {
-        name: tmp_path / f"{name}.jsonl"
-        for name in ("confluent", "python", "steady", "drain", "python drain")
-    }
-    target: dict[str, Any] = {"topic": topic, "partitions": _PARTITIONS}
+    transactions = f"{topic}-transactions"
+    cluster.create_topic(transactions, partitions=_PARTITIONS)
+    names = ("confluent", "python", "txn", "steady", "committed", *_DRAINS)
+    histories = {name: tmp_path / f"{name}.jsonl" for name in names}
     load, watch = (start_client("kafka_python_load", cluster) for _ in range(2))
     start_load(load, topic, histories)
-    watch.call("start_reader", name="steady", path=str(histories["steady"]), **target)
-    campaign = Campaign(cluster, (topic,), random.Random(seed))
+    target = {"topic": transactions, "partitions": _PARTITIONS}
+    load.call("start_transactions", name="txn", path=str(histories["txn"]), **target)
+    start_reader(watch, "steady", histories, topic)
+    start_reader(watch, "committed", histories, transactions, isolated=True)
+    load.call("wait_for_acks", more=1)  # the coordinator's topic is there now
+    campaign = Campaign(cluster, (topic, transactions, "__transaction_state"), random.Random(seed))
     campaign.run(_EVENTS, load)
     outcome = load.call("stop_load", deadline_seconds=180)
-    ends = watch.call("end_offsets", **target)
-    watch.call("start_reader", name="drain", path=str(histories["drain"]), **target)
-    errors = watch.call("stop_reader", name="drain", ends=ends)
-    errors += watch.call("stop_reader", name="steady", ends=ends)
-    watch.call(
-        "read_to_ends", name="python drain", topic=topic, path=str(histories["python drain"]), ends=ends
-    )
-    history = History()
-    for path in histories.values():
-        history.load(path)
-    assert check(history, "drain", "python drain") == []
-    assert in_order(history, "drain") == []
+    errors, ends = drain(watch, histories, topic, transactions)
+
+    plain = joined(histories, "confluent", "python", "steady", "drain", "python drain")
+    assert check(plain, "drain", "python drain") == []
+    assert in_order(plain, "drain") == []
+    assert check(joined(histories, "txn", "committed", "txn drain"), "txn drain") == []
     assert errors == []
     assert outcome["confluent"]["unknown"] == outcome["python"]["unknown"] == []
     assert sum(ends) == outcome["confluent"]["acked"] + outcome["python"]["acked"]
+    assert outcome["txn"]["failure"] is None
+    assert outcome["txn"]["acked"] > _EVENTS
     assert campaign.events >= _EVENTS
+
+
+def start_reader(
+    client: ClientProcess, name: str, histories: dict[str, Path], topic: str, *, isolated: bool = False
+) -> None:
+    client.call(
+        "start_reader",
+        name=name,
+        path=str(histories[name]),
+        topic=topic,
+        partitions=_PARTITIONS,
+        isolated=isolated,
+    )
+
+
+def drain(
+    client: ClientProcess, histories: dict[str, Path], topic: str, transactions: str
+) -> tuple[list[str], list[int]]:
+    """Read everything to its end with both clients; the errors on the way, and the ends of ``topic``."""
+    ends: list[int] = client.call("end_offsets", topic=topic, partitions=_PARTITIONS)
+    start_reader(client, "drain", histories, topic)
+    errors: list[str] = client.call("stop_reader", name="drain", ends=ends)
+    errors += client.call("stop_reader", name="steady", ends=ends)
+    path = str(histories["python drain"])
+    client.call("read_to_ends", name="python drain", topic=topic, path=path, ends=ends)
+    transaction_ends = client.call("end_offsets", topic=transactions, partitions=_PARTITIONS)
+    start_reader(client, "txn drain", histories, transactions, isolated=True)
+    for name in ("txn drain", "committed"):
+        errors += client.call("stop_reader", name=name, ends=transaction_ends)
+    return errors, ends
+
+
+def joined(histories: dict[str, Path], *names: str) -> History:
+    history = History()
+    for name in names:
+        history.load(histories[name])
+    return history
 
 
 def in_order(history: History, reader: str) -> list[str]:
@@ -203,18 +242,15 @@ def test_no_error_of_a_rolling_restart_reaches_a_client_that_retries(
     start_load(load, topic, histories)
     watch.call("start_reader", name="steady", path=str(histories["steady"]), **target)
     for node in cluster:
-        load.call("wait_for_acks", more=20)
+        load.call("wait_for_acks", more=_ACKS)
         node.stop()
-        load.call("wait_for_acks", more=20)
+        load.call("wait_for_acks", more=_ACKS)
         node.start()
         cluster.wait_in_sync(topic, 3)
-    load.call("wait_for_acks", more=20)
+    load.call("wait_for_acks", more=_ACKS)
     outcome = load.call("stop_load", deadline_seconds=180)
     errors = watch.call("stop_reader", name="steady", ends=watch.call("end_offsets", **target))
-    history = History()
-    for path in histories.values():
-        history.load(path)
-    assert check(history, "steady") == []
+    assert check(joined(histories, *histories), "steady") == []
     assert errors == []
     assert outcome["confluent"]["unknown"] == outcome["python"]["unknown"] == []
 

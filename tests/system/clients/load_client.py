@@ -28,6 +28,8 @@ BASE = {
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 200,
     "topic.metadata.refresh.interval.ms": 1_000,
+    # A node that hangs with its connections open is given up after this long.
+    "socket.timeout.ms": 6_000,
     # When the only node is away, librdkafka 2.16 would start over from the bootstrap list and lose its way.
     "metadata.recovery.strategy": "none",
 }
