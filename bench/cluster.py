@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from bench.cluster_nodes import ClusterNode, ClusterNodes, has_etcd, until
 from bench.context import Bench
 from bench.processes import cpu_seconds, run_json
-from bench.raw import RawClient
+from bench.raw import RawClient, batch_of
 from bench.report import Aim, Section
 from bench.spread import Spread, number, percentile
 
@@ -53,8 +53,8 @@ def cluster(bench: Bench) -> Section:
 
 def _throughput(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
     """MB/s, and what leader, follower and the node alone need of the CPU."""
-    options = {"prefix": "produce", "partitions": 1, "record_bytes": _RECORD_BYTES, "acks": "all"}
-    options["seconds"] = bench.plan.cluster_produce_seconds
+    options: dict[str, Any] = {"prefix": "produce", "partitions": 1, "record_bytes": _RECORD_BYTES}
+    options |= {"acks": "all", "seconds": bench.plan.cluster_produce_seconds}
     speeds: dict[str, list[float]] = {"three": [], "one": []}
     cpu: dict[str, list[float]] = {"leader": [], "follower": [], "one": []}
     nodes.create_topic("produce-0")
@@ -182,7 +182,7 @@ def _fail_over(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
 
 def _catch_up(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
     """How fast a follower gets what it has missed, from its first byte to its last."""
-    topic, batch = "catch-up", None
+    topic, batch = "catch-up", batch_of(_RECORD_BYTES, 900)
     nodes.create_topic(topic)
     leader = nodes.leader(topic)
     follower = next(node for node in nodes.nodes if node is not leader)
@@ -191,7 +191,6 @@ def _catch_up(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
         bench.progress(f"cluster: catching up, {turn + 1} of {bench.plan.rounds}")
         follower.stop()
         had = follower.log_bytes(topic)
-        batch = batch or _batch()
         client = nodes.leader(topic).client()
         for _ in range(bench.plan.catch_up_bytes // len(batch)):
             client.produce(topic, range(1), batch)
@@ -206,12 +205,6 @@ def _catch_up(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
     ratio = _compare(section, "a follower catches up: MB/s", speeds, "copy of the files, fsync", copies)
     _aim(section, "a follower catches up, ratio to a copy of the files", f"≥ {_CATCH_UP_AIM}", ratio.median,
          ratio.median >= _CATCH_UP_AIM)  # fmt: skip
-
-
-def _batch() -> bytes:
-    from bench.raw import batch_of
-
-    return batch_of(_RECORD_BYTES, 900)
 
 
 def _growth_seconds(follower: ClusterNode, topic: str, had: int, whole: int) -> float:

@@ -31,7 +31,7 @@ _PARTITIONS = 3
 #: Acknowledgements, and transactions, that each load gets in every state.
 _ACKS = 5
 _MAX_MESSAGE_BYTES = 20_000
-_SEGMENTS = {"segment.bytes": "1048576"}
+_CONFIG = {"max.message.bytes": str(_MAX_MESSAGE_BYTES), "segment.bytes": "1048576"}
 _DRAINS = ("drain", "python drain", "txn drain")
 #: A hung node is resumed when another has been elected in its place, which is known after this.
 _LONGER_THAN_A_SESSION_SECONDS = SESSION_TIMEOUT_MS / 1000 + 1
@@ -130,7 +130,7 @@ class Campaign:
 
 
 def start_load(load: ClientProcess, topic: str, histories: dict[str, Path]) -> None:
-    target = {"topic": topic, "partitions": _PARTITIONS}
+    target: dict[str, Any] = {"topic": topic, "partitions": _PARTITIONS}
     load.call(
         "start_load",
         name="confluent",
@@ -150,16 +150,14 @@ def test_kills_pauses_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
 ) -> None:
     seed = int(os.environ.get("CLUSTER_SEED") or random.randrange(2**32))
     print(f"CLUSTER_SEED={seed}")  # noqa: T201
-    cluster.create_topic(
-        topic, partitions=_PARTITIONS, **{"max.message.bytes": str(_MAX_MESSAGE_BYTES)}, **_SEGMENTS
-    )
+    cluster.create_topic(topic, partitions=_PARTITIONS, config=_CONFIG)
     transactions = f"{topic}-transactions"
     cluster.create_topic(transactions, partitions=_PARTITIONS)
     names = ("confluent", "python", "txn", "steady", "committed", *_DRAINS)
     histories = {name: tmp_path / f"{name}.jsonl" for name in names}
     load, watch = (start_client("kafka_python_load", cluster) for _ in range(2))
     start_load(load, topic, histories)
-    target = {"topic": transactions, "partitions": _PARTITIONS}
+    target: dict[str, Any] = {"topic": transactions, "partitions": _PARTITIONS}
     load.call("start_transactions", name="txn", path=str(histories["txn"]), **target)
     start_reader(watch, "steady", histories, topic)
     start_reader(watch, "committed", histories, transactions, isolated=True)
@@ -235,7 +233,7 @@ def in_order(history: History, reader: str) -> list[str]:
 def test_no_error_of_a_rolling_restart_reaches_a_client_that_retries(
     cluster: RealCluster, tmp_path: Path, start_client: StartClient, topic: str
 ) -> None:
-    cluster.create_topic(topic, partitions=_PARTITIONS, **{"max.message.bytes": str(_MAX_MESSAGE_BYTES)})
+    cluster.create_topic(topic, partitions=_PARTITIONS, config=_CONFIG)
     histories = {name: tmp_path / f"{name}.jsonl" for name in ("confluent", "python", "steady")}
     target: dict[str, Any] = {"topic": topic, "partitions": _PARTITIONS}
     load, watch = (start_client("kafka_python_load", cluster) for _ in range(2))
@@ -354,7 +352,7 @@ def test_a_client_that_knows_one_node_finds_the_others(cluster: RealCluster, top
     assert {each.leader for each in metadata.topics[topic].partitions.values()} == set(metadata.brokers)
     consumer = Consumer(config | {"group.id": "g", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(_PARTITIONS)])
-    found = []
+    found: list[str] = []
     while len(found) < _PARTITIONS:
         found += [each.value().decode() for each in consumer.consume(1, timeout=30) if each.error() is None]
     consumer.close()
