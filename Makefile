@@ -49,10 +49,10 @@ no_java := missing: Java 17 or newer, which Spark needs. Install it with: apt-ge
 
 no_java_clients := missing: javac or mvn (the tests of Java's Kafka clients are skipped). Install them with: apt-get install default-jdk-headless maven
 
-.PHONY: help setup run cluster test check lint types layers format bench lock clean
+.PHONY: help setup run cluster test test-long check lint types layers format bench lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat, etcd and Java where possible
 	@$(name_missing_programs)
@@ -71,6 +71,9 @@ test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrow
 	@$(name_missing_programs)
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-long: $(VENV)/.installed $(VENV)/.debian ## Kill, pause and stop real nodes a hundred times under load, and check what clients saw
+	@CLUSTER_EVENTS=$${CLUSTER_EVENTS:-100} $(PY) -m pytest -k test_kills_pauses tests/system/test_cluster.py $(ARGS)
 
 check: lint types layers ## Lint, format check, types, layers: what the pre-commit hooks run, too
 

@@ -31,7 +31,7 @@ __all__ = (
     "StaleNodeEpoch",
 )
 
-#: A member that was not caught up for this long leaves the in-sync set.
+#: A member that was not caught up for this long leaves the in-sync set, unless a setting says otherwise.
 REPLICA_LAG_MS = 10_000
 #: The same for a member that is suspected to be dead.
 SUSPECTED_LAG_MS = 3_000
@@ -195,6 +195,7 @@ class InSyncReplicas:
         epoch_start_offset: int,
         log_start: int,
         suspected: Collection[int] = (),
+        replica_lag_ms: int = REPLICA_LAG_MS,
     ) -> IsrProposal | None:
         """The in-sync set as it should be; None if it is so, or if a proposal waits for its outcome."""
         if self._proposal is not None:
@@ -203,7 +204,7 @@ class InSyncReplicas:
         committed, uncertain = self.assignment.isr, self._uncertain
         wanted = {self.assignment.leader}
         for node, follower in self.followers.items():
-            lag_ms = SUSPECTED_LAG_MS if node in suspected else REPLICA_LAG_MS
+            lag_ms = min(SUSPECTED_LAG_MS, replica_lag_ms) if node in suspected else replica_lag_ms
             if node in committed:
                 if self._is_caught_up(follower, now_ms, log_end, lag_ms):
                     wanted.add(node)

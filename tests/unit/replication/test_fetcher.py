@@ -222,6 +222,20 @@ def test_a_follower_that_comes_back_is_in_sync_again() -> None:
     story(body)
 
 
+def test_a_follower_that_lags_leaves_after_the_time_of_the_setting() -> None:
+    async def body(cluster: Cluster) -> None:
+        for node_id in (B, C):
+            cluster.messages.cuts |= {(A, node_id), (node_id, A)}
+            cluster.append("missing")
+            waited = await cluster.until(lambda gone=node_id: gone not in cluster.metadata.records[0].isr)
+            assert (waited < 5) == (node_id == C)
+            cluster.messages.cuts.clear()
+            await cluster.until(lambda: len(cluster.metadata.records[0].isr) == 3)
+            cluster.nodes[A].service.replica_lag_ms = 2_000
+
+    story(body, partitions=1)
+
+
 @pytest.mark.parametrize("trouble", ["hung", "full", "writes find no space", "failed"])
 def test_a_disk_that_hangs_is_full_or_has_failed_is_reported_as_unfit(trouble: str) -> None:
     async def body(cluster: Cluster) -> None:
