@@ -91,14 +91,6 @@ class PartitionFinder:
             if placed.leader == self._settings.node_id
         ]
 
-    def led_placement(self, key: PartitionKey) -> Placement | None:
-        """The placement of a partition by its topic's id; None if it is gone, or another node leads it."""
-        topic = self.image.topic_by_id(key[0])
-        try:
-            return None if topic is None else self.placement(topic, key[1])
-        except ApiError:
-            return None
-
     def held_placements(self) -> list[Placement]:
         """Every partition of which this node is a replica, by the metadata."""
         return [
@@ -115,6 +107,16 @@ class PartitionFinder:
             return None
         placed = topic.partitions[index]
         return self._placement(topic, index, placed) if self._settings.node_id in placed.replicas else None
+
+    def kept_placement(self, key: PartitionKey) -> Placement | None:
+        """The placement of a partition whose files this node looks after; None if it must not open it.
+
+        In a cluster everything that a node holds is opened by ``HeldPartitions``, and stays open, because
+        replication works on it.
+        """
+        if self.image.replicated and self._replicas.peek(*key) is None:
+            return None
+        return self.held_placement(*key)
 
     def _led(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> PartitionImage:
         if not 0 <= index < len(topic.partitions):

@@ -1,4 +1,8 @@
-"""Cleaning up the logs that this node leads: retention by age and size, compaction by key."""
+"""Cleaning up the logs that this node holds: retention by age and size, compaction by key.
+
+Leaders decide where a log starts, and followers go after them. Each replica compacts by itself, and forgets
+producers by itself.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogCleanup:
-    """Applies ``cleanup.policy`` to every partition that this node leads."""
+    """Applies ``cleanup.policy`` to every partition that this node holds."""
 
     def __init__(
         self,
@@ -48,9 +52,9 @@ class LogCleanup:
 
         Partitions that were opened for it are closed again. If one fails, the others are still cleaned up.
         """
-        for listed in self._find.led_placements():
-            # The partition was deleted, or another node leads it, since they were listed.
-            if (placement := self._find.led_placement((listed.topic_id, listed.index))) is None:
+        for listed in self._find.held_placements():
+            # The partition was deleted, or has moved to other nodes, since they were listed.
+            if (placement := self._find.kept_placement((listed.topic_id, listed.index))) is None:
                 continue
             try:
                 self._apply_retention_to(placement)
@@ -80,8 +84,9 @@ class LogCleanup:
         if self._disk.growth_refusal is not None:
             return
         found = []
-        for placement in self._find.led_placements():
-            if not placement.config.compacts:
+        for listed in self._find.held_placements():
+            placement = self._find.kept_placement((listed.topic_id, listed.index))
+            if placement is None or not placement.config.compacts:
                 continue
             try:
                 partition = self._replicas.peek(placement.topic_id, placement.index)

@@ -170,7 +170,7 @@ def _epoch_end(broker: Broker, call: Call, topic: str, entry: Any) -> dict[str, 
 
 @serves("DeleteRecords", for_each(DELETE, TOPIC))
 async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
-    """Move the start of logs up; the records below it are deleted for good."""
+    """Move the start of logs up; the records below it are deleted for good, on every in-sync replica."""
     topics = []
     for topic in call.request.topics:
         partitions = []
@@ -199,9 +199,11 @@ async def _delete_one(broker: Broker, call: Call, topic_name: str, entry: Any) -
             )
         await _wait_until_durable(partition, entry.offset, ms(call.request.timeout))
         broker.removal.discard(partition, partition.delete_records(entry.offset))
+        start = partition.log_start_offset
+        await _wait_until_deleted(partition, start, ms(call.request.timeout))
     except TidemillError as error:
         return {"partition_index": index, "error_code": error.code, "low_watermark": -1}
-    return {"partition_index": index, "low_watermark": partition.log_start_offset}
+    return {"partition_index": index, "low_watermark": start}
 
 
 async def _wait_until_durable(partition: Partition, offset: int, timeout_ms: int) -> None:
@@ -214,4 +216,26 @@ async def _wait_until_durable(partition: Partition, offset: int, timeout_ms: int
         raise ApiError(
             ErrorCode.request_timed_out,
             f"offset {offset} of {partition.topic}-{partition.index} was not durable in {timeout_ms} ms",
+        ) from None
+
+
+async def _wait_until_deleted(partition: Partition, start: int, timeout_ms: int) -> None:
+    """Wait until every in-sync replica has the new start on its disk: a new leader must not undo it."""
+    deleted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settled(error: TidemillError | None) -> None:
+        if not deleted.done():
+            if error is None:
+                deleted.set_result(None)
+            else:
+                deleted.set_exception(error)
+
+    partition.when_start_durable(start, settled)
+    try:
+        await asyncio.wait_for(deleted, max(0, timeout_ms) / 1000)
+    except TimeoutError:
+        raise ApiError(
+            ErrorCode.request_timed_out,
+            f"records of {partition.topic}-{partition.index} below {start} are deleted at the leader, but "
+            f"were not at all in-sync replicas in {timeout_ms} ms",
         ) from None
