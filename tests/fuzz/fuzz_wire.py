@@ -1,6 +1,6 @@
 """A fuzzer for everything that parses untrusted bytes.
 
-    PYTHONPATH=src python tests/fuzz/fuzz_wire.py --inputs 1000000 --seed 1
+    PYTHONPATH=src:tests python tests/fuzz/fuzz_wire.py --inputs 1000000 --seed 1
 
 Every input must parse or raise ProtocolError, nothing else, within ``MAX_INPUT_MS`` of processor time and
 without memory growing by more than ``MAX_GROWTH_BYTES``. The address space is limited, so that even memory
@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
+from support.api_versions import all_versions
 from tidemill.cluster.frames import Undecodable
 from tidemill.cluster.frames import decode_request as decode_node_request
 from tidemill.cluster.frames import decode_response as decode_node_response
@@ -62,7 +63,7 @@ from tidemill.tables.predicates.predicate import (
     encode,
 )
 from tidemill.tables.rows.formats import make_format
-from tidemill.wire.apis import all_versions, is_flexible, is_served, request_class, response_class
+from tidemill.wire.apis import is_flexible, is_served, request_class, response_class
 from tidemill.wire.consumer_protocol import pack_subscription, parse_subscription
 from tidemill.wire.encode import encode_request, encode_response
 from tidemill.wire.guard import write_uvarint

@@ -13,6 +13,7 @@ import pytest
 
 from sim.test_node_faults import TOPIC, Story, run_story
 from support.leadership import elect
+from tidemill.replication.partition import Partition
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 
@@ -44,9 +45,22 @@ class LeadershipStory(Story):
             if name in image.topics and self.rng.random() < 0.5:
                 for index in range(len(image.topics[name].partitions)):
                     await elect(self.node.broker.controller, name, index, OTHER)
+                    self._check_let_go(name, index)
                     self.elections += 1
         await asyncio.sleep(self.rng.choice((0, 0.002, 0.05)) * self.rng.random())
         await self._take_back()
+
+    def _check_let_go(self, name: str, index: int) -> None:
+        """Nobody waits for a partition that another node leads, and its coordinator has stopped."""
+        broker = self.node.broker
+        partition = broker.replicas.peek(broker.image.topics[name].id, index)
+        if partition is not None:
+            waiting = len(partition._waiters) + len(partition._durable_waiters)
+            assert not waiting, "somebody waits for what another node leads"
+        for row, coordinator in ((GROUPS, broker.groups), (TRANSACTIONS, broker.transactions)):
+            if row.topic == name:
+                serving = [shard.partition for shard in coordinator._shards.loaded()]
+                assert index not in serving, "a coordinator serves what another node leads"
 
     async def _take_back(self) -> None:
         node = self.node.broker
@@ -64,3 +78,19 @@ def test_leadership_that_goes_and_comes_back_loses_nothing(first_seed: int) -> N
         assert not violations, f"seed {seed}: {violations}"
         elections += story.elections
     assert elections >= SEEDS_PER_TEST, "the stories have too few elections to show anything"
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks"), [("_fail_waiters", "somebody waits"), ("depend", "a coordinator serves")]
+)
+def test_ablation_letting_go_of_leadership_is_needed(
+    monkeypatch: pytest.MonkeyPatch, name: str, breaks: str
+) -> None:
+    monkeypatch.setattr(Partition, name, lambda *_: None)
+
+    def run_all() -> None:
+        for seed in range(SEEDS):
+            run_story(LeadershipStory, seed)
+
+    with pytest.raises(AssertionError, match=breaks):
+        run_all()

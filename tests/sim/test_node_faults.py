@@ -218,7 +218,7 @@ class Story:
         self.configs = CONFIGS
         self.rng = random.Random(seed)
         self.history = History()
-        self.store = MemoryStore()
+        self.store = MemoryStore(clock_ms=self.loop.now_ms)
         self.storage = FaultyStorage(self.rng)
         self.storage.on_call = lambda call, path: self.loop.note(f"{call} {path}")
         self.node: SimNode

@@ -4,7 +4,8 @@ A follower has the log of an old leader. A new one has parted from it somewhere,
 there and fetches the rest. The power goes, or the process is killed, in every storage call of the cut in
 turn, and in random calls of the appends. A start must find the old log or the cut one, and nothing in
 between; what is on the follower's disk behind the cut must be the new leader's; epochs, producers and
-transactions must be those of the batches that are there. Each safeguard is switched off once, and then some
+transactions must be those of the batches that are there; the high watermark that it finds lies in the log.
+Each safeguard is switched off once, and then some
 story must break.
 
 Replay a seed with ``Story(seed).run()``.
@@ -12,8 +13,9 @@ Replay a seed with ``Story(seed).run()``.
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -24,6 +26,7 @@ from tidemill.errors import ApiError, StorageError
 from tidemill.log import fetched_chunk, truncation
 from tidemill.log.checkpoint import CheckpointFile
 from tidemill.log.epochs import EpochHistory
+from tidemill.log.flush import FlushJob
 from tidemill.log.log import PartitionLog
 from tidemill.log.offline.inspect import verify
 from tidemill.log.producers import ProducerStates
@@ -123,7 +126,7 @@ class Story:
     def run(self, cut_after: int | None = None, *, power_loss: bool = True) -> bool:
         """The whole story, the power going ``cut_after`` calls into the cut; False if it has fewer."""
         self.fetch(self.old)
-        self.flush()
+        self.flush_beside_a_cut()
         cut_was_hit = self.truncate(cut_after, power_loss=power_loss)
         self.fetch_with_crashes()
         self.check(self.new, exact=True)
@@ -135,15 +138,32 @@ class Story:
         """Append what is missing, in chunks."""
         while missing := [batch for batch in batches if batch[0].base_offset >= self.log.end_offset]:
             taken = missing[: self.rng.randrange(1, 6)]
+            job = self.log.begin_flush() if self.rng.random() < 0.4 else None
             self.log.append_as_follower(b"".join(data for _, data in taken), 4, 1)
-            if self.rng.random() < 0.4:
-                self.flush()
+            # This may be above what the flush makes durable.
+            self.note_high_watermark()
+            self.run_flush(job)
 
     def flush(self) -> None:
-        job = self.log.begin_flush()
+        self.run_flush(self.log.begin_flush())
+
+    def run_flush(self, job: FlushJob | None) -> None:
         if job is not None:
             job.run()
             self.log.finish_flush(job)
+
+    def note_high_watermark(self) -> None:
+        """The leader says that more is committed; an unclean election may take that back."""
+        noted = self.log.high_watermark_checkpoint or 0
+        self.log.note_high_watermark(self.rng.randint(noted, max(noted, self.log.end_offset)))
+
+    def flush_beside_a_cut(self) -> None:
+        """Somebody wants to cut while a flush is under way; whether that is refused shows later."""
+        job = self.log.begin_flush()
+        with contextlib.suppress(StorageError):
+            if job is not None:
+                self.log.truncate_to(self.parted_at, 1)
+        self.run_flush(job)
 
     def truncate(self, cut_after: int | None, *, power_loss: bool) -> bool:
         hit = False
@@ -200,6 +220,8 @@ class Story:
 
             states.replay(header, read_batch, 1)
             epochs.assign(header.leader_epoch, header.base_offset)
+        noted = self.log.high_watermark_checkpoint
+        insist(noted is None or noted <= self.log.end_offset, "the high watermark is above the log end")
         insist(self.log.epochs.entries == epochs.entries, "another history of epochs")
         insist(_facts(self.log.producers) == _facts(states), "other producers or transactions")
 
@@ -243,11 +265,11 @@ def test_every_single_call_of_a_few_cuts() -> None:
 # --- ablations
 
 
-def stories_break() -> list[str]:
-    """What goes wrong in some seeds."""
+def stories_break(seeds: int = 30, calls_max: int = 70) -> list[str]:
+    """What goes wrong in some seeds; the power goes in every seventh of the cut's first calls."""
     broken = []
-    for seed in range(30):
-        for call in range(seed % 7, 70, 7):
+    for seed in range(seeds):
+        for call in range(seed % 7, calls_max, 7) or (None,):
             try:
                 if not Story(seed).run(call, power_loss=seed % 3 > 0):
                     break
@@ -264,6 +286,30 @@ def _nothing(*_: object) -> None:
     return
 
 
+def _run_without_the_last_sync(job: truncation.TruncationJob) -> None:
+    job._replay_producers()
+    job.checkpoint.lower(job.offset)
+    job._lower_derived()
+    job._cut_first()
+    job._put_following_aside()
+    job._remove_snapshots()
+
+
+def _cut_beside_flushes(log: PartitionLog) -> None:
+    log._check_writable()
+    log._cut_torn()
+
+
+def _as_the_checkpoint_has_it(log: PartitionLog) -> int | None:
+    return None if log._checkpoint is None else log._checkpoint.high_watermark
+
+
+def _never_lower(log: PartitionLog, offset: int) -> None:
+    log._high_watermark = max(offset, log._high_watermark or 0)
+    if log._checkpoint is not None:
+        log._checkpoint.high_watermark = log._high_watermark
+
+
 @pytest.mark.parametrize(
     ("where", "name", "instead", "breaks"),
     [
@@ -274,6 +320,9 @@ def _nothing(*_: object) -> None:
         # Batches are read with the epochs that the history has for them, so a wrong one shows there first.
         (truncation.TruncationJob, "_lower_derived", _nothing, "not the leader's"),
         (truncation.TruncationJob, "_cut_first", _nothing, "neither the old log nor the cut one"),
+        (truncation.TruncationJob, "_put_following_aside", _nothing, "cut bytes are gone"),
+        (PartitionLog, "_check_can_truncate", _cut_beside_flushes, ""),
+        (PartitionLog, "note_high_watermark", _never_lower, "above the log end"),
     ],
 )
 def test_ablation_each_step_of_the_cut_is_needed(
@@ -283,21 +332,42 @@ def test_ablation_each_step_of_the_cut_is_needed(
     assert [what for what in stories_break() if breaks in what]
 
 
-def damaged_chunk(seed: int) -> tuple[Story, bytes, bytes]:
-    """A chunk, and the same with a bit flipped where no checksum looks: in the offset or the epoch."""
+#: Where no checksum looks: bytes of the base offset and of the leader epoch.
+UNCHECKED = (0, 3, 7, 12, 13)
+#: A byte of the timestamps, and the last one of the header.
+CHECKED = (30, 60)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead", "breaks"),
+    [
+        (truncation.TruncationJob, "run", _run_without_the_last_sync, "not the leader's"),
+        (PartitionLog, "_found_high_watermark", _as_the_checkpoint_has_it, "above the log end"),
+    ],
+)
+def test_ablation_what_only_later_crashes_show_is_needed(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, instead: Callable[..., object], breaks: str
+) -> None:
+    monkeypatch.setattr(where, name, instead)
+    assert [what for what in stories_break(seeds=400, calls_max=0) if breaks in what]
+
+
+def damaged_chunk(seed: int, positions: Sequence[int] = UNCHECKED) -> tuple[Story, bytes, bytes]:
+    """A chunk, and the same with a bit flipped at one of ``positions`` in a batch."""
     story = Story(seed)
     taken = story.old[:4]
     chunk = b"".join(data for _, data in taken)
     victim = story.rng.randrange(1, len(taken))
     position = sum(len(data) for _, data in taken[:victim])
     damaged = bytearray(chunk)
-    damaged[position + story.rng.choice((0, 3, 7, 12, 13))] ^= 1 << story.rng.randrange(8)
+    damaged[position + story.rng.choice(positions)] ^= 1 << story.rng.randrange(8)
     return story, chunk, bytes(damaged)
 
 
+@pytest.mark.parametrize("positions", [UNCHECKED, CHECKED])
 @pytest.mark.parametrize("seed", range(50))
-def test_a_chunk_with_a_wrong_offset_or_epoch_is_refused_whole(seed: int) -> None:
-    story, chunk, damaged = damaged_chunk(seed)
+def test_a_damaged_chunk_is_refused_whole(seed: int, positions: Sequence[int]) -> None:
+    story, chunk, damaged = damaged_chunk(seed, positions)
     with pytest.raises(ApiError):
         story.log.append_as_follower(damaged, 4, 1)
     assert story.log.end_offset == 0
@@ -306,16 +376,26 @@ def test_a_chunk_with_a_wrong_offset_or_epoch_is_refused_whole(seed: int) -> Non
     story.check(story.old[:4], exact=True)
 
 
-def test_ablation_without_the_epoch_check_a_history_can_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetched_chunk, "_check_epoch", _nothing)
+@pytest.mark.parametrize(
+    ("name", "instead", "positions"),
+    [
+        ("_check_epoch", _nothing, UNCHECKED[3:]),
+        ("_check_offset", _nothing, UNCHECKED[:3]),
+        ("check_crc", lambda *_: True, CHECKED),
+    ],
+)
+def test_ablation_each_check_of_a_chunk_is_needed(
+    monkeypatch: pytest.MonkeyPatch, name: str, instead: Callable[..., object], positions: Sequence[int]
+) -> None:
+    monkeypatch.setattr(fetched_chunk, name, instead)
     wrong = 0
     for seed in range(50):
-        story, _, damaged = damaged_chunk(seed)
+        story, _, damaged = damaged_chunk(seed, positions)
         try:
             story.log.append_as_follower(damaged, 4, 1)
             story.check(story.old[:4], exact=True)
         except ApiError:
             continue
-        except Broken:
+        except (Broken, StorageError):
             wrong += 1
     assert wrong

@@ -261,7 +261,7 @@ class Story:
         self.loop = current_loop()
         self.rng = random.Random(seed)
         self.network = SimNetwork(self.loop)
-        self.store = MemoryStore()
+        self.store = MemoryStore(clock_ms=self.loop.now_ms)
         self.storage = FaultyStorage(self.rng)
         self.storage.on_call = lambda call, path: self.loop.note(f"{call} {path}")
         self.node: SimNode

@@ -25,7 +25,7 @@ class World:
     def __init__(self) -> None:
         loop = current_loop()
         self.network = SimNetwork(loop)
-        self.store = MemoryStore()
+        self.store = MemoryStore(clock_ms=loop.now_ms)
         self.storage = FaultyStorage(loop.rng)
         self.node = SimNode(self.storage, self.store, self.network)
 

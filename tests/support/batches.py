@@ -28,7 +28,7 @@ def plain_batch(
 def make_batch(
     *values: str, timestamp_ms: int = 1, producer: tuple[int, int, int] | None = None, codec: int = 0
 ) -> tuple[bytes, BatchHeader]:
-    """The same, with its header: the first two arguments of ``PartitionLog.append``."""
+    """A ``plain_batch`` with its header: the first two arguments of ``PartitionLog.append``."""
     data = plain_batch(*values, timestamp_ms=timestamp_ms, producer=producer, codec=codec)
     return data, parse_header(data)
 

@@ -171,7 +171,7 @@ class ConsumerScript:
     # -- the new protocol --------------------------------------------------------------------------------
 
     def send(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatReply:
-        """One heartbeat, as it is."""
+        """Send one heartbeat, as it is given."""
         request = ConsumerHeartbeatRequest("g", member_id, epoch, client_id="c", client_host="/h", **fields)
         fresh_id = self.fresh_id()
         group = self.state.groups.get("g")
@@ -237,7 +237,7 @@ class ConsumerScript:
         return mine
 
     def classic_sync(self, member_id: str, generation: int, **fields: Any) -> SyncReply:
-        """SyncGroup."""
+        """Send a SyncGroup of the classic protocol."""
         request = SyncRequest("g", member_id, generation, **fields)
         if self._happens_on_draft():
             replies = self._on_draft(
@@ -251,7 +251,7 @@ class ConsumerScript:
         return body
 
     def classic_beat(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
-        """Heartbeat."""
+        """Send a Heartbeat of the classic protocol."""
         error = self.state.heartbeat(HeartbeatRequest("g", member_id, generation, instance_id), self.now_ms)
         check_groups(self.state)
         return error

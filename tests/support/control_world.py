@@ -93,7 +93,7 @@ class World:
                 return
             for command in found:
                 self.do(command)
-        raise AssertionError(f"the duties have no end: {found}")
+        raise AssertionError(f"the duties have no end: {duties(self.image, suspects)}")
 
     def create(self, *replicas: int, partitions: int = 1, name: str = "t", **configs: str) -> TopicImage:
         """A topic whose partitions all have these replicas."""

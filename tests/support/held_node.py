@@ -190,7 +190,7 @@ class HeldNode:
             directory=lambda path: SimDirectory(storage),
             disk_space=lambda path, reserve_bytes: SimDiskSpace(storage),
             storage=self._storage,
-            metadata_store=lambda settings, path: store,
+            metadata_store=lambda settings, path, pools: store,
             transport=self._transport,
         )
         settings = Settings(

@@ -170,7 +170,7 @@ def conflicting_reads(history: History) -> Iterator[Violation]:
 
 
 def duplicates(history: History) -> Iterator[Violation]:
-    """Invariant 3."""
+    """Check invariant 3 of the module."""
     offsets: dict[tuple[str, str], int] = {}
     for event in history.of("read"):
         first = offsets.setdefault((event.partition, event.value), event.offset)
@@ -179,7 +179,7 @@ def duplicates(history: History) -> Iterator[Violation]:
 
 
 def reads_of_unsent(history: History) -> Iterator[Violation]:
-    """Invariant 4."""
+    """Check invariant 4 of the module."""
     sent = {(event.partition, event.value) for event in history.of("sent")}
     failed = {(event.partition, event.value) for event in history.of("failed")}
     for event in history.of("read"):

@@ -185,7 +185,7 @@ class NodeProcess:
         assert process.wait() == -signal.SIGKILL, process.error_text()
 
     def kill(self) -> None:
-        """kill -9."""
+        """End the process at once, by ``kill -9``."""
         process, self._process = self._running(), None
         process.kill()
 
@@ -291,7 +291,7 @@ class ClientProcess:
         return self._process.popen.poll() is None
 
     def kill(self) -> None:
-        """kill -9."""
+        """End the process at once, by ``kill -9``."""
         self._process.kill()
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ async def start_quiet_node(
     runtime = Runtime(
         wall_ms=clock_ms or wall_clock_ms,
         steady_clock=steady_clock,
-        metadata_store=lambda settings, metadata_path: store,
+        metadata_store=lambda settings, metadata_path, pools: store,
         transport=_NoTransport(),
     )
     defaults = {

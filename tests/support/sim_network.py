@@ -3,7 +3,8 @@
 Each host has a ``SimTransport``, its way to listen and to connect. A connection is two ``SimStream``s, one at
 each end; bytes arrive in order, sometimes in pieces, after seeded delays. While the way from one host to
 another is cut, nothing of it arrives and nothing is lost: it comes when the cut is healed, as with TCP. The
-connections of a host that is gone are reset.
+connections of a process that is gone are reset. Those of a machine that is gone stay half open: the other
+side hears nothing, until it sends something and the machine is there again.
 """
 
 from __future__ import annotations
@@ -63,13 +64,20 @@ class SimNetwork:
     def is_cut(self, source: str, target: str) -> bool:
         return (source, target) in self._cut
 
-    def reset(self, host: str) -> None:
-        """The host is gone: nobody listens there, and its connections end on the other side."""
+    def reset(self, host: str, *, silently: bool = False) -> None:
+        """The host is gone: nobody listens there, and its connections end on the other side.
+
+        ``silently``: nobody is there to say so.
+        """
         for address in [address for address in self.listeners if address.host == host]:
             del self.listeners[address]
         for stream in list(self._streams):
             if stream.host == host:
-                stream.abort()
+                stream.vanish() if silently else stream.abort()
+
+    def is_up(self, host: str) -> bool:
+        """Whether anybody listens there."""
+        return any(address.host == host for address in self.listeners)
 
     def delay(self) -> float:
         return _DELAY_SECONDS_MAX * self.loop.rng.random() ** 3
@@ -147,6 +155,7 @@ class SimStream(asyncio.Transport):
         self._is_reading = True
         self._is_closing = False
         self._is_lost = False
+        self._has_vanished = False
         #: What the peer has not received yet; None is the end of the stream.
         self._on_the_way: deque[tuple[float, bytes | None]] = deque()
         self._unreceived_bytes = 0
@@ -176,7 +185,7 @@ class SimStream(asyncio.Transport):
     def _send(self, data: bytes | None) -> None:
         network = self._network
         earliest = self._on_the_way[-1][0] if self._on_the_way else 0.0
-        arrival = max(earliest, network.loop.time() + network.delay())
+        arrival = max(earliest, network.loop.now + network.delay())
         self._on_the_way.append((arrival, data))
         self._unreceived_bytes += len(data or b"")
         if self.get_write_buffer_size() > self._high and not self._writer_waits:
@@ -185,13 +194,16 @@ class SimStream(asyncio.Transport):
         self.deliver_soon(arrival)
 
     def deliver_soon(self, when: float = 0.0) -> None:
-        self._network.loop.call_at(when, self._deliver, context=self.peer._context)
+        loop = self._network.loop
+        loop.call_later(max(0.0, when - loop.now), self._deliver, context=self.peer._context)
 
     def _deliver(self) -> None:
         """Runs at the peer's: hand over what has arrived."""
         network, peer = self._network, self.peer
-        while self._on_the_way and self._on_the_way[0][0] <= network.loop.time() + 1e-6:
+        while self._on_the_way and self._on_the_way[0][0] <= network.loop.now + 1e-6:
             if peer._is_lost or not peer._is_reading or network.is_cut(self.host, peer.host):
+                if peer._has_vanished and network.is_up(peer.host):
+                    self._ended(ConnectionResetError("nobody knows of the connection"))
                 return
             _, data = self._on_the_way.popleft()
             if data is None:
@@ -259,6 +271,13 @@ class SimStream(asyncio.Transport):
                 context=self.peer._context,
             )
             self._lose(None)
+
+    def vanish(self) -> None:
+        """The peer hears nothing: its connection is half open."""
+        self._has_vanished = True
+        self._is_closing = True
+        self._on_the_way.clear()
+        self._lose(None)
 
     def _ended(self, error: Exception | None) -> None:
         """The peer has closed."""

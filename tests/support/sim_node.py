@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from support.dict_engine import DictEngine
 from support.faulty_storage import FaultyStorage
@@ -24,12 +26,12 @@ from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
 from tidemill.control.stores.memory import MemoryStore
-from tidemill.control.stores.store import ChangeBatch, StoreClosed, StoredKeys, Txn
-from tidemill.errors import DiskFull
+from tidemill.control.stores.store import ChangeBatch, MetadataStore, StoreClosed, StoredKeys, Txn
+from tidemill.errors import DiskFull, StorageError
 from tidemill.replication.flusher import Flusher
 from tidemill.server.broker import Broker
 from tidemill.server.coordinators.groups import GROUPS
-from tidemill.server.disk.data_directory import DataDirectory
+from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
 from tidemill.server.disk.space import DiskSpace
 from tidemill.server.node import Node
 from tidemill.server.runtime import Runtime
@@ -49,7 +51,7 @@ __all__ = (
 
 #: The time of day at which a virtual loop begins.
 START_MS = 1_700_000_000_000
-_CLEAN = "clean-stop"
+_CLEAN, _IDENTITY = "clean-stop", "cluster-identity.json"
 _ROOM_BYTES = 1024
 _STORE_SECONDS_MAX = 0.003
 _API_VERSIONS = 18
@@ -79,8 +81,28 @@ class SimDirectory(DataDirectory):
         noted = self._storage.exists(_CLEAN)
         self.stopped_cleanly = noted or not self._storage.list_dir("logs")
         if noted:
+            # A note that was torn names nobody.
+            with suppress(ValueError):
+                self.clean_of = UUID(hex=self._storage.read_file(_CLEAN).decode("ascii", "replace"))
             self._storage.remove(_CLEAN)
             self._storage.sync_dir("")
+
+    def read_identity(self) -> DirectoryIdentity | None:
+        if not self._storage.exists(_IDENTITY):
+            return None
+        return msgspec.json.decode(self._storage.read_file(_IDENTITY), type=DirectoryIdentity)
+
+    def write_identity(self, identity: DirectoryIdentity) -> None:
+        self._write(f"{_IDENTITY}.new", msgspec.json.encode(identity))
+        self._storage.rename(f"{_IDENTITY}.new", _IDENTITY)
+        self._storage.sync_dir("")
+
+    def _write(self, path: str, data: bytes) -> None:
+        file = self._storage.open(path, create=True)
+        file.truncate(0)
+        file.write(0, [data])
+        file.sync()
+        file.close()
 
     def check_metadata_present(self) -> None:
         pass
@@ -88,9 +110,11 @@ class SimDirectory(DataDirectory):
     def note_owner(self, listening: str) -> None:
         pass
 
-    def note_clean_stop(self) -> None:
-        self._storage.open(_CLEAN, create=True).close()
-        self._storage.sync_dir("")
+    def note_clean_stop(self, incarnation: UUID | None = None) -> None:
+        # As the product: without room for the note the next start looks at every log.
+        with suppress(StorageError):
+            self._write(_CLEAN, b"" if incarnation is None else incarnation.hex.encode())
+            self._storage.sync_dir("")
 
     def release(self) -> None:
         pass
@@ -217,7 +241,10 @@ class SimClient(asyncio.Protocol):
 
 
 class SimNode:
-    """One process of a node, on a virtual loop; ``settings`` are more of the node's own."""
+    """One process of a node, on a virtual loop; ``settings`` are more of the node's own.
+
+    Whatever is between the node and the store is made by ``way_to_store``.
+    """
 
     def __init__(
         self,
@@ -227,6 +254,7 @@ class SimNode:
         *,
         host: str = "node",
         node_id: int = 1,
+        way_to_store: Callable[[MetadataStore], MetadataStore] = lambda store: store,
         **settings: Any,
     ) -> None:
         self.storage = storage
@@ -243,26 +271,27 @@ class SimNode:
             offsets_topic_partitions=1,
             transactions_topic_partitions=1,
             max_decompressed_bytes=1 << 20,
-            # A rate is kept by sleeping in a thread; there is none.
-            scrub_bytes_per_second=0,
-            compaction_bytes_per_second=0,
+            # So slow that the little there is takes a while.
+            scrub_bytes_per_second=16 * 1024,
+            compaction_bytes_per_second=16 * 1024,
             **settings,
         )
         self.runtime = Runtime(
             wall_ms=self._wall_ms,
             ids=SeededIds(loop.rng),
             pools=loop.pool,
+            pace=loop.pace,
             directory=lambda path: SimDirectory(storage),
             disk_space=lambda path, reserve_bytes: SimDiskSpace(storage),
             storage=self._storage,
             kv_engine=lambda limits, give_up_reserve: DictEngine(storage, loop.rng, give_up_reserve),
-            metadata_store=lambda settings, path: ProcessStore(store, self.process),
+            metadata_store=lambda settings, path, pools: way_to_store(ProcessStore(store, self.process)),
             transport=network.transport(host),
         )
         self.node = Node(self.settings, self.runtime)
 
     def _wall_ms(self) -> int:
-        return START_MS + int(self.loop.time() * 1000)
+        return START_MS + int(self.loop.now * self.process.clock_rate * 1000)
 
     def _storage(self, path: Path, on_full: Callable[[DiskFull], None]) -> FaultyStorage:
         self.storage.on_full = on_full
@@ -286,15 +315,16 @@ class SimNode:
 
     async def _start(self, topics: dict[str, tuple[int, dict[str, str]]]) -> None:
         await self.node.start()
-        await create_topics(self.node, topics)
+        if self.settings.cluster is None:
+            await create_topics(self.node, topics)
 
     async def stop(self) -> None:
         """Stop in an orderly way."""
         await self.process.run(self.node.stop())
 
-    async def crash(self) -> None:
-        """The process ends at once; nothing is written any more."""
-        self.network.reset(self.host)
+    async def crash(self, *, silently: bool = False) -> None:
+        """The process ends at once; nothing is written any more. ``silently``: the machine goes with it."""
+        self.network.reset(self.host, silently=silently)
         await self.process.kill()
 
     async def connect(self, host: str = "client") -> SimClient:

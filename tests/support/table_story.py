@@ -58,7 +58,7 @@ class _Held:
 
 
 class Story:
-    """See the module. ``db`` writes; ``reader`` never does, so it never waits for writes of its own."""
+    """A story over tables. ``db`` writes; ``reader`` never does, so it never waits for writes of its own."""
 
     def __init__(
         self, seed: int, node: NodeProcess, kafka: ClientProcess, db: Tidemill, reader: Tidemill

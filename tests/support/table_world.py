@@ -54,7 +54,7 @@ def count_views(store: KvStore) -> int:
 
 
 class TableWorld:
-    """See the module. ``ask`` sends a request through the wire format in both directions."""
+    """A node with tables, in memory. ``ask`` sends a request through the wire format in both directions."""
 
     def __init__(self, broker: Broker, ask: Callable[..., Awaitable[Any]], clock: ManualClock) -> None:
         self.broker = broker

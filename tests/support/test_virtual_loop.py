@@ -87,6 +87,20 @@ def test_a_pool_of_many_does_not() -> None:
     assert run_virtual(main, seed=3) != list(range(20))
 
 
+def test_work_that_is_throttled_takes_longer() -> None:
+    async def main() -> tuple[float, float]:
+        loop = current_loop()
+        pace = loop.pace(1_000)
+        await asyncio.to_thread(pace.spend, 60_000)
+        after = loop.time()
+        await asyncio.to_thread(loop.pace(0).spend, 60_000)
+        return after, loop.time() - after
+
+    throttled, unlimited = run_virtual(main, seed=1)
+    assert 60 <= throttled < 62
+    assert unlimited < 2
+
+
 def test_an_error_of_blocking_work_reaches_who_waits() -> None:
     def fail() -> None:
         raise ValueError("no")

@@ -3,7 +3,8 @@
 - Whenever nothing is ready, time moves on to the next timer. There are no sockets, no pipes and no threads.
 - Blocking work (``run_in_executor``, ``asyncio.to_thread``, pools made by ``pool``) runs on the loop's own
   thread at a seeded moment, and its result arrives at a later one: what it did is there before that.
-- Whoever runs in a ``Process`` can be killed: its tasks end, its timers and its blocking work never come.
+- Whoever runs in a ``Process`` can be killed: its tasks end, its timers and its blocking work never come. It
+  can be paused, as by SIGSTOP: whatever is due in it happens when it goes on. Its clock can have a rate.
 - ``trace`` is what happened, each with its virtual time. Two runs of one seed must have the same.
 
     run_virtual(story, seed=7)
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from tidemill.errors import StorageError
+from tidemill.log.pace import Pace
 
 __all__ = ("Process", "VirtualLoop", "current_loop", "run_virtual")
 
@@ -42,6 +44,10 @@ class Process:
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
         self.is_dead = False
+        #: What became due while it was paused; None while it is not.
+        self.held: list[asyncio.Handle] | None = None
+        #: How fast its clock goes; it is a constant, because clocks never go back.
+        self.clock_rate = 1.0
         self.context = copy_context()
         self.context.run(_process.set, self)
         #: In the order of their beginnings, which is that of their ends, too.
@@ -58,9 +64,22 @@ class Process:
         """Wait for a task of this process."""
         return await self.start(work)
 
+    def pause(self) -> None:
+        """Nothing of it runs until ``go_on``."""
+        if self.held is None:
+            self.held = []
+            self._loop.hold(self)
+
+    def go_on(self) -> None:
+        """Everything that became due in the pause happens now."""
+        if self.held is not None:
+            held, self.held = self.held, None
+            self._loop.let_go(self, held)
+
     async def kill(self) -> None:
         """End everything at once. Whatever the tasks do on their way out must not reach anybody."""
         self.is_dead = True
+        self.go_on()
         for pool in self.pools:
             pool.die()
         for _ in range(_TURNS_TO_DIE):
@@ -77,7 +96,9 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module. All chance comes from ``rng``."""
+    """An event loop whose time moves on when nothing is ready. All chance comes from ``rng``."""
+
+    _ready: deque[asyncio.Handle]
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -87,14 +108,60 @@ class VirtualLoop(asyncio.BaseEventLoop):
         #: What went wrong in callbacks, where nobody could catch it.
         self.failures: list[dict[str, Any]] = []
         self._now = 0.0
+        #: How long the blocking work that runs now has slept.
+        self.slept_seconds = 0.0
         self._clock_resolution = _RESOLUTION_SECONDS
         self._selector = _Selector(self)
         self._main = Process(self, "main")
+        self._paused: set[Process] = set()
         self.set_task_factory(_new_task)
         self.set_exception_handler(_note_failure)
 
-    def time(self) -> float:
+    @property
+    def now(self) -> float:
+        """The time outside of all processes."""
         return self._now
+
+    def time(self) -> float:
+        """The time on the clock of the process that asks."""
+        process = _process.get()
+        return self._now if process is None else self._now * process.clock_rate
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call at a time on the clock of the process that asks."""
+        process = _process.get()
+        if process is not None:
+            when /= process.clock_rate
+        return super().call_at(when, callback, *args, context=context)
+
+    def hold(self, process: Process) -> None:
+        """Run nothing of a process any more, for now."""
+        if not self._paused:
+            self._ready = _ReadyUnlessPaused(self._ready)
+        self._paused.add(process)
+
+    def let_go(self, process: Process, held: list[asyncio.Handle]) -> None:
+        """Run what a process was kept from."""
+        self._paused.discard(process)
+        self._ready.extend(held)
+        if not self._paused:
+            self._ready = deque(self._ready)
+
+    def now_ms(self) -> int:
+        """The virtual time in milliseconds, for a metadata store's leases."""
+        return int(self._now * 1_000)
+
+    def pace(self, bytes_per_second: int = 0) -> Pace:
+        """A throttle for blocking work: what it sleeps comes on top of the time that the work takes."""
+        return Pace(bytes_per_second, clock=self._work_time, sleep=self._sleep_at_work)
+
+    def _work_time(self) -> float:
+        return self._now + self.slept_seconds
+
+    def _sleep_at_work(self, seconds: float) -> None:
+        self.slept_seconds += seconds
 
     def jump(self, seconds: float) -> None:
         """Let time pass at once, as for a machine that was asleep: what was due happens after it."""
@@ -129,6 +196,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+
+class _ReadyUnlessPaused(deque[asyncio.Handle]):
+    """The loop's queue while a process is paused: what belongs to it is put aside when its turn comes."""
+
+    def popleft(self) -> asyncio.Handle:
+        handle = super().popleft()
+        process = handle._context.get(_process)  # type: ignore[attr-defined]
+        if process is None or process.held is None:
+            return handle
+        process.held.append(handle)
+        # The loop passes over what is cancelled.
+        nothing = asyncio.Handle(lambda: None, (), asyncio.get_running_loop())
+        nothing.cancel()
+        return nothing
 
 
 class _Selector:
@@ -181,9 +263,9 @@ class VirtualPool(Executor):
                 self._running[future] = work
                 self._later(self._run, future)
 
-    def _later(self, call: Callable[..., None], *args: Any) -> None:
+    def _later(self, call: Callable[..., None], *args: Any, slept_seconds: float = 0.0) -> None:
         loop = self._loop
-        delay = loop.busy_seconds_max * loop.rng.random() ** 3
+        delay = slept_seconds + loop.busy_seconds_max * loop.rng.random() ** 3
         loop.call_later(delay, call, *args, context=self._process.context)
 
     def _run(self, future: Future[Any]) -> None:
@@ -191,12 +273,14 @@ class VirtualPool(Executor):
             return  # A shutdown or the end of the process came first.
         work = self._running[future]
         self._loop.note(f"{self._purpose} runs")
+        self._loop.slept_seconds = 0.0
+        result, failure = None, None
         try:
             result = work()
         except BaseException as error:
-            self._later(self._over, future, None, error)
-        else:
-            self._later(self._over, future, result, None)
+            failure = error
+        self._later(self._over, future, result, failure, slept_seconds=self._loop.slept_seconds)
+        self._loop.slept_seconds = 0.0
 
     def _over(self, future: Future[Any], result: Any, error: BaseException | None) -> None:
         if self._running.pop(future, None) is None:

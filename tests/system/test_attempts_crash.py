@@ -45,7 +45,7 @@ def rows(first: int) -> pa.Table:
 
 
 async def logged(table: AsyncTable) -> list[int]:
-    places = dict.fromkeys(table.places(), 0)
+    places = dict.fromkeys(table.topic_partitions(), 0)
     found: list[int] = []
     async for batch in table.follow(from_offsets=places, until_now=True):
         found += [change.row["id"] for change in batch]

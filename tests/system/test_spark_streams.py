@@ -330,11 +330,13 @@ class Changing:
         """Every change: bucket, offset, what happened, key, version."""
         return [
             (batch.bucket, change.offset, change.op, change.row["id"], change.row["version"])
-            for batch in self.table.follow(from_offsets=dict.fromkeys(self.places(), 0), until_now=True)
+            for batch in self.table.follow(
+                from_offsets=dict.fromkeys(self.topic_partitions(), 0), until_now=True
+            )
             for change in batch
         ]
 
-    def places(self) -> list[tuple[str, int]]:
+    def topic_partitions(self) -> list[tuple[str, int]]:
         return [(self.name, bucket) for bucket in range(self.table.buckets)]
 
 

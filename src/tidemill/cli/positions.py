@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster, TopicPartition
 
 __all__ = (
+    "UNIT_MS",
     "Position",
     "PositionKind",
     "offsets_at",
@@ -36,7 +37,8 @@ __all__ = (
     "topic_partitions",
 )
 
-_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+#: Milliseconds of each unit in which people write a span of time.
+UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _OFFSET = re.compile(r"[0-9]{1,19}")
 _SHIFT = re.compile(r"[+-][0-9]{1,19}")
 _AGO = re.compile(r"-([0-9]{1,12})(ms|[smhdw])")
@@ -78,7 +80,7 @@ def parse_position(text: str, now_ms: int) -> Position:
     if _SHIFT.fullmatch(text):
         return Position(PositionKind.SHIFT, int(text))
     if match := _AGO.fullmatch(text):
-        return Position(PositionKind.TIME, max(0, now_ms - int(match[1]) * _UNIT_MS[match[2]]))
+        return Position(PositionKind.TIME, max(0, now_ms - int(match[1]) * UNIT_MS[match[2]]))
     try:
         date_time = datetime.fromisoformat(text)
         time_ms = round(date_time.timestamp() * 1000)

@@ -99,8 +99,9 @@ class AsyncTidemill(Unpicklable):
         properties: Mapping[str, str] | None = None,
         if_not_exists: bool = False,
     ) -> None:
-        """Create a database: the first part of its tables' names. ``create_table`` makes a missing one by
-        itself.
+        """Create a database, whose name is the first part of its tables' names.
+
+        ``create_table`` creates a missing one by itself.
         """
         from tidemill.client.tables.requests import pairs
 

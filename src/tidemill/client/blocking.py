@@ -37,7 +37,7 @@ PLAIN_NAMES: Final[Mapping[str, str]] = {
     "AsyncScan": "Scan",
     "AsyncTable": "Table",
     "AsyncTidemill": "Tidemill",
-    "KvBatchScanner": "BucketScanner",
+    "AsyncBucketScanner": "BucketScanner",
 }
 _ASYNC_NAME: Final = re.compile(rf"\b({'|'.join(PLAIN_NAMES)})\b")
 

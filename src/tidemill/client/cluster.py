@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from tidemill.client.process_bound import OpeningProcess
-from tidemill.config.values import Address, parse_address
+from tidemill.config.values import Address, TopicPartition, parse_address
 from tidemill.errors import ApiError, ConfigError, ConnectionClosed, ErrorCode
 from tidemill.net.answers import check
 from tidemill.net.connection import DEFAULT_TIMEOUT_MS, Connection, Versions
@@ -39,7 +39,6 @@ __all__ = (
 )
 
 _T = TypeVar("_T")
-TopicPartition = tuple[str, int]
 
 _METADATA_VERSIONS: Final[Versions] = (4, 13)
 #: A connection of its own, so that metadata does not wait behind other requests to the same node.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidemill.client.blocking import Blocking, blocking, returning_self, wrapping
-from tidemill.client.tables.bucket_scanner import KvBatchScanner, ScannerState
+from tidemill.client.tables.bucket_scanner import AsyncBucketScanner, ScannerState
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.table import AsyncTable
 from tidemill.client.tables.table_scan import AsyncScan
@@ -69,7 +69,7 @@ class Scan(Blocking[AsyncScan]):
         return rows_html(self.schema.names, self)
 
 
-class BucketScanner(Blocking[KvBatchScanner]):
+class BucketScanner(Blocking[AsyncBucketScanner]):
     """A cursor over the rows of one bucket. Use it in a ``with`` statement: leaving it closes the cursor."""
 
     @property
@@ -78,9 +78,9 @@ class BucketScanner(Blocking[KvBatchScanner]):
         return self._awaited.state
 
     @property
-    def place(self) -> tuple[str, int]:
+    def topic_partition(self) -> tuple[str, int]:
         """Topic and number of the bucket."""
-        return self._awaited.place
+        return self._awaited.topic_partition
 
     @property
     def log_offset(self) -> int | None:
@@ -92,8 +92,8 @@ class BucketScanner(Blocking[KvBatchScanner]):
         """The state key at which a scan would go on after the last batch (``start_key=``)."""
         return self._awaited.next_key
 
-    next_batch = blocking(KvBatchScanner.next_batch)
-    keep_alive = blocking(KvBatchScanner.keep_alive)
+    next_batch = blocking(AsyncBucketScanner.next_batch)
+    keep_alive = blocking(AsyncBucketScanner.keep_alive)
 
     def close(self) -> None:
         """Close the cursor, also on the server if it can be reached. A closed scanner gives no more rows."""

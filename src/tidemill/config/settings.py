@@ -162,6 +162,14 @@ class Settings:
             optional=True,
         ),
     ] = None
+    replace_directory: Annotated[
+        bool,
+        Spec(
+            Kind.FLAG,
+            "Whether the node goes on with another, empty data directory than it had: its replicas are made "
+            "anew from those of other nodes. Set it for one start, when the old directory is lost.",
+        ),
+    ] = False
     session_timeout_ms: Annotated[
         int,
         _ms("A node that etcd has not heard of for this long is taken for dead.", 2_000, 600_000),

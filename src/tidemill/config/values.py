@@ -8,7 +8,20 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ("GIB", "KIB", "MIB", "Address", "parse_address", "parse_flag", "parse_size", "parse_whole")
+__all__ = (
+    "GIB",
+    "KIB",
+    "MIB",
+    "Address",
+    "TopicPartition",
+    "parse_address",
+    "parse_flag",
+    "parse_size",
+    "parse_whole",
+)
+
+TopicPartition = tuple[str, int]
+"""A partition by its topic's name and its number."""
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -16,7 +16,6 @@ from tidemill.control import records
 from tidemill.control.commands import (
     AllocateProducerIds,
     Assignments,
-    BumpLeaderEpochs,
     Command,
     CreatePartitions,
     CreateTopic,
@@ -56,7 +55,7 @@ from tidemill.control import node_planning, partition_planning  # noqa: F401
 from tidemill.control.tables import lease_planning, planning  # noqa: F401
 from tidemill.control.tables.images import TableImage, TablePartition
 
-__all__ = ("Plan", "bump_commands", "plan")
+__all__ = ("Plan", "plan")
 
 R = TypeVar("R")
 
@@ -66,15 +65,6 @@ _PRODUCER_ID_MAX = 2**63 - 1
 def plan(image: MetadataImage, command: Command[R], limits: ControlLimits) -> Plan[R]:
     """Plan what ``command`` writes to ``image``. Raises ``ApiError`` if Kafka would refuse it."""
     return cast("Plan[R]", planner(command, image, limits))
-
-
-def bump_commands(image: MetadataImage, node_id: int) -> list[BumpLeaderEpochs]:
-    """Commands that start a new epoch for every partition that ``node_id`` leads."""
-    led = (
-        (name, tuple(index for index, p in enumerate(image.topics[name].partitions) if p.leader == node_id))
-        for name in sorted(image.topics)
-    )
-    return [BumpLeaderEpochs(name=name, partitions=partitions) for name, partitions in led if partitions]
 
 
 @planner.register(SetClusterId)

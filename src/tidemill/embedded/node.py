@@ -38,8 +38,9 @@ _PATH_HINT = "the data directory is the first argument, path"
 
 
 class EmbeddedNode(Tidemill):
-    """A running node, and a connection to it. Use it in a ``with`` statement, or call ``close`` yourself;
-    otherwise it is closed when the program ends.
+    """A running node, and a connection to it.
+
+    Use it in a ``with`` statement, or call ``close`` yourself; otherwise it is closed when the program ends.
 
     >>> import tidemill
     >>> with tidemill.open() as node:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidemill.config.values import TopicPartition
 from tidemill.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ __all__ = (
     "TransactionalCommitRequest",
 )
 
-TopicPartition = tuple[str, int]
 
 _FIRST_VERSION_WITH_REQUIRED_MEMBER_ID = 4
 _FIRST_VERSION_WITH_SKIP_ASSIGNMENT = 9

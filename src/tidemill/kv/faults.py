@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from types import TracebackType
 
 from tidemill.errors import DiskFull, StorageError, SyncFailed
 
 __all__ = ("Translated",)
-
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Translated:
@@ -41,7 +38,7 @@ class Translated:
         if not isinstance(error, OSError):
             return error
         message = f"cannot {action} {path}: {error.strerror or error}"
-        if error.errno in _NO_ROOM:
+        if error.errno in DiskFull.ERRNOS:
             return DiskFull(f"{message}; free some space and retry")
         if action.startswith("sync"):
             return SyncFailed(message)

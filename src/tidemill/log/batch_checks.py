@@ -16,14 +16,13 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from tidemill.log.epochs import NO_END, EpochHistory
-from tidemill.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
+from tidemill.records.batch import CRC_START, HEADER_BYTES, LENGTH_PREFIX_BYTES
 
 __all__ = ("CheckedBatches", "check_batches", "restamp")
 
 #: Base offset, batch length, leader epoch, magic, checksum, attributes, last offset delta.
 _CHECKED_FIELDS = struct.Struct(">qiibIhi")
 _MAGIC = 2
-_CRC_START = 21
 _EPOCH = struct.Struct(">i")
 _EPOCH_POSITION = 12
 _LENGTH_MIN = HEADER_BYTES - LENGTH_PREFIX_BYTES
@@ -71,7 +70,7 @@ def check_batches(
         behind = position + LENGTH_PREFIX_BYTES + length
         if behind > end:
             break
-        if checksum(data[position + _CRC_START : behind]) != crc:
+        if checksum(data[position + CRC_START : behind]) != crc:
             defect = "the checksum does not fit the bytes"
             break
         if found_epoch != epoch and epoch >= 0:

@@ -23,7 +23,7 @@ from crc32c import crc32c
 from tidemill.errors import CorruptData, StorageError, SyncFailed
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
-__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile", "damaged_slots", "read_recovery_point")
+__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile", "damaged_slots", "read_high_watermark")
 
 CHECKPOINT_NAME = "checkpoint"
 
@@ -167,10 +167,10 @@ class CheckpointFile:
         self._file.write(slot * _SLOT_STRIDE_BYTES, [_pack_slot(self._sequence, checkpoint)])
 
 
-def read_recovery_point(storage: Storage, directory: str) -> int | None:
-    """The recovery point of a log that is not open; 0 if it was never written, None if it is damaged.
+def read_high_watermark(storage: Storage, directory: str) -> int | None:
+    """The high watermark of a log that is not open; 0 if it was never written, None if it is damaged.
 
-    After an orderly stop that is the log's end.
+    Releases that did not note one had one replica of everything, so there it is the recovery point.
     """
     if not storage.exists(f"{directory}/{CHECKPOINT_NAME}"):
         return 0
@@ -179,7 +179,10 @@ def read_recovery_point(storage: Storage, directory: str) -> int | None:
     except StorageError:
         return None
     file.close()
-    return file.current.recovery_point
+    current = file.current
+    if current.high_watermark is None:
+        return current.recovery_point
+    return max(current.high_watermark, current.log_start_offset)
 
 
 def _pack_slot(sequence: int, checkpoint: Checkpoint) -> bytes:

@@ -52,11 +52,8 @@ def check_chunk(
     while position < len(view):
         header = _check_header(view, position)
         starts_below = log_is_empty and not batches and header.base_offset <= expected <= header.last_offset
-        if header.base_offset != expected and not starts_below:
-            raise ApiError(
-                ErrorCode.offset_out_of_range,
-                f"a fetched batch has offset {header.base_offset} where {expected} must be",
-            )
+        if not starts_below:
+            _check_offset(header, expected)
         _check_epoch(header, epoch, leader_epoch)
         batch = view[position : position + header.size_bytes]
         marker = read_marker(batch) if header.is_control and header.record_count else None
@@ -89,6 +86,14 @@ def _check_header(view: memoryview, position: int) -> BatchHeader:
     if not check_crc(view, header, position):
         raise _corrupt(position, "the checksum does not fit the bytes")
     return header
+
+
+def _check_offset(header: BatchHeader, expected: int) -> None:
+    if header.base_offset != expected:
+        raise ApiError(
+            ErrorCode.offset_out_of_range,
+            f"a fetched batch has offset {header.base_offset} where {expected} must be",
+        )
 
 
 def _check_epoch(header: BatchHeader, epoch_before: int, leader_epoch: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
-__all__ = ("Pace",)
+__all__ = ("MakePace", "Pace")
 
 #: Time between two pauses, in each of which the thread gives up the interpreter lock.
 _BREATH_INTERVAL_SECONDS = 0.001
@@ -14,18 +15,22 @@ _BREATH_SECONDS = 0.000_05
 
 
 class Pace:
-    """The throttle of one worker thread; ``bytes_per_second`` 0 means unlimited."""
+    """The throttle of one worker thread; ``bytes_per_second`` 0 means unlimited.
+
+    ``end`` wakes a thread that sleeps, and none sleeps after it; only the ``sleep`` of a simulation goes on.
+    """
 
     def __init__(
         self,
         bytes_per_second: int = 0,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._bytes_per_second = bytes_per_second
         self._clock = clock
-        self._sleep = sleep
+        self._ended = threading.Event()
+        self._sleep = self._ended.wait if sleep is None else sleep
         self._last_breath = clock()
         self._paid_until = clock()
 
@@ -45,3 +50,11 @@ class Pace:
         # Short sleeps are saved up, because very short ones are inexact: the rate is right on average.
         if self._paid_until - now > 0.01:
             self._sleep(self._paid_until - now)
+
+    def end(self) -> None:
+        """Throttle no more: the worker is to stop. Any thread may call it."""
+        self._ended.set()
+
+
+MakePace = Callable[[int], Pace]
+"""A function that makes a throttle of so many bytes per second; 0 means unlimited."""

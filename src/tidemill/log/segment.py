@@ -11,9 +11,11 @@ from tidemill.log.segment_walk import BrokenBatch, walk
 from tidemill.log.storage import Buffer, Storage, StorageFile
 from tidemill.records.batch import NO_TIMESTAMP, BatchHeader
 
-__all__ = ("INDEX_KIND", "Segment", "segment_name")
+__all__ = ("INDEX_KIND", "RELATIVE_OFFSET_MAX", "Segment", "segment_name")
 
 INDEX_KIND = 1
+#: Offsets inside a segment are kept relative, in 31 bits, as Kafka does.
+RELATIVE_OFFSET_MAX = 2**31 - 1
 
 
 def segment_name(base_offset: int) -> str:

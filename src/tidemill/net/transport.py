@@ -136,8 +136,9 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _bound_socket(address: Address) -> socket.socket | None:
-    """A socket that is bound to an address in numbers; None for a name, which must be resolved. Raises
-    OSError.
+    """A socket that is bound to an address in numbers; None for a name, which must be resolved.
+
+    Raises ``OSError``.
     """
     try:
         found = socket.getaddrinfo(

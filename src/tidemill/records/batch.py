@@ -23,6 +23,7 @@ from crc32c import crc32c
 from tidemill.errors import ApiError, ErrorCode
 
 __all__ = (
+    "CRC_START",
     "HEADER_BYTES",
     "LENGTH_PREFIX_BYTES",
     "MAGIC",
@@ -50,7 +51,8 @@ NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 
 _CRC_FIELD = 17
-_CRC_START = 21
+#: The checksum covers a batch from this byte on.
+CRC_START = 21
 _MAX_TIMESTAMP_FIELD = 35
 _CODEC_MASK = 0x07
 _APPEND_TIME_BIT = 0x08
@@ -149,7 +151,7 @@ def behind_empty_batches(data: bytes | bytearray | memoryview) -> int | None:
 
 def check_crc(data: bytes | bytearray | memoryview, header: BatchHeader, position: int = 0) -> bool:
     """Whether the checksum of the batch at ``position`` fits its bytes."""
-    view = memoryview(data)[position + _CRC_START : position + header.size_bytes]
+    view = memoryview(data)[position + CRC_START : position + header.size_bytes]
     return crc32c(view) == header.crc
 
 
@@ -216,10 +218,10 @@ def stamp_prefix(header: BatchHeader, base_offset: int, leader_epoch: int) -> by
 def restamp_append_time(data: bytes | bytearray | memoryview, timestamp_ms: int) -> bytearray:
     """A copy of the batch whose records all carry the broker's time (``LogAppendTime``)."""
     copy = bytearray(data)
-    (attributes,) = struct.unpack_from(">h", copy, _CRC_START)
-    struct.pack_into(">h", copy, _CRC_START, attributes | _APPEND_TIME_BIT)
+    (attributes,) = struct.unpack_from(">h", copy, CRC_START)
+    struct.pack_into(">h", copy, CRC_START, attributes | _APPEND_TIME_BIT)
     struct.pack_into(">q", copy, _MAX_TIMESTAMP_FIELD, timestamp_ms)
-    struct.pack_into(">I", copy, _CRC_FIELD, crc32c(memoryview(copy)[_CRC_START:]))
+    struct.pack_into(">I", copy, _CRC_FIELD, crc32c(memoryview(copy)[CRC_START:]))
     return copy
 
 

@@ -24,6 +24,8 @@ __all__ = (
     "Record",
     "build_batch",
     "build_empty_batch",
+    "corrupt",
+    "read_bounded_varint",
     "read_records",
     "recompress",
 )
@@ -120,20 +122,20 @@ def read_records(
 ) -> Iterator[Record]:
     """Decode the records of the one batch that ``data`` holds. Raises ``ApiError`` where bytes do not fit."""
     if len(data) < HEADER_BYTES:
-        raise _corrupt(f"{len(data)} bytes are fewer than a batch header's {HEADER_BYTES}")
+        raise corrupt(f"{len(data)} bytes are fewer than a batch header's {HEADER_BYTES}")
     header = batches.parse_header(data)
     if not HEADER_BYTES <= header.size_bytes <= len(data):
-        raise _corrupt(f"the batch claims {header.size_bytes} bytes, {len(data)} are there")
+        raise corrupt(f"the batch claims {header.size_bytes} bytes, {len(data)} are there")
     body = decompress(header.codec, memoryview(data)[HEADER_BYTES : header.size_bytes], max_bytes)
     reader = _Reader(bytes(body))
     # The smallest record has seven bytes, so a wrong count is found before any loop runs on it.
     if header.record_count < 0 or header.record_count * 7 > len(body):
-        raise _corrupt(f"{header.record_count} records do not fit in {len(body)} bytes")
+        raise corrupt(f"{header.record_count} records do not fit in {len(body)} bytes")
     append_time = header.max_timestamp if header.is_append_time else None
     for _ in range(header.record_count):
         yield _read_record(reader, header, append_time)
     if reader.position != len(body):
-        raise _corrupt(f"{len(body) - reader.position} bytes follow the last record")
+        raise corrupt(f"{len(body) - reader.position} bytes follow the last record")
 
 
 def _frame(
@@ -188,7 +190,7 @@ def _read_record(reader: _Reader, header: BatchHeader, append_time: int | None) 
     length = reader.varint()
     end = reader.position + length
     if length < 0 or end > len(reader.data):
-        raise _corrupt(f"a record of {length} bytes does not fit in the batch")
+        raise corrupt(f"a record of {length} bytes does not fit in the batch")
     reader.position += 1  # attributes, of which there are none
     timestamp_delta = reader.varint()
     offset_delta = reader.varint()
@@ -198,15 +200,15 @@ def _read_record(reader: _Reader, header: BatchHeader, append_time: int | None) 
     count = reader.varint()
     if count:
         if count < 0 or count * 2 > end - reader.position:
-            raise _corrupt(f"{count} headers do not fit in a record")
+            raise corrupt(f"{count} headers do not fit in a record")
         headers = tuple([reader.header() for _ in range(count)])
     if reader.position != end:
-        raise _corrupt("a record's length does not fit its fields")
+        raise corrupt("a record's length does not fit its fields")
     if not 0 <= offset_delta <= header.last_offset_delta:
-        raise _corrupt(f"an offset delta of {offset_delta} lies outside the batch")
+        raise corrupt(f"an offset delta of {offset_delta} lies outside the batch")
     timestamp = append_time if append_time is not None else header.base_timestamp + timestamp_delta
     if not _INT64_MIN <= timestamp <= _INT64_MAX:
-        raise _corrupt("a timestamp does not fit in 64 bits")
+        raise corrupt("a timestamp does not fit in 64 bits")
     return Record(key, value, timestamp, headers, header.base_offset + offset_delta)
 
 
@@ -220,22 +222,8 @@ class _Reader:
         self.position = 0
 
     def varint(self) -> int:
-        data, position, shift, result = self.data, self.position, 0, 0
-        try:
-            byte = data[position]
-            while byte >= 0x80:
-                result |= (byte & 0x7F) << shift
-                shift += 7
-                # Checked inside the loop: a run of such bytes would otherwise cost the square of its length.
-                if shift > _VARINT_SHIFT_MAX:
-                    raise _corrupt("a number does not fit in 64 bits")
-                position += 1
-                byte = data[position]
-        except IndexError:
-            raise _corrupt("a number runs past the end of the batch") from None
-        self.position = position + 1
-        result |= byte << shift
-        return (result >> 1) ^ -(result & 1)
+        value, self.position = read_bounded_varint(self.data, self.position)
+        return value
 
     def nullable_bytes(self) -> bytes | None:
         length = self.varint()
@@ -243,7 +231,7 @@ class _Reader:
             return None
         end = self.position + length
         if end > len(self.data):
-            raise _corrupt(f"a field of {length} bytes does not fit in the batch")
+            raise corrupt(f"a field of {length} bytes does not fit in the batch")
         value = self.data[self.position : end]
         self.position = end
         return value
@@ -251,13 +239,34 @@ class _Reader:
     def header(self) -> Header:
         name = self.nullable_bytes()
         if name is None:
-            raise _corrupt("a header has no name")
+            raise corrupt("a header has no name")
         try:
             text = name.decode()
         except UnicodeDecodeError:
-            raise _corrupt("a header's name is not UTF-8") from None
+            raise corrupt("a header's name is not UTF-8") from None
         return text, self.nullable_bytes()
 
 
-def _corrupt(what: str) -> ApiError:
+def read_bounded_varint(body: bytes | memoryview, position: int) -> tuple[int, int]:
+    """A zigzag number of at most ten bytes, and the position behind it. Raises ``ApiError`` if none fits."""
+    try:
+        byte = body[position]
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1), position + 1
+        shift = result = 0
+        while byte >= 0x80:
+            result |= (byte & 0x7F) << shift
+            shift += 7
+            position += 1
+            byte = body[position]
+            if shift > _VARINT_SHIFT_MAX:
+                raise corrupt("a number does not fit in 64 bits")
+    except IndexError:
+        raise corrupt("a number runs past the end of the batch") from None
+    result |= byte << shift
+    return (result >> 1) ^ -(result & 1), position + 1
+
+
+def corrupt(what: str) -> ApiError:
+    """The error for a batch whose bytes do not fit together."""
     return ApiError(ErrorCode.corrupt_message, f"corrupt record batch: {what}")

@@ -73,7 +73,7 @@ def index_records(header: BatchHeader, body: bytes, breathe: Callable[[], None] 
             position, offset_delta = _index_record(header, body, position, offset_delta, found)
             if not number % _RECORDS_PER_BREATH:
                 breathe()
-    except IndexError:
+    except (IndexError, OverflowError):
         raise not_records() from None
     if position != len(body) or header.record_count < 0:
         raise not_records()
@@ -150,18 +150,26 @@ def _frame(header: BatchHeader, body: bytes) -> bytes:
     return prefix + checked
 
 
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag number and the position behind it. Runs past the end as an ``IndexError``."""
-    result = shift = 0
+def read_varint(body: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
+    """A zigzag number of at most ten bytes, and the position behind it.
+
+    Raises ``IndexError`` where the bytes end, ``OverflowError`` behind ten bytes: whoever reads says what
+    is wrong with the record.
+    """
+    byte = body[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    result, shift = byte & 0x7F, 7
     while True:
-        byte = data[position]
+        byte = body[position]
         position += 1
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
             return (result >> 1) ^ -(result & 1), position
         shift += 7
         if shift > _VARINT_SHIFT_MAX:
-            raise not_records()
+            raise OverflowError("a number does not fit in 64 bits")
 
 
 def to_varint(value: int) -> bytes:

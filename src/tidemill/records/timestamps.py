@@ -21,9 +21,9 @@ from tidemill.records.columns.fields import (
     read_times,
     words_of,
 )
-from tidemill.records.columns.scalar import Int64s, corrupt, read_varint
+from tidemill.records.columns.scalar import Int64s
 from tidemill.records.compression import decompress
-from tidemill.records.record import RECORD_BYTES_MIN
+from tidemill.records.record import RECORD_BYTES_MIN, corrupt, read_bounded_varint
 from tidemill.records.rewriting import no_breath
 
 __all__ = ("find_first_at", "find_largest")
@@ -110,12 +110,12 @@ def _read_one_by_one(
 ) -> tuple[Int64s, Int64s, int]:
     found: list[Timed] = []
     for _ in range(count):
-        length, start = read_varint(body, position)
+        length, start = read_bounded_varint(body, position)
         position = start + length
         if length < 0 or position > len(body):
             raise corrupt(f"a record of {length} bytes does not fit in the batch")
-        delta, position = read_varint(body, start + 1)
-        offset, _ = read_varint(body, position)
+        delta, position = read_bounded_varint(body, start + 1)
+        offset, _ = read_bounded_varint(body, position)
         found.append((header.base_timestamp + delta, header.base_offset + offset))
     try:
         columns = np.array(found, np.int64).reshape(-1, 2).T

@@ -19,7 +19,7 @@ from tidemill.errors import ApiError, ErrorCode, InvalidRecords
 from tidemill.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchHeader
 from tidemill.records.compression import decompress
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, RECORD_BYTES_MIN, read_records
-from tidemill.records.rewriting import no_breath
+from tidemill.records.rewriting import no_breath, read_varint
 
 __all__ = (
     "NO_RULES",
@@ -41,7 +41,6 @@ SMALL_BATCH_RECORDS = 80
 _RECORDS_PER_BREATH = 256
 #: The most records at fault that an answer names.
 _NAMED_RECORDS_MAX = 1_000
-_VARINT_BYTES_MAX = 10
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -117,6 +116,8 @@ def check_each(
             position, timestamp_delta, key_length = _check_one(body, position, number)
         except IndexError:
             raise _unsound(number, "it runs past the end of the batch") from None
+        except OverflowError:
+            raise _unsound(number, "a number in it does not fit in 64 bits") from None
         timestamp = base_timestamp + timestamp_delta
         if not _INT64_MIN <= timestamp <= _INT64_MAX:
             raise _unsound(number, "its timestamp does not fit in 64 bits")
@@ -149,10 +150,10 @@ def _named(numbers: list[int], what: str) -> tuple[tuple[int, str], ...]:
 def _check_one(body: Body, position: int, number: int) -> tuple[int, int, int]:
     """Check a record; returns where it ends, its timestamp delta, and the length of its key.
 
-    Raises ``IndexError`` where the body ends too early. Numbers of one byte, which most are, are read inline:
+    Raises as ``read_varint`` does. Numbers of one byte, which most are, are read inline:
     a call costs as much again.
     """
-    length, start = _varint(body, position, number)
+    length, start = read_varint(body, position)
     end = start + length
     if length < 0 or end > len(body):
         raise _unsound(number, f"its length of {length} bytes does not fit in the batch")
@@ -161,12 +162,12 @@ def _check_one(body: Body, position: int, number: int) -> tuple[int, int, int]:
     if byte < 0x80:
         timestamp_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
     else:
-        timestamp_delta, position = _varint(body, position, number)
+        timestamp_delta, position = read_varint(body, position)
     byte = body[position]
     if byte < 0x80:
         offset_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
     else:
-        offset_delta, position = _varint(body, position, number)
+        offset_delta, position = read_varint(body, position)
     if offset_delta != number:
         raise _unsound(
             number, f"it says that it is record {offset_delta}; offsets count from 0 without a gap"
@@ -175,10 +176,10 @@ def _check_one(body: Body, position: int, number: int) -> tuple[int, int, int]:
     if byte < 0x80:
         key_length, position = (byte >> 1) ^ -(byte & 1), position + 1
     else:
-        key_length, position = _varint(body, position, number)
+        key_length, position = read_varint(body, position)
     if key_length > 0:
         position += key_length
-    value_length, position = _varint(body, position, number)
+    value_length, position = read_varint(body, position)
     if key_length < -1 or value_length < -1:
         raise _unsound(number, f"a key of {key_length} bytes and a value of {value_length}")
     if value_length > 0:
@@ -194,40 +195,22 @@ def _check_one(body: Body, position: int, number: int) -> tuple[int, int, int]:
 
 def _check_headers(body: Body, position: int, end: int, number: int) -> int:
     """Check the headers whose count is at ``position``; returns where they end."""
-    count, position = _varint(body, position, number)
+    count, position = read_varint(body, position)
     if count < 0 or count * 2 > end - position:
         raise _unsound(number, f"{count} headers do not fit in it")
     for _ in range(count):
-        length, position = _varint(body, position, number)
+        length, position = read_varint(body, position)
         if length < 0 or position + length > end:
             raise _unsound(number, f"a header's name of {length} bytes does not fit in it")
         try:
             str(body[position : position + length], "utf-8")
         except UnicodeDecodeError:
             raise _unsound(number, "a header's name is not UTF-8") from None
-        length, position = _varint(body, position + length, number)
+        length, position = read_varint(body, position + length)
         if length < -1 or position + length > end:
             raise _unsound(number, f"a header's value of {length} bytes does not fit in it")
         position += max(0, length)
     return position
-
-
-def _varint(body: Body, position: int, number: int) -> tuple[int, int]:
-    """A zigzag number of at most ten bytes, and the position behind it."""
-    byte = body[position]
-    position += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position
-    result, shift = byte & 0x7F, 7
-    while True:
-        byte = body[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (result >> 1) ^ -(result & 1), position
-        shift += 7
-        if shift == 7 * _VARINT_BYTES_MAX:
-            raise _unsound(number, "a number in it does not fit in 64 bits")
 
 
 def _unsound(number: int, why: str) -> ApiError:

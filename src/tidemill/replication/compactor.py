@@ -20,10 +20,11 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from tidemill.coordination.metrics import Metric, counter, gauge
+from tidemill.coordination.turns import give_way
 from tidemill.errors import CorruptData, StorageError
 from tidemill.log.compaction.cleaner import CleanedSegment, CleaningRun, CleaningStopped
 from tidemill.log.compaction.runs import carry_swap
-from tidemill.log.pace import Pace
+from tidemill.log.pace import MakePace, Pace
 from tidemill.log.storage import Storage, StorageFile
 from tidemill.replication.partition import Partition
 
@@ -64,12 +65,14 @@ class Compactor:
         bytes_per_second: int,
         max_decompressed_bytes: int,
         clock_ms: Callable[[], int],
+        pace: MakePace = Pace,
     ) -> None:
         self._storage = storage
         self._map_bytes = map_bytes
         self._bytes_per_second = bytes_per_second
         self._max_decompressed_bytes = max_decompressed_bytes
         self._clock_ms = clock_ms
+        self._pace = pace
         #: An executor with one thread.
         self._pool = pool
         self._turn = asyncio.Lock()
@@ -90,6 +93,7 @@ class Compactor:
         now_ms = self._clock_ms()
         due = []
         for partition in partitions:
+            await give_way()
             if (partition.topic_id, partition.index) in self.counts.damaged:
                 continue
             try:
@@ -127,7 +131,7 @@ class Compactor:
             self._storage,
             order,
             map_bytes=self._map_bytes,
-            pace=Pace(self._bytes_per_second),
+            pace=self._pace(self._bytes_per_second),
             max_decompressed_bytes=self._max_decompressed_bytes,
             is_stopped=lambda: self._closing or partition.local_log.failure is not None,
         )

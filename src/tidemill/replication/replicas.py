@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -21,8 +21,8 @@ from tidemill.config.topic import TopicConfig
 from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.metrics import Metric, counters, gauge, gauges
 from tidemill.coordination.pools import Pools, thread_pool
-from tidemill.errors import DiskFull, ErrorCode, StorageError
-from tidemill.log.checkpoint import CHECKPOINT_NAME
+from tidemill.errors import DiskFull, ErrorCode, StorageError, TooManyFiles
+from tidemill.log.checkpoint import CHECKPOINT_NAME, read_high_watermark
 from tidemill.log.index import IndexCache
 from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
 from tidemill.log.offline.inspect import read_checkpoint
@@ -94,10 +94,15 @@ class Replicas:
         self.reports: list[RecoveryReport] = []
         #: Batches that did not check out when they were read.
         self.damage = DamageRegister()
-        #: Why no partition takes appends now; None if they do.
+        #: Why partitions take no appends now, but for those of some topics; None if they do.
         self._refusal: StorageError | None = None
+        self._not_refused: Collection[str] = ()
+        #: Why no partition at all takes appends now; None if they do.
+        self._hold: StorageError | None = None
         #: Called when a deletion found no space on the disk; returns whether there is more space now.
         self.give_up_reserve: Callable[[DiskFull], bool] = lambda error: False
+        #: Asked before a partition is opened; raises if too many files are open.
+        self.check_open: Callable[[Placement], None] = lambda placement: None
         #: Told of every partition that is opened.
         self.on_open: Callable[[Partition], None] = lambda partition: None
         #: Each is told of every change of a partition's role, leader or in-sync set.
@@ -143,6 +148,7 @@ class Replicas:
             return partition
         if key in self.offline:
             raise self.offline[key][1]
+        self.check_open(placement)
         if key in self._removing:
             raise StorageError(
                 f"the old files of {placement.topic}-{placement.index} are being removed; try again soon"
@@ -157,8 +163,8 @@ class Replicas:
                 now_ms=self._clock_ms(),
                 inventory=self.inventory,
             )
-        except DiskFull:
-            # Recovery had something to keep and no space for it: tried again at the next request.
+        except (DiskFull, TooManyFiles):
+            # No fault of the partition's files: tried again at the next request.
             raise
         except StorageError as error:
             self.offline[key] = placement, error
@@ -166,7 +172,7 @@ class Replicas:
             raise
         self._note(report)
         log.on_damage = partial(self.damage.note, placement.topic, placement.topic_id, placement.index)
-        log.refusal = self._refusal
+        log.refusal = self._refusal_of(placement.topic)
         partition = self._partitions[key] = Partition(
             placement.topic,
             placement.topic_id,
@@ -263,11 +269,25 @@ class Replicas:
         """Why no partition takes appends now; None if they do."""
         return self._refusal
 
-    def refuse_appends(self, refusal: StorageError | None) -> None:
-        """Take no appends to any partition, until this is called with None. Reads go on."""
-        self._refusal = refusal
+    def refuse_appends(self, refusal: StorageError | None, *, but: Collection[str] = ()) -> None:
+        """Take no appends to any partition, ``but`` to those of some topics, until this is called with None.
+
+        Reads go on.
+        """
+        self._refusal, self._not_refused = refusal, but
+        self._tell_refusals()
+
+    def hold_appends(self, refusal: StorageError | None) -> None:
+        """Take no appends to any partition at all, until this is called with None. Reads go on."""
+        self._hold = refusal
+        self._tell_refusals()
+
+    def _tell_refusals(self) -> None:
         for partition in self:
-            partition.local_log.refusal = refusal
+            partition.local_log.refusal = self._refusal_of(partition.topic)
+
+    def _refusal_of(self, topic: str) -> StorageError | None:
+        return self._hold or (None if topic in self._not_refused else self._refusal)
 
     def exists_on_disk(self, placement: Placement) -> bool:
         return self.has_files(placement.topic, placement.topic_id, placement.index)
@@ -275,6 +295,13 @@ class Replicas:
     def has_files(self, topic: str, topic_id: UUID, index: int) -> bool:
         """Whether the partition has a directory."""
         return self._storage.exists(partition_directory(topic, topic_id, index))
+
+    def closed_high_watermark(self, topic: str, topic_id: UUID, index: int) -> int | None:
+        """The high watermark of a partition that is not open, as its checkpoint has it. Slow.
+
+        0 if the partition was never written to, None if its checkpoint is damaged.
+        """
+        return read_high_watermark(self._storage, partition_directory(topic, topic_id, index))
 
     def close_partition(self, partition: Partition) -> None:
         """Close one partition that nobody uses; it is opened again when asked for."""

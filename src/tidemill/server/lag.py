@@ -3,8 +3,8 @@
 It is measured when somebody asks, over the committed offsets of both group protocols, in short turns of the
 event loop. Rules:
 
-- A partition is not opened for it. The end of a closed log is what its checkpoint says, read once in a
-  thread: nobody can write to a log without opening it.
+- A partition is not opened for it. The high watermark of a closed one is what its checkpoint says, read
+  once in a thread: nobody can write to a log without opening it.
 - A partition that is stopped has no lag: where it ends is not known.
 - The number of series is bounded. Sums over the partitions of a topic come always; single partitions only if
   they are few enough; of too many sums the largest are shown. What is left out is counted.
@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill.coordination.metrics import Metric, gauge, gauges
 from tidemill.coordination.turns import begin_slice, give_way
-from tidemill.log.checkpoint import read_recovery_point
-from tidemill.log.storage import Storage
-from tidemill.replication.replicas import PartitionKey, Replicas, partition_directory
+from tidemill.replication.replicas import PartitionKey, Replicas
 
 if TYPE_CHECKING:
     from tidemill.groups.coordinator import GroupCoordinator
@@ -128,37 +126,38 @@ class ConsumerLag:
         self._find = find
         self._replicas = replicas
         self._series_max = series_max
-        #: Ends of logs that were closed when they were last looked at; None if one could not be read.
-        self._closed_ends: dict[PartitionKey, int | None] = {}
+        #: High watermarks of partitions that were closed when they were last looked at; None if one could not
+        #: be read.
+        self._closed_watermarks: dict[PartitionKey, int | None] = {}
 
     async def measure(self) -> LagReport:
         """Compare committed offsets with high watermarks, now."""
         report = LagReport(self._series_max)
-        await self._read_closed_ends()
+        await self._read_closed_watermarks()
         begin_slice()
         for group, offsets in self._groups.committed_offsets():
             report.groups += 1
             for topic, partition, committed in offsets:
-                end = self._end_offset(topic, partition)
+                end = self._high_watermark(topic, partition)
                 if end is not None:
                     report.add(group, topic, partition, max(0, end - committed))
                 await give_way()
         report.close()
         return report
 
-    def _end_offset(self, topic_name: str, index: int) -> int | None:
+    def _high_watermark(self, topic_name: str, index: int) -> int | None:
         topic = self._find.image.topics.get(topic_name)
         if topic is None:
             return None
         partition = self._replicas.peek(topic.id, index)
         if partition is not None:
             return None if partition.failure is not None else partition.high_watermark
-        return self._closed_ends.get((topic.id, index))
+        return self._closed_watermarks.get((topic.id, index))
 
-    async def _read_closed_ends(self) -> None:
-        """Look up the ends of closed logs that some group reads and that are not known yet."""
+    async def _read_closed_watermarks(self) -> None:
+        """Look up those of closed partitions that some group reads, if they are not known yet."""
         replicas, topics = self._replicas, self._find.image.topics
-        known, wanted = self._closed_ends, dict[PartitionKey, str]()
+        known, wanted = self._closed_watermarks, dict[PartitionKey, str]()
         needed: dict[PartitionKey, int | None] = {}
         begin_slice()
         for _, offsets in self._groups.committed_offsets():
@@ -170,12 +169,12 @@ class ConsumerLag:
                         if key in known:
                             needed[key] = known[key]
                         else:
-                            wanted[key] = partition_directory(name, *key)
+                            wanted[key] = name
                 await give_way()
         if wanted:
-            needed |= await asyncio.to_thread(_read_ends, replicas.storage, wanted)
-        self._closed_ends = needed
+            needed |= await asyncio.to_thread(_read_closed, replicas, wanted)
+        self._closed_watermarks = needed
 
 
-def _read_ends(storage: Storage, directories: dict[PartitionKey, str]) -> dict[PartitionKey, int | None]:
-    return {key: read_recovery_point(storage, directory) for key, directory in directories.items()}
+def _read_closed(replicas: Replicas, topics: dict[PartitionKey, str]) -> dict[PartitionKey, int | None]:
+    return {key: replicas.closed_high_watermark(topic, *key) for key, topic in topics.items()}

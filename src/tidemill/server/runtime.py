@@ -19,6 +19,7 @@ from tidemill.coordination.clock import Clock, LoopClock, wall_clock_ms
 from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import DiskFull
+from tidemill.log.pace import MakePace, Pace
 from tidemill.log.storage import LocalStorage, Storage
 from tidemill.net.transport import TcpTransport, Transport
 from tidemill.server.disk.data_directory import DataDirectory
@@ -37,10 +38,10 @@ def rocks_engine(limits: KvLimits, give_up_reserve: Callable[[DiskFull], bool]) 
     return make_engine(limits, give_up_reserve)
 
 
-def open_metadata(settings: Settings, path: Path) -> MetadataStore:
+def open_metadata(settings: Settings, path: Path, pools: Pools) -> MetadataStore:
     """The cluster's etcd, if the settings name one; else SQLite in a file."""
     if settings.cluster is None:
-        return SqliteStore(path)
+        return SqliteStore(path, pools)
     # gRPC is loaded only by a node of a cluster.
     from tidemill.server.cluster.etcd import open_etcd
 
@@ -58,6 +59,8 @@ class Runtime:
     ids: Ids = field(default_factory=RandomIds)
     #: Makes the executors of blocking work.
     pools: Pools = thread_pool
+    #: Makes the throttles of worker threads, which keep to a rate by sleeping.
+    pace: MakePace = Pace
     #: The data directory with its lock, and the space on its disk with a reserve of so many bytes.
     directory: Callable[[Path], DataDirectory] = DataDirectory
     disk_space: Callable[[Path, int], DiskSpace] = DiskSpace.with_reserve
@@ -66,6 +69,6 @@ class Runtime:
     #: Keeps the state of tables; made when the node meets its first table.
     #: The callback is asked for more room on a full disk.
     kv_engine: MakeKvEngine = rocks_engine
-    #: Opens the metadata; the path is where a store in a file has it.
-    metadata_store: Callable[[Settings, Path], MetadataStore] = open_metadata
+    #: Opens the metadata; the path is where a store in a file has it, and its blocking work runs in a pool.
+    metadata_store: Callable[[Settings, Path, Pools], MetadataStore] = open_metadata
     transport: Transport = field(default_factory=TcpTransport)

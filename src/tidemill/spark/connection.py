@@ -139,8 +139,10 @@ _opening = threading.Lock()
 
 
 def connected(servers: str, timeout_ms: int = DEFAULT_TIMEOUT_MS, *, patient: bool = True) -> Connected:
-    """This process's connection to these servers. Raises ``NodeUnavailable`` if none answers in time, or soon
-    if the caller is not ``patient``: a wrong address should be known at once.
+    """This process's connection to these servers, which is opened at its first use.
+
+    Raises ``NodeUnavailable`` if none answers in time, or soon if the caller is not ``patient``: a wrong
+    address should be known at once.
     """
     key = (os.getpid(), servers, timeout_ms)
     with _opening:

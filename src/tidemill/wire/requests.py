@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemill.errors import ProtocolError
 from tidemill.wire.apis import (
     API_VERSIONS_KEY,
+    PRODUCE,
     Api,
     find_api,
     is_flexible,
@@ -84,7 +85,6 @@ Decode = Callable[[Any, Buffer, int], tuple[Any, int]]
 _PREFIX_BYTES: Final = 8
 #: No limit: more than any length can say.
 _ANY_STRING_BYTES: Final = 2**36
-_PRODUCE_KEY: Final = 0
 _METADATA_KEY: Final = 3
 #: From this size on, records of a Produce request are not copied but become views of the frame.
 _LIFT_MIN_BYTES: Final = 16 * 1024
@@ -153,7 +153,7 @@ def decode_request(
     if not is_served(api_key, api_version):
         raise _not_served(api_key, api_version)
     entity = request_class(api_key, api_version)
-    if api_key == _PRODUCE_KEY and len(frame) >= _LIFT_MIN_BYTES:
+    if api_key == PRODUCE and len(frame) >= _LIFT_MIN_BYTES:
         return _decode_large_produce(entity, frame, header.body_offset, max_elements, decode)
     try:
         return decode_entity(entity, frame, header.body_offset, max_elements, decode=decode)

@@ -19,7 +19,7 @@ from tidemill.client import sync_client, sync_table
 from tidemill.client.async_client import AsyncTidemill
 from tidemill.client.sync_client import Tidemill
 from tidemill.client.sync_table import BucketScanner, Follow, Scan, Table, TableLease
-from tidemill.client.tables.bucket_scanner import KvBatchScanner
+from tidemill.client.tables.bucket_scanner import AsyncBucketScanner
 from tidemill.client.tables.follow import AsyncFollow
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.table import AsyncTable
@@ -35,10 +35,19 @@ TWINS = (
     (Scan, AsyncScan),
     (TableLease, AsyncLease),
     (Follow, AsyncFollow),
-    (BucketScanner, KvBatchScanner),
+    (BucketScanner, AsyncBucketScanner),
 )
 #: What the parts of the async client ask each other for.
-INNER_NAMES = {"committed_ends", "starts", "places", "pin", "release_pin", "held_by", "renew", "topic_of"}
+INNER_NAMES = {
+    "committed_ends",
+    "held_by",
+    "pin",
+    "release_pin",
+    "renew",
+    "starts",
+    "topic_of",
+    "topic_partitions",
+}
 
 
 def test_the_package_shows_its_names_without_loading_what_is_behind_them() -> None:
@@ -99,7 +108,7 @@ def public_names(kind: type) -> set[str]:
         (Scan, AsyncScan, {"to_reader"}, {"batches"}),
         (TableLease, AsyncLease, set(), set()),
         (Follow, AsyncFollow, set(), {"batches"}),
-        (BucketScanner, KvBatchScanner, {"state", "log_offset", "next_key"}, set()),
+        (BucketScanner, AsyncBucketScanner, {"state", "log_offset", "next_key"}, set()),
     ],
 )
 def test_sync_and_async_clients_have_the_same_names(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.control.commands import (
+    AdmitNode,
     AllocateProducerIds,
     BumpLeaderEpochs,
     CreatePartitions,
@@ -17,12 +18,23 @@ from tidemill.control.commands import (
     RegisterNode,
     SetClusterId,
     SetNodeConfigs,
+    SetNodeTags,
     SetTopicConfigs,
 )
 from tidemill.control.draft import Draft
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicPartition
 from tidemill.control.placement import ControlLimits
-from tidemill.control.records import PartitionsRecord, TopicRecord, chunk_key, encode
+from tidemill.control.records import (
+    CONTROLLER_KEY,
+    AliveRecord,
+    ControllerRecord,
+    PartitionsRecord,
+    Record,
+    TopicRecord,
+    alive_key,
+    chunk_key,
+    encode,
+)
 from tidemill.control.stores.store import Change, ChangeBatch, Entry, StoredKeys
 from tidemill.control.tables.commands import (
     AddTablePartition,
@@ -54,6 +66,7 @@ COMMANDS = st.one_of(
     st.builds(SetNodeConfigs, node_id=st.sampled_from([None, 0, 1]), configs=CONFIGS),
     st.builds(AllocateProducerIds, count=st.integers(1, 5)),
     st.builds(SetClusterId, cluster_id=st.just("cluster")),
+    st.builds(SetNodeTags, node_id=st.integers(0, 2), tags=st.sampled_from([(), ("x",)])),
     st.builds(
         RegisterNode,
         node_id=st.integers(0, 2),
@@ -144,6 +157,16 @@ class History:
                 else:
                     self.entries[key] = Entry(value, revision)
         return self.image
+
+    def put(self, key: str, record: Record | None) -> None:
+        """Write a record that no command writes, or delete it."""
+        revision = self.image.revision + 1
+        value = None if record is None else encode(record)
+        self.image = self.image.apply(ChangeBatch(revision, (Change(key, value),)))
+        if value is None:
+            del self.entries[key]
+        else:
+            self.entries[key] = Entry(value, revision)
 
 
 @given(BATCHES)
@@ -426,3 +449,22 @@ def test_a_change_to_one_topic_of_thousands_copies_only_its_surroundings() -> No
         before, after = getattr(old, name)._shards, getattr(new, name)._shards
         # A topic has one entry in each, and two stored keys.
         assert 1 <= sum(a is not b for a, b in zip(before, after, strict=True)) <= 2
+
+
+@given(BATCHES)
+def test_the_folds_of_a_replicated_cluster_are_equal_too(batches: Any) -> None:
+    history = History()
+    history.commit(SetClusterId(cluster_id="c", replicated=True), NODE)
+    incarnation = NODE.incarnation
+    history.put(alive_key(0), AliveRecord(incarnation=incarnation))
+    history.commit(AdmitNode(node_id=0, incarnation=incarnation))
+    history.put(CONTROLLER_KEY, ControllerRecord(node_id=0))
+    for commands in batches:
+        image = history.commit(*commands)
+        assert image == MetadataImage.from_stored(StoredKeys(image.revision, history.entries))
+        assert len(image.deleted_topics) == sum(key.startswith("deleted/") for key in history.entries)
+    history.put(alive_key(0), None)
+    history.put(CONTROLLER_KEY, None)
+    image = history.image
+    assert image == MetadataImage.from_stored(StoredKeys(image.revision, history.entries))
+    assert not image.live_nodes

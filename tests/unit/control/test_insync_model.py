@@ -2,8 +2,8 @@
 
 A small model of one partition: nodes crash, stop, lose their sessions, come back with their disk, with losses
 or with another disk, see the metadata late, and propose in-sync sets that arrive late. Records are committed
-as rule 1 of the design says: the leader that a node believes in needs all of the in-sync set that it knows, and
-those whose joining it has proposed.
+as rule 1 of the design says: whoever believes to be the leader needs all of the in-sync set that it knows,
+and those whose joining it has proposed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.support.control_world import World, directory, register
+from support.control_world import World, directory, register
 from tidemill.control import duties as duties_module
 from tidemill.control import insync, node_planning, partition_planning
 from tidemill.control.commands import (
@@ -50,6 +50,8 @@ class Model:
         self.world.create(1, 2, 3)
         self.committed = 0
         self.data = dict.fromkeys(NODES, 0)
+        #: Nodes that came back after an unclean stop and have not been compared with a leader since.
+        self.in_doubt: set[int] = set()
         self.directories = {node: node for node in NODES}
         self.next_directory = 100
         #: Nodes whose process runs, with their node epoch; it may run on without a session.
@@ -90,13 +92,13 @@ class Model:
         self.world.end_session(node)
 
     def start(self, node: int, fate: int) -> None:
-        """Come back: with the disk as it was, with losses, with another disk, or to die before the session."""
+        """Come back: with the disk as it was, with losses or another disk, or die before the session."""
         if node in self.running and node not in self.world.image.alive:
             # Its session was lost: the process registers again.
             self._end(node)
         if node in self.running or node in self.world.image.alive:
             return
-        lost = ()
+        lost: tuple[tuple[UUID, int], ...] = ()
         if fate in (3, 5):
             self.data[node] = 0
             lost = ((self.world.image.topics["t"].id, 0),)
@@ -117,6 +119,8 @@ class Model:
             )
         )
         self.notes[node] = None
+        if not self.world.image.nodes[node].clean:
+            self.in_doubt.add(node)
         if fate in (5, 6, 7):
             return
         self.running[node] = self.world.image.node_epoch(node)
@@ -144,6 +148,7 @@ class Model:
             leader = self.views[node][0].leader
             if self._leads(leader) and self._same_epoch(node, leader):
                 self.data[node] = self.data[leader]
+                self.in_doubt.discard(node)
 
     def propose(self, node: int, choice: int) -> None:
         """Propose an in-sync set; who joins has caught up. It arrives later."""
@@ -188,8 +193,13 @@ class Model:
         return self.views[node][0].leader_epoch == self.views[leader][0].leader_epoch
 
     def _follows(self, node: int, leader: int) -> bool:
-        """Whether the node is up, at the leader's epoch, and has all that the leader has."""
-        return node in self.views and self._same_epoch(node, leader) and self.data[node] == self.data[leader]
+        """Whether the node is up, at the leader's epoch, and known to have all that the leader has."""
+        return (
+            node in self.views
+            and node not in self.in_doubt
+            and self._same_epoch(node, leader)
+            and self.data[node] == self.data[leader]
+        )
 
     # -- what others do ------------------------------------------------------------------------------------
 
@@ -250,8 +260,9 @@ class Model:
         if isinstance(command, AdmitNode) and not image.nodes[command.node_id].clean:
             # A disk after an unclean stop is trusted only where there is nobody better.
             others = {*before.isr} - {command.node_id} - {*before.unfit}
-            if any(image.live(node) for node in others):
+            if command.node_id in self.in_doubt and any(image.live(node) for node in others):
                 self.data[command.node_id] = 0
+            self.in_doubt.discard(command.node_id)
         try:
             self.world.do(command)
         except ApiError:
@@ -274,9 +285,9 @@ class Model:
         assert not {*partition.isr} & {*partition.elr}
         assert {*partition.adding, *partition.removing} <= {*partition.replicas}
         for node in (*partition.isr, *partition.elr):
-            if image.admitted.get(node) == image.nodes[node].incarnation:
-                if self.data[node] < self.committed:
-                    raise LostRecords(f"node {node} has {self.data[node]} of {self.committed}: {partition}")
+            is_admitted = image.admitted.get(node) == image.nodes[node].incarnation
+            if is_admitted and self.data[node] < self.committed:
+                raise LostRecords(f"node {node} has {self.data[node]} of {self.committed}: {partition}")
 
     def check_at_rest(self) -> None:
         """After all duties: whoever runs is live, and the partition is led if it can be."""

@@ -22,7 +22,7 @@ from tidemill.control.commands import (
 )
 from tidemill.control.image import MetadataImage
 from tidemill.control.placement import ControlLimits
-from tidemill.control.planning import bump_commands, plan
+from tidemill.control.planning import plan
 from tidemill.control.records import PartitionImage, PartitionsRecord, chunk_key, encode
 from tidemill.control.stores.store import TXN_OPERATIONS_MAX, Change, ChangeBatch
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict
@@ -262,7 +262,10 @@ def test_no_producer_id_is_given_twice() -> None:
 
 def test_bumping_raises_the_epoch_of_the_partitions_that_a_node_leads_and_of_no_other() -> None:
     image = run(WITH_T, create("u", 2, 1))
-    bumped = run(image, *bump_commands(image, 1))
+    bumped = image
+    for name, topic in image.topics.items():
+        led = tuple(index for index, partition in enumerate(topic.partitions) if partition.leader == 1)
+        bumped = run(bumped, BumpLeaderEpochs(name=name, partitions=led))
     for name, topic in image.topics.items():
         for was, now in zip(topic.partitions, bumped.topics[name].partitions, strict=True):
             assert now.leader == was.leader

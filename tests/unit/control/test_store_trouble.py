@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.support.store_proxy import StoreProxy
+from support.store_proxy import StoreProxy
 from tidemill.control.commands import (
     AllocateProducerIds,
     Command,
@@ -22,7 +22,7 @@ from tidemill.control.commands import (
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataImage
 from tidemill.control.stores.memory import MemoryStore
-from tidemill.control.stores.store import Compare, OutcomeUnknown, Put, StoreUnavailable, Txn
+from tidemill.control.stores.store import ChangeBatch, Compare, OutcomeUnknown, Put, StoreUnavailable, Txn
 from tidemill.control.tables.commands import CreateDatabase, DropDatabase
 from tidemill.errors import ApiError, ErrorCode
 
@@ -52,9 +52,12 @@ async def controller(proxy: StoreProxy) -> AsyncIterator[Controller]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
+    """Let the others have their turns until it is so."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it does not come to that")
 
 
 async def test_a_watch_that_fails_is_begun_again_and_nothing_is_missed(
@@ -71,7 +74,7 @@ async def test_a_watch_that_fails_is_begun_again_and_nothing_is_missed(
     assert "t" not in controller.image.topics
     proxy.unavailable = False
     await until(lambda: "t" in controller.image.topics)
-    assert (controller.trouble, controller.trouble_since, controller.failure) == (None, None, None)
+    assert [controller.trouble, controller.trouble_since, controller.failure] == [None] * 3
     await other.submit(topic("u"))
     await until(lambda: "u" in controller.image.topics)
     await controller.submit(topic("v"))
@@ -170,3 +173,20 @@ async def test_nothing_is_committed_behind_the_fence(proxy: StoreProxy, controll
         await submitted
     assert caught.value.code is ErrorCode.not_controller
     assert "u" not in controller.image.topics
+
+
+async def test_a_watch_that_brings_nothing_does_not_hold_up_commands(
+    proxy: StoreProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.control.controller._WATCH_PATIENCE_SECONDS", 0)
+
+    async def watch(from_revision: int) -> AsyncIterator[ChangeBatch]:
+        await asyncio.Event().wait()
+        yield ChangeBatch(0, ())
+
+    proxy.watch = watch  # type: ignore[method-assign,assignment]
+    controller = Controller(proxy)
+    await controller.start()
+    await controller.submit(NODE)
+    assert controller.image.nodes
+    await controller.stop()

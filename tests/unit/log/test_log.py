@@ -423,15 +423,6 @@ def test_deleting_makes_room_on_a_full_disk_and_survives_a_crash() -> None:
         assert (log.log_start_offset, log.end_offset) == (4, 4)
 
 
-def test_removal_deletes_the_directory_and_stops_the_log() -> None:
-    storage, log = opened()
-    append(log, "a")
-    log.remove()
-    assert storage.list_dir(DIRECTORY) == []
-    with pytest.raises(StorageError, match="deleted"):
-        append(log, "b")
-
-
 # --- by time
 
 

@@ -30,7 +30,7 @@ def make_log(storage: FaultyStorage | None = None, **config: Any) -> PartitionLo
 
 
 def headers(log: PartitionLog) -> list[BatchHeader]:
-    """Of every batch of the log, in order."""
+    """The headers of all batches of the log, in order."""
     found = []
     for batch in log.read_batches(log.log_start_offset, log.durable_offset):
         found += [header for header, _ in batches_of(batch)]

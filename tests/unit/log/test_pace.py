@@ -49,3 +49,9 @@ def test_a_breath_is_taken_once_a_millisecond() -> None:
         clock.now += 0.0001
         pace.breathe()
     assert 8 <= len(clock.sleeps) <= 10
+
+
+def test_a_throttle_that_has_ended_sleeps_no_more() -> None:
+    pace = Pace(1)
+    pace.end()
+    pace.spend(10**6)

@@ -57,6 +57,8 @@ class Replica:
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     #: Compaction was at work in this log, or in the one that it was fetched from.
     thinned: bool = False
+    #: The high watermark that the log was told last, or that it found at its start.
+    noted: int | None = None
     log: PartitionLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,13 @@ class Replica:
     def open(self) -> None:
         self.log, report = open_log(self.storage, DIRECTORY, self.config, IndexCache(max_bytes=1))
         assert not report.cuts
+        found = self.log.high_watermark_checkpoint
+        assert found is None or (self.noted is not None and found <= self.noted)
+        self.noted = found
+
+    def note_high_watermark(self, offset: int) -> None:
+        self.log.note_high_watermark(offset)
+        self.noted = offset
 
     @property
     def end_offset(self) -> int:
@@ -202,6 +211,8 @@ class ReplicaModel(RuleBasedStateMachine):
         for replica in self.replicas:
             flush(replica.log)
         self.committed = max(self.committed, min(replica.log.durable_offset for replica in self.replicas))
+        for replica in self.replicas:
+            replica.note_high_watermark(self.committed)
 
     # --- leadership
 
@@ -235,7 +246,7 @@ class ReplicaModel(RuleBasedStateMachine):
         cuts = follower.log.truncate_to(offset, self.now_ms)
         assert bool(cuts) == (len(kept) < len(follower.batches))
         follower.batches = kept
-        assert follower.log.high_watermark_checkpoint is None
+        assert follower.log.high_watermark_checkpoint == follower.noted, "what is committed was not cut"
         assert [name for name in follower.storage.list_dir(DIRECTORY) if ".cut-" in name] or not cuts
 
     @precondition(lambda self: self.matched and not self.committed)
@@ -258,11 +269,13 @@ class ReplicaModel(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1), in_order=st.booleans())
     def restart(self, number: int, in_order: bool) -> None:
         replica = self.replicas[number]
+        noted, is_written = replica.noted, bool(replica.log.segments)
         if in_order:
             replica.log.close()
         else:
             replica.storage = replica.storage.crash(power_loss=False)
         replica.open()
+        assert not in_order or not is_written or replica.noted == noted
 
     @rule(number=st.integers(0, 1))
     def compact(self, number: int) -> None:
@@ -280,6 +293,8 @@ class ReplicaModel(RuleBasedStateMachine):
         for replica in getattr(self, "replicas", ()):
             log, folded = replica.log, replica.folded()
             assert log.end_offset == replica.end_offset
+            assert log.high_watermark_checkpoint == replica.noted
+            assert replica.noted is None or replica.noted <= log.end_offset
             assert list(log.epochs.entries) == replica.epochs()
             assert producers_of(log.producers) == producers_of(folded)
             assert log.producers.transactions.open == folded.transactions.open

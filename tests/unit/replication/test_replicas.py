@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -15,8 +16,10 @@ from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, Sync
 from tidemill.log.checkpoint import CHECKPOINT_NAME
 from tidemill.log.inventory import INVENTORY_NAME
 from tidemill.log.storage import LocalStorage, Storage
+from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import LOGS, Placement, Replicas, partition_directory
+from tidemill.replication.state import Role
 
 ID, OTHER = UUID(int=1), UUID(int=2)
 NOW = 1_000_000
@@ -59,6 +62,35 @@ def test_a_partition_is_opened_at_its_first_use_and_kept(storage: FaultyStorage)
     assert replicas.exists_on_disk(placement())
 
 
+def test_partitions_take_the_roles_that_the_metadata_gives_and_listeners_hear_of_it(
+    storage: FaultyStorage,
+) -> None:
+    replicas = replicas_on(storage)
+    heard: list[tuple[int, Role, int]] = []
+    replicas.role_listeners.append(lambda each: heard.append((each.index, each.role, each.leader)))
+    here, other = 0, 2
+    follows = PartitionAssignment(other, 3, (other, here), (other, here))
+    leads = PartitionAssignment(here, 4, (other, here), (other, here), partition_epoch=1)
+    assert replicas.apply([replace(placement(), assignment=follows)]) == []
+    assert replicas.apply([replace(placement(), assignment=leads)]) == []
+    assert replicas.apply([replace(placement(), assignment=follows)]) == [], "older news"
+    assert heard == [(0, Role.FOLLOWER, other), (0, Role.LEADER, -1)]
+    partition = replicas.peek(ID, 0)
+    assert partition is not None
+    assert list(partition.followers) == [other]
+
+
+def test_a_partition_that_cannot_be_opened_is_reported_and_the_others_are_applied(
+    storage: FaultyStorage,
+) -> None:
+    write(replicas_on(storage).open(placement()), "a")
+    replicas = replicas_on(storage)
+    storage.fail_next("open", "-0/")
+    failed = replicas.apply([placement(0), placement(1)])
+    assert [placed.index for placed, _ in failed] == [0]
+    assert replicas.peek(ID, 1) is not None
+
+
 def test_a_partition_that_was_closed_is_opened_again(storage: FaultyStorage) -> None:
     replicas = replicas_on(storage)
     write(replicas.open(placement()), "a", "b")
@@ -66,6 +98,24 @@ def test_a_partition_that_was_closed_is_opened_again(storage: FaultyStorage) -> 
     assert len(replicas) == 0
     again = replicas.open(placement())
     assert (again.high_watermark, again.local_log.end_offset) == (2, 2)
+
+
+def test_the_high_watermark_of_a_closed_partition_is_read_from_its_checkpoint(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    assert replicas.closed_high_watermark("t", ID, 0) == 0, "it was never written to"
+    partition = replicas.open(placement())
+    write(partition, "a", "b", "c")
+    replicas.close_partition(partition)
+    assert replicas.closed_high_watermark("t", ID, 0) == 3
+    partition = replicas.open(placement())
+    # As of a replica that has more on its disk than the others.
+    partition.local_log.note_high_watermark(2)
+    replicas.close_partition(partition)
+    assert replicas.closed_high_watermark("t", ID, 0) == 2
+    path = f"{partition_directory('t', ID, 0)}/{CHECKPOINT_NAME}"
+    storage.open(path).truncate(0)
+    assert replicas.closed_high_watermark("t", ID, 0) is None
+    assert replicas.peek(ID, 0) is None, "nothing was opened"
 
 
 def damaged(storage: FaultyStorage) -> None:
@@ -136,6 +186,22 @@ def test_while_appends_are_refused_reads_go_on(storage: FaultyStorage) -> None:
     replicas.refuse_appends(None)
     write(opened, "b")
     write(replicas.open(placement(1)), "b")
+
+
+def test_some_topics_take_appends_while_others_are_refused_but_none_while_all_are_held(
+    storage: FaultyStorage,
+) -> None:
+    replicas = replicas_on(storage)
+    opened = replicas.open(placement())
+    replicas.refuse_appends(DiskFull("full"), but={opened.topic})
+    write(opened, "a")
+    replicas.hold_appends(DiskFull("no leader epoch yet"))
+    replicas.refuse_appends(DiskFull("full"), but={opened.topic})
+    for partition in (opened, replicas.open(placement(1))):
+        with pytest.raises(DiskFull, match="no leader epoch yet"):
+            partition.append(plain_batch("b"), NOW)
+    replicas.hold_appends(None)
+    write(opened, "b")
 
 
 def test_producers_read_back_after_a_crash_count_as_active_now(storage: FaultyStorage) -> None:

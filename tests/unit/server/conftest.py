@@ -13,8 +13,9 @@ from support.quiet_node import start_quiet_node
 from support.typos import refuse_typos
 from tidemill.server.broker import Broker
 from tidemill.server.node import Node
-from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
+from tidemill.server.requests.dispatch import BrokerDispatcher
+from tidemill.server.traffic import Traffic
 from tidemill.wire.apis import APIS_BY_NAME
 from tidemill.wire.encode import encode_request
 from tidemill.wire.requests import decode_request, decode_response, parse_header
@@ -71,11 +72,7 @@ def ask() -> Callable[..., Awaitable[Any]]:
             sent.set_result,
             lambda: sent.set_exception(aborted),
         )
-        served = served_apis()[key]
-        if served.in_task:
-            call.reply(await served.handler(broker, call))
-        else:
-            served.handler(broker, call)
+        BrokerDispatcher(broker, Traffic()).dispatch(call)
         (response,) = await sent
         correlation_id, entity = decode_response(key, version, bytes(response)[4:])
         assert correlation_id == CORRELATION_ID

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from support.api_versions import all_versions
 from tidemill.wire.apis import (
     APIS,
     Api,
-    all_versions,
     find_api,
     is_flexible,
     is_served,

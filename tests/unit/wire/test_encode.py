@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from kio.schema.consumer_protocol_subscription.v3.data import ConsumerProtocolSubscription
 from kio.serial import entity_reader, entity_writer
 
+from support.api_versions import all_versions
 from support.typos import refuse_typos
 from tidemill.errors import ErrorCode
-from tidemill.wire.apis import all_versions, request_class, response_class, response_header_version
+from tidemill.wire.apis import request_class, response_class, response_header_version
 from tidemill.wire.encode import encode_entity, encode_request, encode_response
 from tidemill.wire.requests import decode_request, decode_response, ms, parse_header
 from tidemill.wire.schema import FieldSpec, fields_of

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import tidemill.wire.requests as requests_module
+from support.api_versions import all_versions
 from tidemill.errors import ErrorCode, ProtocolError
-from tidemill.wire.apis import all_versions, is_served
+from tidemill.wire.apis import is_served
 from tidemill.wire.encode import encode_request, encode_response
 from tidemill.wire.guard import write_uvarint
 from tidemill.wire.requests import decode_request, decode_response, parse_header

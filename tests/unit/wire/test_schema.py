@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.wire.apis import all_versions, request_class, response_class
+from support.api_versions import all_versions
+from tidemill.wire.apis import request_class, response_class
 from tidemill.wire.encode import encode_entity
 from tidemill.wire.schema import MISSING, fields_of, min_size
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from tidemill.records.batch import HEADER_BYTES, parse_header
+from tidemill.records.batch import CRC_START, HEADER_BYTES, parse_header
 from tidemill.records.compression import NONE
 from tidemill.records.record import Record, build_batch, recompress
 
@@ -22,7 +22,6 @@ _MAGIC = b"TMLD"
 VALUE_BYTES_MIN = _STAMP.size
 
 _CRC_FIELD = 17
-_CRC_START = 21
 _TIMES_AND_PRODUCER = struct.Struct(">qqqhi")
 _TIMES_FIELD = 27
 
@@ -55,7 +54,7 @@ class BatchTemplate:
         for number, position in enumerate(self._number_positions, first_number):
             struct.pack_into(">q", data, position, number)
         _TIMES_AND_PRODUCER.pack_into(data, _TIMES_FIELD, timestamp_ms, timestamp_ms, *producer)
-        struct.pack_into(">I", data, _CRC_FIELD, crc32c(memoryview(data)[_CRC_START:]))
+        struct.pack_into(">I", data, _CRC_FIELD, crc32c(memoryview(data)[CRC_START:]))
         if codec == NONE:
             return bytes(data)
         return recompress(parse_header(data), memoryview(data)[HEADER_BYTES:], codec)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidemill.cli.positions import UNIT_MS
 from tidemill.cli.session import Session, command, warn
 from tidemill.cli.tables.session import TableArgument, YesOption, confirm, plural, run, time_text, with_table
 
@@ -23,7 +24,6 @@ __all__ = (
 )
 
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SUMMED = ("row_count", "state_bytes", "log_bytes", "snapshot_count", "scanner_count")
 
 
@@ -58,7 +58,7 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         raise ValueError(f"{text[:50]!r} is no span of time: use one like 90s, 10m, 2h or 1d")
-    return int(match[1]) * _UNIT_MS[match[2]]
+    return int(match[1]) * UNIT_MS[match[2]]
 
 
 # -- stats -----------------------------------------------------------------------------------------------

@@ -43,21 +43,21 @@ def records_by_partition(
     headers: Column | None,
 ) -> dict[int, Outgoing]:
     """The records by partition. ``turn`` is the partition for those that nothing else decides about."""
-    octets = _octets(values, "values")
+    as_bytes = _as_bytes(values, "values")
     records = Outgoing(
-        None if keys is None else _octets(keys, "keys"),
-        octets,
+        None if keys is None else _as_bytes(keys, "keys"),
+        as_bytes,
         None if timestamps_ms is None else _times(timestamps_ms),
         None if headers is None else encode_headers(_array(headers, _HEADERS)),
     )
-    if not len(octets):
+    if not len(as_bytes):
         return {}
     chosen = _choose(records, turn, partition, partition_count)
     _check_partitions(chosen, topic, partition_count)
     found = {}
     for index in np.unique(chosen).tolist():
         indexes = np.flatnonzero(chosen == index)
-        found[index] = records if len(indexes) == len(octets) else _taken(records, indexes)
+        found[index] = records if len(indexes) == len(as_bytes) else _taken(records, indexes)
     return found
 
 
@@ -99,7 +99,7 @@ def _taken(records: Outgoing, indexes: npt.NDArray[np.intp]) -> Outgoing:
     )
 
 
-def _octets(column: Column, name: str) -> pa.BinaryArray:
+def _as_bytes(column: Column, name: str) -> pa.BinaryArray:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         kind = column.type
         if not (
@@ -111,7 +111,7 @@ def _octets(column: Column, name: str) -> pa.BinaryArray:
             or arrow.is_fixed_size_binary(kind)
         ):
             raise ApiError(
-                ErrorCode.invalid_record, f"the {name} have type {kind}: give them as text or octets"
+                ErrorCode.invalid_record, f"the {name} have type {kind}: give them as text or bytes"
             )
     return _array(column, pa.binary())
 

@@ -1,4 +1,4 @@
-"""``KvBatchScanner``: the rows of one bucket, batch by batch, through a cursor on the server.
+"""``AsyncBucketScanner``: the rows of one bucket, batch by batch, through a cursor on the server.
 
 Pending → Active → Done. The first ``next_batch`` opens the cursor; the next request is already under way
 while the caller works on the last batch. A request whose answer was lost is repeated, and the server gives
@@ -25,8 +25,8 @@ from tidemill.net.retry import RetryPolicy, retry
 __all__ = (
     "DEFAULT_FETCH_BYTES",
     "DEFAULT_TIMEOUT_MS",
+    "AsyncBucketScanner",
     "BucketScan",
-    "KvBatchScanner",
     "ScannerState",
     "read_batches",
 )
@@ -69,7 +69,7 @@ class BucketScan:
     end_key: bytes | None = None
 
 
-class KvBatchScanner(Unpicklable):
+class AsyncBucketScanner(Unpicklable):
     """A cursor over the rows of one bucket. Use it in ``async with``: leaving it closes the cursor."""
 
     def __init__(
@@ -98,7 +98,7 @@ class KvBatchScanner(Unpicklable):
         self.next_key: bytes | None = None
 
     @property
-    def place(self) -> tuple[str, int]:
+    def topic_partition(self) -> tuple[str, int]:
         """Topic and number of the bucket."""
         return self._scan.topic, self._scan.bucket
 
@@ -111,7 +111,7 @@ class KvBatchScanner(Unpicklable):
             "start_key=scanner.next_key goes on from here"
         )
 
-    async def __aenter__(self) -> KvBatchScanner:
+    async def __aenter__(self) -> AsyncBucketScanner:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

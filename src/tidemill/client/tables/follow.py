@@ -70,8 +70,9 @@ class ChangeBatch:
             yield Change(op, row, self.bucket, offset)
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The rows with ``_tidemill_op``, ``_tidemill_bucket``, ``_tidemill_offset`` and
-        ``_tidemill_timestamp_ms``.
+        """The rows, with columns for the change of each.
+
+        They are ``_tidemill_op``, ``_tidemill_bucket``, ``_tidemill_offset`` and ``_tidemill_timestamp_ms``.
         """
         batch = self.rows.append_column("_tidemill_op", self.ops)
         batch = batch.append_column(
@@ -178,7 +179,7 @@ class AsyncFollow(Unpicklable):
             if topic not in topics or known.get(topic, topics[topic]) != topics[topic]:
                 del reader.positions[topic, bucket]
         self._partition_ids = topics
-        for partition in table.places():
+        for partition in table.topic_partitions():
             reader.positions.setdefault(partition, 0)
 
     async def _changes(self, fetched: FetchedBatches) -> list[ChangeBatch]:
@@ -216,7 +217,7 @@ def _snapshot_batch(table: TableDefinition, batch: pa.RecordBatch) -> ChangeBatc
 
 
 def _lenient(table: TableDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows in the schema of all change batches, in which only the key is not nullable."""
+    """Rows in the schema of all change batches, in which only the key is not nullable."""
     if not table.has_primary_key:
         return rows
     return pa.RecordBatch.from_arrays(rows.columns, schema=_lenient_schema(table, rows.schema))

@@ -1,4 +1,6 @@
-"""A scan of a whole table: one pin over all buckets, some of them read side by side.
+"""A scan of a whole table: all buckets are pinned, and some of them read side by side.
+
+Each node that leads buckets pins them at a moment of its own; the pins have one id.
 
 Memory is bounded: each bucket that is read has one batch in hand and one on its way. The order of rows is
 that of their keys within a bucket; rows of different buckets come as they arrive.
@@ -10,13 +12,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from tidemill.client.keeping import keep_alive
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.arguments import whole_number
-from tidemill.client.tables.bucket_scanner import DEFAULT_FETCH_BYTES, BucketScan, KvBatchScanner
+from tidemill.client.tables.bucket_scanner import DEFAULT_FETCH_BYTES, AsyncBucketScanner, BucketScan
 from tidemill.errors import TableCode, TableError, TidemillError
 from tidemill.records.columns import compute as pc
 
@@ -209,20 +213,15 @@ class AsyncScan(Unpicklable):
             return
         pin = await self._table.pin()
         pause_seconds = min(_KEEP_ALIVE_SECONDS_MAX, pin.idle_ms / 3000)
-        keeper = asyncio.get_running_loop().create_task(self._keep(pin.pin_id, pause_seconds))
+        keeping = partial(self._table.release_pin, pin.pin_id, keep_alive=True, nodes=pin.nodes)
+        keeper = asyncio.get_running_loop().create_task(keep_alive(pause_seconds, keeping))
         self._offsets = dict(pin.log_offsets)
         try:
             yield _Held(pin.pin_id, pin.log_offsets, pause_seconds)
         finally:
             keeper.cancel()
             with contextlib.suppress(TidemillError, OSError):
-                await self._table.release_pin(pin.pin_id)
-
-    async def _keep(self, pin_id: str, pause_seconds: float) -> None:
-        while True:
-            await asyncio.sleep(pause_seconds)
-            with contextlib.suppress(TidemillError, OSError):
-                await self._table.release_pin(pin_id, keep_alive=True)
+                await self._table.release_pin(pin.pin_id, nodes=pin.nodes)
 
     def _buckets(self, pin_id: str | None, held: Collection[tuple[str, int]]) -> list[BucketScan]:
         definition, options = self._table.definition, self._options
@@ -254,13 +253,13 @@ class AsyncScan(Unpicklable):
     ) -> AsyncGenerator[pa.RecordBatch]:
         """Batches of all buckets as they come; the next bucket is opened when one is done."""
         waiting = list(reversed(buckets))
-        running: dict[asyncio.Task[Any], KvBatchScanner] = {}
+        running: dict[asyncio.Task[Any], AsyncBucketScanner] = {}
         loop = asyncio.get_running_loop()
-        keeper = loop.create_task(_keep_alive(running, keep_alive_seconds))
+        keeper = loop.create_task(keep_alive(keep_alive_seconds, partial(_keep_all, running)))
         try:
             while waiting or running:
                 while waiting and len(running) < self._options.parallel:
-                    scanner = KvBatchScanner(
+                    scanner = AsyncBucketScanner(
                         self._table.cluster, waiting.pop(), fetch_max_bytes=self._options.fetch_max_bytes
                     )
                     running[loop.create_task(scanner.next_batch())] = scanner
@@ -281,16 +280,14 @@ class AsyncScan(Unpicklable):
             await asyncio.gather(*running, return_exceptions=True)
             await asyncio.gather(*(each.close() for each in running.values()), return_exceptions=True)
 
-    def _note_offset(self, scanner: KvBatchScanner) -> None:
+    def _note_offset(self, scanner: AsyncBucketScanner) -> None:
         if scanner.log_offset is not None:
-            self._offsets[scanner.place] = scanner.log_offset
+            self._offsets[scanner.topic_partition] = scanner.log_offset
 
 
-async def _keep_alive(running: Mapping[asyncio.Task[Any], KvBatchScanner], pause_seconds: float) -> None:
+async def _keep_all(running: Mapping[asyncio.Task[Any], AsyncBucketScanner]) -> None:
     """Tell the server that the scans are needed, however long the caller works on a batch."""
-    while True:
-        await asyncio.sleep(pause_seconds)
-        for scanner in list(running.values()):
-            # A scan that has ended raises when it is asked for rows.
-            with contextlib.suppress(TidemillError, OSError):
-                await scanner.keep_alive()
+    for scanner in list(running.values()):
+        # A scan that has ended raises when it is asked for rows.
+        with contextlib.suppress(TidemillError, OSError):
+            await scanner.keep_alive()

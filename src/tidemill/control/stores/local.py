@@ -163,10 +163,6 @@ class LocalStore:
 
         await self._run(revoke)
 
-    async def expire_leases(self) -> None:
-        """End store leases past their deadline. For simulations that move the clock and do nothing else."""
-        await self._run(lambda: None)
-
     async def close(self) -> None:
         """Release everything and end the watches."""
         if self._closed:

@@ -20,7 +20,6 @@ import asyncio
 import os
 import sqlite3
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.control.stores.local import LocalStore, monotonic_ms
 from tidemill.control.stores.store import Change, ChangeBatch, Entry, RevisionCompacted, StoredKeys, Txn
+from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import (
     CorruptData,
     DataDirectoryInUse,
@@ -73,12 +73,13 @@ class SqliteStore(LocalStore):
     def __init__(
         self,
         path: str | os.PathLike[str],
+        pools: Pools = thread_pool,
         *,
         history_revisions: int = 1_000,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         super().__init__(_SqliteEngine(Path(path), history_revisions), clock_ms)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tidemill-metadata")
+        self._executor = pools("metadata", 1)
 
     async def close(self) -> None:
         """Write the log back into the file and release both."""

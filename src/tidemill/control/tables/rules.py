@@ -39,7 +39,7 @@ DESCRIPTION_BYTES_MAX = 128 * 1024
 LEASES_PER_TABLE_MAX = 1_000
 SNAPSHOTS_PER_LEASE_MAX = 30_000
 """The most snapshots of a lease, about 800 kB: every bucket of the largest table that a node can hold."""
-HOLDER_CHARACTERS_MAX = 1_000
+HOLDER_CHARACTERS_MAX = 255
 
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_-]{1,100}")
 _PARTITION_VALUE = re.compile(rf"[A-Za-z0-9._-]{{1,{PARTITION_VALUE_CHARACTERS_MAX}}}")

@@ -16,7 +16,8 @@ from tidemill.groups.consumer.handlers import ConsumerGroupHandlers
 from tidemill.groups.consumer.heartbeats import changes_nothing
 from tidemill.groups.consumer.member import JOIN_EPOCH
 from tidemill.groups.consumer.messages import Refused
-from tidemill.groups.records import GroupMetadataRecord, OffsetCommitRecord, encode_record
+from tidemill.groups.consumer.records import ConsumerRecord
+from tidemill.groups.records import encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,7 +166,7 @@ class GroupDraft:
         del now_ms
         self._records += records
         for record in records:
-            assert not isinstance(record, GroupMetadataRecord | OffsetCommitRecord), record
+            assert isinstance(record, ConsumerRecord), record
             self.handlers.replay(record)
 
 

@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeVar
 from tidemill.config.topic import TopicConfig
 from tidemill.config.topic_keys import LONG_MAX
 from tidemill.log.retention import SegmentFacts
+from tidemill.log.segment import RELATIVE_OFFSET_MAX
 
 __all__ = ("NO_FLOOR", "Cleanable", "find_cleanable", "group_segments", "is_due")
 
+#: The floor of a log of which nothing has to be kept for others.
 NO_FLOOR = 2**63 - 1
-#: Offsets inside a segment are kept relative, in 31 bits, as Kafka does.
-_RELATIVE_OFFSET_MAX = 2**31 - 1
 
 
 class Cleanable(NamedTuple):
@@ -88,7 +88,7 @@ def group_segments(segments: Sequence[_S], segment_bytes: int) -> list[list[_S]]
         fits = (
             groups
             and size_bytes + segment.size_bytes <= segment_bytes
-            and segment.next_offset - 1 - groups[-1][0].base_offset <= _RELATIVE_OFFSET_MAX
+            and segment.next_offset - 1 - groups[-1][0].base_offset <= RELATIVE_OFFSET_MAX
         )
         if fits:
             groups[-1].append(segment)

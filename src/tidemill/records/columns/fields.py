@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tidemill.records.columns.scalar import Body, Int64s, corrupt, read_varint
+from tidemill.records.columns.scalar import Body, Int64s
 from tidemill.records.columns.varints import STRIDES, Unusual, Words, load_numbers, numbers_at
+from tidemill.records.record import corrupt, read_bounded_varint
 from tidemill.records.rewriting import no_breath
 
 __all__ = (
@@ -65,8 +66,9 @@ def words_of(body: Body) -> Words:
 
 
 def find_starts(body: Body, position: int, count: int, breathe: Breathe = no_breath) -> tuple[Int64s, int]:
-    """Where each of ``count`` records from ``position`` on begins, and where the last one ends, which may be
-    outside the body. Raises ``ApiError`` for a length that is not one.
+    """Where each of ``count`` records from ``position`` on begins, and where the last one ends.
+
+    That may be outside of the body. Raises ``ApiError`` for a length that is not one.
     """
     starts = np.empty(count, np.int64)
     found = 0
@@ -120,7 +122,7 @@ def _walk(body: Body, position: int) -> Iterator[int]:
 
 def _record_at(body: Body, position: int) -> tuple[int, int]:
     """The position behind the length of the record at ``position``, and the position where it ends."""
-    length, behind = read_varint(body, position)
+    length, behind = read_bounded_varint(body, position)
     if length < 0 or behind + length > len(body):
         raise corrupt(f"a record of {length} bytes does not fit in the batch")
     return behind, behind + length

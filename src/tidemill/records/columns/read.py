@@ -31,10 +31,10 @@ from tidemill.records.columns.fields import (
     with_headers,
     words_of,
 )
-from tidemill.records.columns.scalar import Body, Int64s, corrupt, read_headers, read_one_by_one
+from tidemill.records.columns.scalar import Body, Int64s, read_headers, read_one_by_one
 from tidemill.records.columns.varints import numbers_at
 from tidemill.records.compression import decompress
-from tidemill.records.record import MAX_DECOMPRESSED_BYTES, RECORD_BYTES_MIN, Header
+from tidemill.records.record import MAX_DECOMPRESSED_BYTES, RECORD_BYTES_MIN, Header, corrupt
 
 __all__ = ("RecordColumns", "read_columns")
 

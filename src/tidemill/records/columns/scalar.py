@@ -11,18 +11,16 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-from tidemill.errors import ApiError, ErrorCode
 from tidemill.records.batch import BatchHeader
-from tidemill.records.record import Header
+from tidemill.records.record import Header, corrupt, read_bounded_varint
 
-__all__ = ("Body", "Int64s", "corrupt", "read_headers", "read_one_by_one", "read_varint")
+__all__ = ("Body", "Int64s", "read_headers", "read_one_by_one")
 
 #: Uncompressed records.
 Body = bytes | memoryview
 Int64s = npt.NDArray[np.int64]
 
 _COLUMNS = 9
-_VARINT_SHIFT_MAX = 63
 
 
 def read_one_by_one(header: BatchHeader, body: Body) -> Int64s:
@@ -49,18 +47,20 @@ def _read_record(header: BatchHeader, body: Body, start: int, out: array[int]) -
 
     Raises ``OverflowError`` for what does not fit into a column.
     """
-    length, position = read_varint(body, start)
+    length, position = read_bounded_varint(body, start)
     end = position + length
     if length < 0 or end > len(body):
         raise corrupt(f"a record of {length} bytes does not fit in the batch")
-    timestamp_delta, position = read_varint(body, position + 1)  # behind the attributes, which mean nothing
-    offset_delta, position = read_varint(body, position)
-    key_length, key_start = read_varint(body, position)
+    timestamp_delta, position = read_bounded_varint(
+        body, position + 1
+    )  # behind the attributes, which mean nothing
+    offset_delta, position = read_bounded_varint(body, position)
+    key_length, key_start = read_bounded_varint(body, position)
     if key_length < 0:
         key_length, position = -1, key_start
     else:
         position = key_start + key_length
-    value_length, value_start = read_varint(body, position)
+    value_length, value_start = read_bounded_varint(body, position)
     if value_length < 0:
         value_length, position = -1, value_start
     else:
@@ -80,7 +80,7 @@ def _read_record(header: BatchHeader, body: Body, start: int, out: array[int]) -
 
 def read_headers(body: Body, position: int, end: int) -> tuple[tuple[Header, ...], int]:
     """The headers whose count is at ``position`` in a record that ends at ``end``, and where they end."""
-    count, position = read_varint(body, position)
+    count, position = read_bounded_varint(body, position)
     if not count:
         return (), position
     if count < 0 or count * 2 > end - position:
@@ -100,35 +100,10 @@ def read_headers(body: Body, position: int, end: int) -> tuple[tuple[Header, ...
 
 
 def _read_bytes(body: Body, position: int) -> tuple[bytes | None, int]:
-    length, start = read_varint(body, position)
+    length, start = read_bounded_varint(body, position)
     if length < 0:
         return None, start
     end = start + length
     if end > len(body):
         raise corrupt(f"a field of {length} bytes does not fit in the batch")
     return bytes(body[start:end]), end
-
-
-def read_varint(body: Body, position: int) -> tuple[int, int]:
-    """A zigzag number of at most ten bytes, and the position behind it."""
-    try:
-        byte = body[position]
-        if byte < 0x80:
-            return (byte >> 1) ^ -(byte & 1), position + 1
-        shift = result = 0
-        while byte >= 0x80:
-            result |= (byte & 0x7F) << shift
-            shift += 7
-            position += 1
-            byte = body[position]
-            if shift > _VARINT_SHIFT_MAX:
-                raise corrupt("a number does not fit in 64 bits")
-    except IndexError:
-        raise corrupt("a number runs past the end of the batch") from None
-    result |= byte << shift
-    return (result >> 1) ^ -(result & 1), position + 1
-
-
-def corrupt(what: str) -> ApiError:
-    """The error for a batch whose bytes do not fit together."""
-    return ApiError(ErrorCode.corrupt_message, f"corrupt record batch: {what}")

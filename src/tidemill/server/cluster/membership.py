@@ -34,8 +34,10 @@ from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
 from tidemill.server.cluster.held_partitions import HeldPartitions
-from tidemill.server.cluster.joining import cluster_transport, note_seen, read_secret
+from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
+from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
+from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 from tidemill.server.cluster.replica_ends import ReplicaEnds
 
@@ -82,6 +84,7 @@ class Membership:
         runtime: Runtime,
         directory: DataDirectory,
         identity: DirectoryIdentity,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         settings, loop = broker.settings, asyncio.get_running_loop()
         self._broker = broker
@@ -92,7 +95,7 @@ class Membership:
         self.incarnation = runtime.ids.uuid()
         self._registration: _Registration | None = None
         #: For intervals; it goes on while the machine sleeps, where the system has such a clock.
-        self._steady_ms = lambda: int(loop.time() * 1000)
+        self._steady_ms: Callable[[], int] = lambda: int(loop.time() * 1000)
         secret = read_secret(settings, broker.image)
         transport = cluster_transport(settings, runtime.transport)
         assert broker.image.cluster_id is not None
@@ -103,7 +106,8 @@ class Membership:
             secret,
             lambda: broker.image.node_epoch(broker.node_id),
         )
-        self.peers = Peers(PeerContext(shown, transport, runtime.ids, runtime.wall_ms), self._address_of)
+        self._context = PeerContext(shown, transport, runtime.ids, runtime.wall_ms)
+        self.peers = Peers(self._context, self._address_of)
         self.session = Session(
             store,
             broker.node_id,
@@ -111,9 +115,22 @@ class Membership:
             clock_ms=self._steady_ms,
             ttl_ms=settings.session_timeout_ms,
             renew_ms=settings.session_timeout_ms // _RENEWALS_PER_SESSION,
+            on_lease=on_lease,
         )
-        self.elected = ClusterController(broker.controller, store, self.session, broker.node_id)
+        self.probing = Probing(
+            broker.node_id,
+            self.peers,
+            lambda: broker.image,
+            seed=runtime.ids.token(8),
+            clock_ms=self._steady_ms,
+            wall_ms=runtime.wall_ms,
+            on_change=self._suspects_changed,
+        )
+        self.elected = ClusterController(
+            broker.controller, store, self.session, broker.node_id, suspects=self.probing.suspects
+        )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
+        self.node_requests = NodeRequests(self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
             broker.replicas,
@@ -121,6 +138,8 @@ class Membership:
             broker.clock,
             propose=self._propose_in_sync,
             report_unfit=self._report_unfit,
+            suspected=self._doubtful,
+            disk_is_full=lambda: broker.disk.is_full,
         )
         self.held = HeldPartitions(broker)
         self.replica_ends = ReplicaEnds(broker, self.peers)
@@ -138,6 +157,17 @@ class Membership:
         return (
             None if node is None or not node.cluster_port else Address(node.cluster_host, node.cluster_port)
         )
+
+    def _live_addresses(self) -> dict[int, Address]:
+        """The cluster addresses of the other nodes that are live."""
+        others = self._broker.image.live_nodes - {self._broker.node_id}
+        found = {node_id: self._address_of(node_id) for node_id in others}
+        return {node_id: address for node_id, address in found.items() if address is not None}
+
+    def _doubtful(self) -> frozenset[int]:
+        """The nodes that are not live, and those that seem to be gone though they are."""
+        image = self._broker.image
+        return frozenset(image.nodes) - image.live_nodes | self.probing.suspects()
 
     # --- joining
 
@@ -157,15 +187,18 @@ class Membership:
         self._registration = _Registration(
             broker.advertised.host, broker.advertised.port, advertised, self._identity.directory_id
         )
+        await greet(self._live_addresses(), self._context)
+        await self._register(self._directory.clean_of)
+        # Only now: what a follower tells its leader counts for the registration that it names.
         broker.replicas.role_listeners += [self.fetcher.update, self.leaders.update]
         for partition in broker.replicas:
             self.fetcher.update(partition)
             self.leaders.update(partition)
-        await self._register(self._directory.clean_of)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
         await self.session.start(self.incarnation)
         self.elected.start()
         self.leaders.start()
+        self.probing.start()
         on_disk = await asyncio.to_thread(broker.replicas.found_on_disk)
         self.held.start((topic_id, index) for _, topic_id, index in on_disk)
         await self._wait_admitted()
@@ -187,6 +220,7 @@ class Membership:
             clean_of=clean_of,
             lost=tuple(broker.replicas.lost()),
             seen_revision=self._identity.seen_revision,
+            replace_directory=settings.replace_directory,
         )
         await broker.controller.submit(command)
 
@@ -195,6 +229,7 @@ class Membership:
         logger.warning("the session of node %d was lost; it registers again", self._broker.node_id)
         before, self.incarnation = self.incarnation, self._runtime.ids.uuid()
         await self._register(before)
+        self.fetcher.report_all()
         return self.incarnation
 
     async def _wait_admitted(self) -> None:
@@ -232,7 +267,7 @@ class Membership:
         for changed in (*delta.leader_changed, *delta.replicas_changed):
             topic = new.topics[changed.topic]
             placed = topic.partitions[changed.partition]
-            if placed.leader == self._broker.node_id and placed.successor != NO_LEADER:
+            if placed.leader == self._broker.node_id and placed.successor not in (NO_LEADER, placed.leader):
                 self._run(self._give_up_to_successor(topic.id, changed.partition, placed.leader_epoch))
 
     async def _give_up_to_successor(self, topic_id: UUID, index: int, leader_epoch: int) -> None:
@@ -257,7 +292,12 @@ class Membership:
             return False
         placed = topic.partitions[index]
         is_mine = (placed.leader, placed.leader_epoch) == (self._broker.node_id, leader_epoch)
-        return is_mine and placed.successor != NO_LEADER
+        return is_mine and placed.successor not in (NO_LEADER, placed.leader)
+
+    def _suspects_changed(self) -> None:
+        logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
+        if self.elected.epoch is not None:
+            self.elected.look_again()
 
     # --- in-sync sets and leaderships
 
@@ -278,6 +318,17 @@ class Membership:
             if is_certain_refusal(error):
                 raise ProposalRefused(error.message) from error
             raise
+
+    def may_answer_newest(self, partition: Partition) -> bool:
+        """Whether no other node can have become the leader yet of a partition that this one leads.
+
+        Leadership leaves a session that lives only by its own resignation; and where there is no other
+        replica there is nobody to go to.
+        """
+        assignment = partition.assignment
+        if assignment is not None and len(assignment.replicas) == 1:
+            return True
+        return self._steady_ms() < self.session.serving_until_ms
 
     def _report_unfit(self, partition: Partition, reason: str) -> None:
         if partition.assignment is not None and partition.assignment.leader == self._broker.node_id:
@@ -334,6 +385,7 @@ class Membership:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+        await self.probing.stop()
         await self.elected.stop()
         for task in list(self._tasks):
             task.cancel()
@@ -345,10 +397,16 @@ class Membership:
         await self._listener.close()
         await self.peers.close()
 
-    async def leave(self) -> None:
-        """End the session: everything is on disk, and noted as such."""
+    async def leave(self, *, clean: bool) -> None:
+        """End the session; ``clean`` says that everything is on disk, which is noted first.
+
+        The note names the incarnation that the cluster knows: this one, once it has begun its session.
+        """
         with contextlib.suppress(TidemillError):
             self._identity = note_seen(self._directory, self._identity, self._broker.image.revision)
+        registered = self.session.incarnation or self._directory.clean_of
+        if clean and registered is not None:
+            self._directory.note_clean_stop(registered)
         await self.session.revoke()
 
     # --- what it tells of itself

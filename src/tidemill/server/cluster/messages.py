@@ -35,6 +35,7 @@ from tidemill.cluster.messages import (
 from tidemill.control.commands import Election, ElectLeaders, Resign
 from tidemill.coordination.turns import begin_slice, give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.server.cluster.kafka_requests import serve_node_request
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage, TopicImage
@@ -172,13 +173,13 @@ class _Served:
     # --- liveness, and Kafka's own requests
 
     async def probe(self, peer: PeerInfo, request: ProbeRequest) -> ProbeResponse:
-        """Say that this node is well."""
-        return ProbeResponse(request.header.answer(), wall_ms=self._broker.clock_ms())
+        """Say that this node is well, or ask another one for the asking node."""
+        return await self._membership.probing.answer(request)
 
     async def kafka(self, peer: PeerInfo, request: KafkaRequest) -> KafkaResponse:
         """Serve a Kafka request that only nodes may send."""
-        frame = await self._broker.serve_node_request(peer.node_id, request.frame)
-        return KafkaResponse(request.header.answer(), frame=memoryview(frame))
+        frame = await serve_node_request(self._broker, peer.node_id, request.frame)
+        return KafkaResponse(request.header.answer(), frame=frame)
 
 
 async def _wait(partition: Partition, offset: int, *, committed: bool) -> None:

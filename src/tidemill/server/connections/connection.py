@@ -35,7 +35,7 @@ from tidemill.server.connections.frame_buffers import FrameBuffers
 from tidemill.server.requests.authorization import ANONYMOUS
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.watchdog import begin_turn
-from tidemill.wire.apis import is_served
+from tidemill.wire.apis import PRODUCE, is_loaded, is_served
 from tidemill.wire.frames import FRAME_LENGTH_BYTES, frame_length
 from tidemill.wire.requests import (
     QUICK_REQUEST_ELEMENTS,
@@ -61,7 +61,6 @@ _API_KEY_BYTES = 2
 _CONTENDED_READ_BYTES = 16 * 1024
 #: Numbers of connections; each is used once in the life of a process.
 _IDS = count(1)
-_PRODUCE_KEY = 0
 
 
 class Dispatcher(Protocol):
@@ -315,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
         length = self._frame_length
         if length > _OTHER_FRAME_BYTES and len(start) >= _API_KEY_BYTES:
             api_key = int.from_bytes(start[:_API_KEY_BYTES], "big", signed=True)
-            if api_key != _PRODUCE_KEY:
+            if api_key != PRODUCE:
                 raise ProtocolError(
                     f"a request of {length} bytes to API {api_key}; all but Produce may have "
                     f"{_OTHER_FRAME_BYTES}"
@@ -510,18 +509,21 @@ class Connection(asyncio.BufferedProtocol):
             self.principal,
         )
         try:
-            if is_served(header.api_key, header.api_version):
+            served = is_served(header.api_key, header.api_version)
+            is_slow = served and not is_loaded(header.api_key)
+            if served and not is_slow:
                 call.request = decode_request(header, frame, QUICK_REQUEST_ELEMENTS)
-            is_large = False
         except TooManyElements:
+            is_slow = True
+        if is_slow:
             # It is decoded in a thread, and later requests wait for that.
-            is_large = slot.barrier = True
+            slot.barrier = True
         slot.call = call
         self._queued_bytes -= len(frame)
         self._slots.append(slot)
         self._running_barrier = slot.barrier
         self.client_id = header.client_id or self.client_id
-        if is_large:
+        if is_slow:
             slot.in_thread = True
             work = partial(decode_large_request, header, frame, Pace().breathe)
             decoding = self._loop.run_in_executor(None, work)
@@ -530,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
             self._dispatch(call, frame)
 
     def _decoded(self, slot: _Slot, call: Call, frame: bytes | memoryview, done: asyncio.Future[Any]) -> None:
-        """Dispatch a large request that was decoded in a thread."""
+        """Dispatch a request that was decoded in a thread."""
         slot.in_thread = False
         if self._transport is None:
             slot.call = None

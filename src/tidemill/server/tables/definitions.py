@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidemill.control.tables.rules import SCHEMA_BYTES_MAX
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.definition import pack_bucket_map, pack_schema, unpack_schema
-from tidemill.tables.keys.codec import KeyCodec, check_key_columns, default_key_format
+from tidemill.tables.keys.codec import KEY_FORMATS, KeyCodec, check_key_columns, default_key_format
 from tidemill.tables.keys.partition_values import check_partition_column
 from tidemill.tables.keys.routing import BucketMap
 from tidemill.tables.properties import topic_configs
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 __all__ = ("TableDefinitions", "schema_from_client")
 
 _ROW_FORMATS = ("row", "json", "raw")
-_KEY_FORMATS = ("raw", "json")
-#: Checked before a schema is parsed; how many columns a table may have is decided with the metadata.
-_SCHEMA_BYTES_MAX = 1024 * 1024
 
 
 class TableDefinitions:
@@ -52,7 +50,7 @@ class TableDefinitions:
         row_format = row_format or "row"
         key_format = key_format or default_key_format(primary_key)
         _check_choice("row format", row_format, _ROW_FORMATS)
-        _check_choice("key format", key_format, _KEY_FORMATS)
+        _check_choice("key format", key_format, KEY_FORMATS)
         if primary_key:
             check_key_columns(columns, primary_key)
             # Made only to be checked: a key that cannot be encoded is refused now and not at the first row.
@@ -94,9 +92,10 @@ class TableDefinitions:
 
 def schema_from_client(data: bytes) -> pa.Schema:
     """The schema that a client sent. Raises ``TableError`` for one that a table cannot have."""
-    if len(data) > _SCHEMA_BYTES_MAX:
+    # Checked before it is parsed; how many columns a table may have is decided with the metadata.
+    if len(data) > SCHEMA_BYTES_MAX:
         raise TableError(
-            TableCode.invalid_schema, f"a schema of {len(data)} bytes, {_SCHEMA_BYTES_MAX} are the most"
+            TableCode.invalid_schema, f"a schema of {len(data)} bytes, {SCHEMA_BYTES_MAX} are the most"
         )
     try:
         # Checked in full, because Arrow accepts names that are not UTF-8.

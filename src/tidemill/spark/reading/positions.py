@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tidemill.config.values import TopicPartition
 from tidemill.spark.errors import InvalidOption
 
 __all__ = ("BucketRange", "LogRange", "SnapshotPosition", "StreamPosition", "TopicPartition", "between")
 
 #: A topic and the number of a partition.
-TopicPartition = tuple[str, int]
 _VERSION = 1
 
 

@@ -67,7 +67,7 @@ def with_changes(schema: pa.Schema, primary_key: Sequence[str]) -> pa.Schema:
 
 
 def to_spark(schema: pa.Schema) -> StructType:
-    """The same columns in Spark's types."""
+    """An Arrow schema in Spark's types."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)

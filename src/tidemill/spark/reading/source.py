@@ -84,7 +84,7 @@ class Source:
     async def partitions(self) -> list[TopicPartition]:
         """All partitions that exist now."""
         if self.table is not None:
-            return (await self.opened()).places()
+            return (await self.opened()).topic_partitions()
         cluster = self.connected().cluster
         return [
             (topic, each.index)

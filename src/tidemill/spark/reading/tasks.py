@@ -7,7 +7,6 @@ state that a pin or a lease holds still.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -18,9 +17,10 @@ from pyspark.sql.datasource import InputPartition
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.consuming.splitting import split_bucket
-from tidemill.client.tables.bucket_scanner import BucketScan, KvBatchScanner
+from tidemill.client.keeping import keep_alive
+from tidemill.client.tables.bucket_scanner import AsyncBucketScanner, BucketScan
 from tidemill.client.tables.values import SNAPSHOT
-from tidemill.errors import ApiError, ErrorCode, NodeUnavailable, TableCode, TableError
+from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.records.columns.arrays import from_numpy, repeated
 from tidemill.spark.reading.edges import checked_start, committed_ends, log_starts
 from tidemill.spark.reading.positions import LogRange, TopicPartition
@@ -71,7 +71,7 @@ def read_task(source: Source, schema: pa.Schema, task: InputPartition) -> Iterat
 
 
 async def split_scans(table: AsyncTable, scans: Sequence[BucketScan], min_parts: int) -> list[BucketScan]:
-    """The same rows in about ``min_parts`` scans, or as they are if there are so many."""
+    """Split scans into about ``min_parts`` that read the same rows; leave them alone if there are so many."""
     if not scans or len(scans) >= min_parts:
         return list(scans)
     rows = sum(each.row_count for each in await table.stats())
@@ -191,8 +191,9 @@ async def _bucket(source: Source, schema: pa.Schema, scan: BucketScan) -> AsyncG
     gathering, cluster = _Gathering(), source.connected().cluster
     scan = replace(scan, columns=_scanned(scan, schema))
     while True:
-        scanner = KvBatchScanner(cluster, scan, timeout_ms=source.options.timeout_ms)
-        keeper = asyncio.get_running_loop().create_task(_keep(scanner))
+        scanner = AsyncBucketScanner(cluster, scan, timeout_ms=source.options.timeout_ms)
+        # Spark may work on a batch for long.
+        keeper = asyncio.get_running_loop().create_task(keep_alive(_KEEP_SECONDS, scanner.keep_alive))
         try:
             while (rows := await scanner.next_batch()) is not None:
                 going_on = scanner.next_key
@@ -216,14 +217,6 @@ def _scanned(scan: BucketScan, schema: pa.Schema) -> tuple[str, ...]:
     """The columns to ask for: at least one, for the number of rows."""
     names = tuple(name for name in schema.names if name not in METADATA_SCHEMA.names)
     return names or scan.columns[:1]
-
-
-async def _keep(scanner: KvBatchScanner) -> None:
-    """Keep the scan session open while Spark works on a batch, which may take long."""
-    while True:
-        await asyncio.sleep(_KEEP_SECONDS)
-        with contextlib.suppress(ApiError, NodeUnavailable, OSError):
-            await scanner.keep_alive()
 
 
 def _explained(error: TableError) -> TableError:

@@ -1,5 +1,6 @@
-"""Exactly-once writes inside ``foreachBatch``, which is the way for output modes that Spark keeps from sinks
-in Python: update mode above all.
+"""Exactly-once writes inside ``foreachBatch``.
+
+That is the way for output modes that Spark keeps from sinks in Python: update mode above all.
 """
 
 from __future__ import annotations

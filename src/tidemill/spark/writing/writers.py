@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from tidemill.client.keeping import keep_alive
 from tidemill.client.producing.attempts import Attempt, abort_attempts, keep_job, publish
 from tidemill.errors import TidemillError
 from tidemill.spark.connection import Connected, connected
@@ -267,15 +269,9 @@ def _begin(link: Connected, under_way: deque[Future[None]], sending: Sending) ->
 @contextlib.contextmanager
 def _kept_alive(link: Connected, job: str, timeout_ms: int) -> Iterator[None]:
     """Keep the job alive while a block runs, also while Spark computes the rows."""
-
-    async def keep() -> None:
-        while True:
-            await asyncio.sleep(timeout_ms / _SIGNS_OF_LIFE / 1000)
-            # The job may have nothing open yet; and it takes more than one failure to lose what it has.
-            with contextlib.suppress(TidemillError):
-                await keep_job(link.cluster, job)
-
-    keeper: Future[Any] = link.spawn(keep())
+    interval_seconds = timeout_ms / _SIGNS_OF_LIFE / 1000
+    # It fails as long as the job has nothing open yet.
+    keeper: Future[Any] = link.spawn(keep_alive(interval_seconds, partial(keep_job, link.cluster, job)))
     try:
         yield
     finally:

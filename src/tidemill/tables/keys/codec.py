@@ -39,8 +39,8 @@ from tidemill.tables.keys.input import (
     refused,
     show,
 )
-from tidemill.tables.keys.ragged import Positions, search_first, spans
-from tidemill.tables.keys.state_keys import after_prefix, decode_state_keys, encode_state_keys
+from tidemill.tables.keys.ragged import search_first, spans
+from tidemill.tables.keys.state_keys import after_prefix, encode_state_keys
 from tidemill.tables.keys.text import Kind, find_out_of_range, from_text, json_text, kind_of, to_text
 
 __all__ = ("KEY_BYTES_MAX", "KEY_FORMATS", "KeyCodec", "check_key_columns", "default_key_format")
@@ -141,13 +141,6 @@ class KeyCodec:
     def state_keys(self, columns: Sequence[Any]) -> pa.Array:
         """The state keys of typed keys, as a binary array; the columns are as for ``canonical``."""
         return encode_state_keys(self._typed(columns))
-
-    def from_state(self, data: Any, starts: Positions, ends: Positions) -> list[pa.Array]:
-        """The typed columns of the state keys in a buffer: the inverse of ``state_keys``.
-
-        Raises ``TableError`` with ``state_damaged`` for bytes that are no state key.
-        """
-        return decode_state_keys(data, starts, ends, self.types)
 
     def bound(self, values: Sequence[Any]) -> bytes:
         """The smallest state key of the keys whose first columns are at least these values.

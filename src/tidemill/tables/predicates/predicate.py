@@ -90,16 +90,6 @@ class BoundPredicate:
         """The top-level columns that ``mask`` reads; a batch may leave out all others."""
         return columns_of(self._test)
 
-    @property
-    def passes_all(self) -> bool:
-        """Whether every row passes."""
-        return self._test is True
-
-    @property
-    def passes_none(self) -> bool:
-        """Whether no row can pass."""
-        return self._test is False
-
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """A boolean for each row, without nulls: whether the row passes."""
         if isinstance(self._test, bool):

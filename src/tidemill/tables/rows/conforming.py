@@ -103,7 +103,7 @@ def _array(array: pa.Array, field: pa.Field, path: str) -> pa.Array:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The same values without dictionary, run ends or extension type."""
+    """Values of an array without dictionary, run ends or extension type."""
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage

@@ -90,7 +90,7 @@ def describe_type(data_type: pa.DataType) -> str:
 
 
 def read_type(text: str) -> pa.DataType:
-    """Parse a type."""
+    """Parse the SQL name of a type, such as ``decimal(10, 2)``."""
     reader = _Reader(text)
     data_type = reader.type(0)
     reader.expect_end()

@@ -7,22 +7,22 @@ its answer becomes large. The client then asks again, from behind the last piece
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tidemill.kv.contract import KvView
 from tidemill.tables.scanning.service import OpenScan, ScanService
 
-__all__ = ("PIECES_MAX", "Piece", "SplitLimits", "Splitting", "split_view")
+__all__ = ("PIECES_MAX", "Piece", "SplitLimits", "Splitting", "Walk")
 
 #: The most pieces of one answer, and the most bytes of their keys.
 PIECES_MAX = 10_000
 _KEY_BYTES_MAX = 4 * 1024 * 1024
 #: How long a walk may take before it answers: clients do not wait for ever.
-_WALK_SECONDS_MAX = 5.0
+_WALK_MS_MAX = 5_000
 #: How long one step of a walk reads the view.
-_STEP_SECONDS = 0.05
+_STEP_MS = 50
 #: How many walks run side by side: the other threads of the tables are for rows.
 _WALKS_MAX = 2
 _NO_LIMIT = 2**62
@@ -49,8 +49,9 @@ class SplitLimits:
 class Splitting:
     """Splits buckets of a node, a few at a time."""
 
-    def __init__(self, scans: ScanService) -> None:
+    def __init__(self, scans: ScanService, steady_ms: Callable[[], int]) -> None:
         self._scans = scans
+        self._steady_ms = steady_ms
         self._walks = asyncio.Semaphore(_WALKS_MAX)
 
     async def split(self, scan: OpenScan, limits: SplitLimits) -> list[Piece]:
@@ -59,29 +60,24 @@ class Splitting:
         If the last one has an ``end_key``, there are more behind it.
         """
         async with self._walks:
-            walk = _Walk(scan.start_key or b"", scan.end_key, limits)
-            deadline = time.monotonic() + _WALK_SECONDS_MAX
+            walk = Walk(scan.start_key or b"", scan.end_key, limits, self._steady_ms)
+            deadline_ms = self._steady_ms() + _WALK_MS_MAX
 
             def step(view: Any) -> bool:
-                walk.go_on(view, _STEP_SECONDS)
-                return not walk.is_done and time.monotonic() < deadline
+                walk.go_on(view)
+                return not walk.is_done and self._steady_ms() < deadline_ms
 
             await self._scans.walk(scan, step)
             return walk.finish()
 
 
-def split_view(view: KvView, start: bytes, end: bytes | None, limits: SplitLimits) -> list[Piece]:
-    """The pieces of a view, in one call. Blocking."""
-    walk = _Walk(start, end, limits)
-    while not walk.is_done:
-        walk.go_on(view, _STEP_SECONDS)
-    return walk.finish()
+class Walk:
+    """The state of one walk over a view. Call ``go_on`` until ``is_done``, and ``finish`` at any time."""
 
-
-class _Walk:
-    """The state of one walk. Call ``go_on`` until ``is_done``, and ``finish`` at any time."""
-
-    def __init__(self, start: bytes, end: bytes | None, limits: SplitLimits) -> None:
+    def __init__(
+        self, start: bytes, end: bytes | None, limits: SplitLimits, steady_ms: Callable[[], int]
+    ) -> None:
+        self._steady_ms = steady_ms
         self._end = end
         self._max_rows = limits.max_rows if limits.max_rows > 0 else _NO_LIMIT
         self._max_bytes = limits.max_bytes if limits.max_bytes > 0 else _NO_LIMIT
@@ -97,12 +93,12 @@ class _Walk:
     def is_done(self) -> bool:
         return self._next is None or len(self._pieces) >= self._max_pieces or self._key_bytes > _KEY_BYTES_MAX
 
-    def go_on(self, view: KvView, seconds: float) -> None:
-        """Measure for about that long."""
-        deadline = time.monotonic() + seconds
+    def go_on(self, view: KvView) -> None:
+        """Measure for about as long as one step may take. Blocking."""
+        deadline_ms = self._steady_ms() + _STEP_MS
         while not self.is_done:
             self._measure(view)
-            if time.monotonic() >= deadline:
+            if self._steady_ms() >= deadline_ms:
                 break
 
     def _measure(self, view: KvView) -> None:

@@ -36,7 +36,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _ROWS = 2
-_PLACE = PartitionDefinition(0, None, "rehearsal")
+_PARTITION = PartitionDefinition(0, None, "rehearsal")
 _ANSWER_BYTES = 1024 * 1024
 
 
@@ -57,7 +57,7 @@ def rehearse(directory: Path, engine: KvEngine, max_decompressed_bytes: int) -> 
         row_format="row",
         key_format=default_key_format(("id",)),
         partition_column=None,
-        partitions=(_PLACE,),
+        partitions=(_PARTITION,),
         properties={},
         comment=None,
         created_ms=0,
@@ -78,7 +78,7 @@ def _upsert_and_read(
     rows = pa.RecordBatch.from_arrays(columns, schema=table.schema)
     keys = table.keys.canonical(table.key_columns(rows))
     records = build_batch_columns(keys, table.format.from_batch(rows), timestamp_ms=0)
-    changes = prepare_checked(table, read_columns(records, max_decompressed_bytes), _PLACE, 0)
+    changes = prepare_checked(table, read_columns(records, max_decompressed_bytes), _PARTITION, 0)
     assert changes is not None, "the table has a primary key"
     with engine.open(directory / "live", b"rehearsal") as store:
         apply(store, changes, _ROWS)

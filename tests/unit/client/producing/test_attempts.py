@@ -238,7 +238,7 @@ async def test_an_attempt_can_write_tables_without_keys_and_with_partitions(node
         assert await delete_keys(attempt, parted, keys) == 1
         assert await publish(db.cluster, attempt.job, 0, [attempt.identity])
         assert await ids(parted) == [2]
-        places = dict.fromkeys(log.places(), 0)
+        places = dict.fromkeys(log.topic_partitions(), 0)
         found = [
             change.row["id"]
             async for batch in log.follow(from_offsets=places, until_now=True)

@@ -58,7 +58,7 @@ def test_text_is_sent_as_utf8() -> None:
 
 
 def test_numbers_are_no_values() -> None:
-    with pytest.raises(ApiError, match="the values have type int64: give them as text or octets"):
+    with pytest.raises(ApiError, match="the values have type int64: give them as text or bytes"):
         parts(pa.array([1]))
 
 

@@ -1,4 +1,4 @@
-"""``KvBatchScanner`` against a node without sockets, whose answers get lost, late or refused as a test says.
+"""``AsyncBucketScanner`` against a node without sockets: answers get lost, late or refused as a test says.
 
 The node keeps its sessions with the real state machine; what a real node can be made to do is in
 ``tests/system/test_scan_sessions.py``.
@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tidemill.client.tables import bucket_scanner as scanner_module
 from tidemill.client.tables.bucket_scanner import (
     DEFAULT_FETCH_BYTES,
+    AsyncBucketScanner,
     BucketScan,
-    KvBatchScanner,
     ScannerState,
     read_batches,
 )
@@ -133,11 +133,11 @@ def _answer(code: int = 0, message: str | None = None) -> SimpleNamespace:
     )
 
 
-def scanner_of(node: Any, scan: BucketScan = SCAN, **options: Any) -> KvBatchScanner:
-    return KvBatchScanner(node, scan, **options)
+def scanner_of(node: Any, scan: BucketScan = SCAN, **options: Any) -> AsyncBucketScanner:
+    return AsyncBucketScanner(node, scan, **options)
 
 
-async def drain(scanner: KvBatchScanner) -> list[int]:
+async def drain(scanner: AsyncBucketScanner) -> list[int]:
     found: list[int] = []
     while (batch := await scanner.next_batch()) is not None:
         found += batch.column("id").to_pylist()
@@ -161,7 +161,7 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_scanner_is_pending_active_and_done() -> None:
     node = Node(5)
     scanner = scanner_of(node)
-    assert (scanner.state, scanner.place) == (ScannerState.PENDING, ("shop.orders", 3))
+    assert (scanner.state, scanner.topic_partition) == (ScannerState.PENDING, ("shop.orders", 3))
     assert node.calls == []
     assert (scanner.log_offset, scanner.next_key) == (None, None)
     first = await scanner.next_batch()

@@ -287,7 +287,7 @@ def test_a_lease_shows_who_holds_it_and_until_when(orders: Table) -> None:
 def test_a_scanner_shows_its_bucket_and_where_it_is(orders: Table) -> None:
     with orders.bucket_scanner(2) as scanner:
         assert repr(scanner) == "<scanner of bucket 2 of shop.orders: pending>"
-        assert scanner.place == ("shop.orders", 2)
+        assert scanner.topic_partition == ("shop.orders", 2)
         for _ in scanner:
             pass
         assert repr(scanner) == "<scanner of bucket 2 of shop.orders: done>"

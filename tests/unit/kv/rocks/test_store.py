@@ -49,19 +49,14 @@ def test_what_was_written_is_found(tmp_path: Path, resources: RocksResources) ->
         assert store.get_many([]) == []
 
 
-def test_state_offset_and_metadata_are_there_after_a_restart(
-    tmp_path: Path, resources: RocksResources
-) -> None:
+def test_state_and_offset_are_there_after_a_restart(tmp_path: Path, resources: RocksResources) -> None:
     with RocksStore.open(tmp_path / "live", resources, ID, first_offset=5) as store:
         assert store.was_created
         assert store.applied_offset == 5
-        store.write([b"k"], [b"v"], [], 9, {"schema": b"\x01", "": b"empty name"})
+        store.write([b"k"], [b"v"], [], 9)
     with RocksStore.open(tmp_path / "live", resources, ID, first_offset=77) as store:
         assert not store.was_created
         assert (store.applied_offset, store.identity) == (9, ID)
-        assert store.get_meta("schema") == b"\x01"
-        assert store.get_meta("") == b"empty name"
-        assert store.get_meta("applied") is None
         assert content(store) == {b"k": b"v"}
 
 
@@ -130,7 +125,6 @@ def test_after_close_every_call_is_an_error_and_never_a_crash(
     calls: list[Callable[[], Any]] = [
         lambda: store.write([b"k"], [b"v"], [], 2),
         lambda: store.get_many([b"k"]),
-        lambda: store.get_meta("x"),
         store.view,
         store.count_estimate,
         store.size_bytes,
@@ -170,7 +164,7 @@ def test_closing_waits_for_calls_under_way_and_refuses_new_ones(
         assert closer.is_alive()
         assert store.is_closed
         with pytest.raises(StorageError, match="closed"):
-            store.get_meta("x")
+            store.get_many([b"x"])
         assert store._database.get(b"x") is None, "the database was closed under a call"
     closer.join()
 
@@ -294,7 +288,7 @@ while True:
     # Write number n puts key n and removes key n / 2, if n is even.
     keys = [b"%08d-%02d" % (number, part) for part in range(20)]
     gone = [] if number % 2 else [b"%08d-%02d" % (number // 2, part) for part in range(20)]
-    store.write(keys, [b"%d" % number * 20] * 20, gone, number + 1, {"last": b"%d" % number})
+    store.write(keys, [b"%d" % number * 20] * 20, gone, number + 1)
     number += 1
     if number % 500 == 0:
         print(number, flush=True)
@@ -325,7 +319,6 @@ def test_after_a_kill_there_is_a_prefix_of_the_writes(
         assert content(store) == {
             b"%08d-%02d" % (number, part): value for number, value in expected.items() for part in range(20)
         }
-        assert store.get_meta("last") == b"%d" % (reached - 1)
 
 
 def test_rocksdb_refuses_a_write_in_a_stall_and_this_is_recognised(
@@ -334,7 +327,7 @@ def test_rocksdb_refuses_a_write_in_a_stall_and_this_is_recognised(
     store = RocksStore.open(tmp_path / "live", small_resources, ID)
     # Without background work memtables are never flushed, and soon there is no room for another.
     store._database.cancel_all_background(True)
-    assert not all(store._try_write([b"%d" % i], [os.urandom(4000)], [], i, {}) for i in range(1000))
+    assert not all(store._try_write([b"%d" % i], [os.urandom(4000)], [], i, -1) for i in range(1000))
     with contextlib.suppress(StorageError):
         store.close()
 
@@ -406,7 +399,7 @@ def test_a_stalled_writer_does_not_keep_a_store_from_closing(
 
 def test_a_copy_is_read_while_the_original_moves_on(tmp_path: Path, resources: RocksResources) -> None:
     with RocksStore.open(tmp_path / "live", resources, ID) as store:
-        store.write([b"a", b"b"], [b"1", b"2"], [], 2, {"name": b"value"})
+        store.write([b"a", b"b"], [b"1", b"2"], [], 2)
         assert store.checkpoint(tmp_path / "copy") == 2
         store.write([b"a"], [b"3"], [b"b"], 4)
         with (
@@ -416,7 +409,6 @@ def test_a_copy_is_read_while_the_original_moves_on(tmp_path: Path, resources: R
             for reader in (copy, twin):
                 assert (reader.applied_offset, reader.identity) == (2, ID)
                 assert reader.get_many([b"b", b"c", b"a"]) == [b"2", None, b"1"]
-                assert reader.get_meta("name") == b"value"
                 assert reader.read(b"", b"b", 100, 100).values == [b"1"]
                 assert reader.read(b"b", None, 100, 100).keys == [b"b"]
             with pytest.raises(CorruptData, match="another"):

@@ -259,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def write(self, puts: dict[bytes, bytes], deletes: list[bytes], by: int) -> None:
         self.offset += by
-        self.store.write(list(puts), list(puts.values()), deletes, self.offset, {"at": b"%d" % self.offset})
+        self.store.write(list(puts), list(puts.values()), deletes, self.offset)
         self.model = {key: value for key, value in (self.model | puts).items() if key not in deletes}
 
     @precondition(lambda self: len(self.views) < 4)

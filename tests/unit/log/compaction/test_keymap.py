@@ -112,7 +112,7 @@ def test_hashes_of_keys_are_the_same_wherever_the_keys_are(keys: list[bytes]) ->
 
 
 def test_hashes_differ_in_all_their_bits() -> None:
-    """Of keys that differ in one bit, and of one key under other random numbers."""
+    """Digests of keys that differ in one bit, and of one key under other random numbers."""
     keys = [b"customer-%012d" % number for number in range(4_000)]
     first, second = KeyHash()(*column(keys))
     for word in (first, second):

@@ -235,6 +235,9 @@ def requests(table_id: int, lease_id: str = "") -> dict[str, dict[str, Any]]:
         "AbortAttempts": attempt,
         "KeepJob": {"job": "j"},
         "ListJobs": {},
+        "DescribeNodes": {},
+        "DescribeReplicas": {"topics": []},
+        "ElectReplica": {"topic": "secret", "partition": 0, "leader": 1},
     }
 
 

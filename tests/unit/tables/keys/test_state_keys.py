@@ -24,7 +24,7 @@ from support.key_vectors import (
 )
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.keys.ragged import gather
-from tidemill.tables.keys.state_keys import after_prefix
+from tidemill.tables.keys.state_keys import after_prefix, decode_state_keys
 
 GivenKeys = tuple[list[str], str, list[list[Any]]]
 
@@ -50,7 +50,7 @@ def test_vector_has_its_state_key_and_is_read_back(case: dict[str, Any]) -> None
     assert state_keys.type == pa.binary()
     key = state_keys[0].as_py()
     assert key.hex() == case["state_hex"]
-    read = codec.from_state(key, np.array([0]), np.array([len(key)]))
+    read = decode_state_keys(key, np.array([0]), np.array([len(key)]), codec.types)
     assert all(one.equals(other) for one, other in zip(read, columns, strict=True))
 
 
@@ -79,7 +79,7 @@ def test_keys_anywhere_in_a_buffer_are_read_back(
     data, starts, ends = place(codec.state_keys(columns).to_pylist(), junk)
     if backwards:
         starts, ends, columns = starts[::-1], ends[::-1], [column[::-1] for column in columns]
-    read = codec.from_state(data, starts, ends)
+    read = decode_state_keys(data, starts, ends, codec.types)
     assert [column.type for column in read] == list(codec.types)
     assert all(one.equals(other) for one, other in zip(read, columns, strict=True))
 
@@ -96,7 +96,7 @@ def test_slices_are_encoded_like_whole_arrays(given_keys: GivenKeys) -> None:
 def test_no_state_keys_give_empty_columns() -> None:
     codec = codec_of(["string", "bigint", "boolean", "decimal(5,2)"], "json")
     none = np.empty(0, np.int64)
-    assert [len(column) for column in codec.from_state(b"", none, none)] == [0, 0, 0, 0]
+    assert [len(column) for column in decode_state_keys(b"", none, none, codec.types)] == [0, 0, 0, 0]
 
 
 @given(tables_and_keys(keys_max=1), st.binary(max_size=30), st.integers(0, 30), st.integers(0, 30))
@@ -108,7 +108,7 @@ def test_any_bytes_are_a_state_key_or_damage(
     data = bytearray(model_state_key(types, keys[0]))
     data[begin : begin + size] = other[:size]
     try:
-        columns = codec.from_state(bytes(data), np.array([0]), np.array([len(data)]))
+        columns = decode_state_keys(bytes(data), np.array([0]), np.array([len(data)]), codec.types)
     except TableError as error:
         assert error.table_code is TableCode.state_damaged
         assert error.index == 0
@@ -142,7 +142,7 @@ def test_damaged_state_keys_are_refused_with_their_row(types: list[str], state_h
     good = model_state_key(types, [fine.get(name, 0) for name in types])
     data, starts, ends = place([good, bytes.fromhex(state_hex)], [b""])
     with pytest.raises(TableError) as caught:
-        codec.from_state(data, starts, ends)
+        decode_state_keys(data, starts, ends, codec.types)
     assert caught.value.table_code is TableCode.state_damaged
     assert caught.value.index == 1
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidemill.kv.contract import KvView
 from tidemill.kv.rocks import view as view_module
 from tidemill.kv.rocks.resources import RocksResources
 from tidemill.kv.rocks.store import RocksStore, open_read_only
 from tidemill.tables.scanning import splitting
-from tidemill.tables.scanning.splitting import PIECES_MAX, Piece, SplitLimits, split_view
+from tidemill.tables.scanning.splitting import PIECES_MAX, Piece, SplitLimits, Walk
 
 KEYS = st.binary(max_size=5)
 LIMITS = st.builds(SplitLimits, st.integers(-1, 12), st.integers(-1, 150), st.integers(-1, 9))
@@ -37,6 +38,14 @@ def fill(store: RocksStore, count: int, value: bytes = b"v") -> list[bytes]:
         piece = keys[first : first + 1_000]
         store.write(piece, [value] * len(piece), [], first + 1)
     return keys
+
+
+def split_view(view: KvView, start: bytes, end: bytes | None, limits: SplitLimits) -> list[Piece]:
+    """The pieces of a view, step by step, on a clock that stands still."""
+    walk = Walk(start, end, limits, lambda: 0)
+    while not walk.is_done:
+        walk.go_on(view)
+    return walk.finish()
 
 
 def split(
@@ -117,7 +126,7 @@ def test_a_walk_that_is_interrupted_all_the_time_finds_the_same_pieces(
     limits = SplitLimits(1_000, 7 * 900, 0)
     expected = split(store, limits)
     monkeypatch.setattr(view_module, "_SLICE_SECONDS", -1.0)
-    monkeypatch.setattr(splitting, "_STEP_SECONDS", -1.0)
+    monkeypatch.setattr(splitting, "_STEP_MS", -1)
     assert split(store, limits) == expected
     assert [piece.row_count for piece in expected] == [900, 900, 900, 300]
 

@@ -14,12 +14,11 @@ from tidemill.server.handlers.outcome import outcome, refused
 from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import ALTER, for_cluster
 from tidemill.server.requests.call import Call
-from tidemill.wire.apis import API_VERSIONS_KEY, APIS, Api, is_served
+from tidemill.wire.apis import API_VERSIONS_KEY, APIS, PRODUCE, Api, is_served
 from tidemill.wire.encode import encode_response
 
 __all__ = ("api_versions", "api_versions_body", "update_features")
 
-_PRODUCE_KEY: Final = 0
 _FIRST_UPDATE_WITHOUT_RESULTS: Final = 2
 #: Feature → its level: with the one a consumer may use the new protocol, with the other a producer uses
 #: transactions V2. They come with the release and are always on.
@@ -59,7 +58,7 @@ def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
 def _advertised_min(api: Api) -> int:
     # librdkafka takes a minimum above 2 to mean that the old codecs are gone, and stops compressing. Kafka 4
     # therefore claims version 0 as well, which nobody sends.
-    return 0 if api.key == _PRODUCE_KEY else api.min_version
+    return 0 if api.key == PRODUCE else api.min_version
 
 
 @serves("UpdateFeatures", for_cluster(ALTER))

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.control.image import TopicImage
 from tidemill.control.tables.images import TableImage, TablePartition
-from tidemill.coordination.turns import give_way, in_slices
+from tidemill.coordination.turns import give_way, in_chunks, in_slices
 from tidemill.errors import TidemillError
 from tidemill.log.incoming import QUICK_RECORDS, PreparedBatch, is_quick, prepare_quickly
 from tidemill.log.pace import Pace
-from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
+from tidemill.records.batch import HEADER_BYTES, BatchHeader
 from tidemill.records.compression import NONE
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.handlers.outcome import refused as refused_request
 from tidemill.server.handlers.outcome import repeated
-from tidemill.server.handlers.records.produce_gate import Refusals, topic_name
+from tidemill.server.handlers.records.produce_gate import BatchHeaders, Refusals, header_of, topic_name
 from tidemill.server.requests.call import Call
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.transactions.messages import TopicPartition
@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 #: A request within these limits may be checked on the event loop, if each of its batches may.
 _QUICK_PARTITIONS = 128
 _QUICK_BYTES = 4 * 1024 * 1024
+
+#: So many partitions that were never written to get their first files at a time.
+_CREATED_AT_ONCE = 4
 
 _Owner = tuple[TableImage, TablePartition]
 
@@ -93,7 +96,7 @@ def without_traceback(error: TidemillError) -> TidemillError:
     return error
 
 
-def look_quickly(broker: Broker, call: Call) -> CheckedBatches | None:
+def look_quickly(broker: Broker, call: Call, headers: BatchHeaders) -> CheckedBatches | None:
     """The results of checks that are quick; None if the request must go through the gate.
 
     Of batches that are not compressed only the header is checked: the append checks the rest.
@@ -108,10 +111,12 @@ def look_quickly(broker: Broker, call: Call) -> CheckedBatches | None:
         config = broker.find.topic_config(topic)
         if owner is not None or partition in broker.gated_writes:
             return None
+        if not broker.find.has_files(topic, entry.index):
+            return None
         size_bytes += len(entry.records)
         if len(entry.records) < HEADER_BYTES:
             continue
-        header = parse_header(entry.records)
+        header = header_of(headers, entry)
         records += header.record_count
         if records > QUICK_RECORDS or size_bytes > _QUICK_BYTES:
             return None
@@ -131,13 +136,15 @@ def look_quickly(broker: Broker, call: Call) -> CheckedBatches | None:
     return checked
 
 
-def check_batches(broker: Broker, call: Call, refusals: Refusals, append: Append) -> None:
+def check_batches(
+    broker: Broker, call: Call, headers: BatchHeaders, refusals: Refusals, append: Append
+) -> None:
     """Call ``append`` with the results once all batches are checked, in a thread and in order."""
     call.keep_frame()
     queue = broker.gated_writes
     writes = list(_writes(broker, call))
     before = {queue[write.partition] for write in writes if write.partition in queue}
-    task = call.start_task(_check(broker, writes, refusals, before, append))
+    task = call.start_task(_check(broker, writes, headers, refusals, before, append))
     for write in writes:
         queue[write.partition] = task
 
@@ -155,6 +162,7 @@ def check_batches(broker: Broker, call: Call, refusals: Refusals, append: Append
 async def _check(
     broker: Broker,
     writes: list[_Write],
+    headers: BatchHeaders,
     refusals: Refusals,
     before: set[asyncio.Task[None]],
     append: Append,
@@ -167,7 +175,7 @@ async def _check(
         refused = (
             dict.fromkeys(twice, refused_request("a table's bucket takes one batch per request")) | refused
         )
-    plain: list[tuple[Any, Partition]] = []
+    plain: list[tuple[Any, Partition, BatchHeader | None]] = []
     for write in writes:
         if write.partition in refused:
             continue
@@ -176,18 +184,41 @@ async def _check(
             # rows.
             partition = broker.find.partition(broker.find.topic(write.partition[0]), write.partition[1])
             if write.owner is None:
-                plain.append((write.entry, partition))
+                plain.append((write.entry, partition, headers.get(id(write.entry))))
             else:
                 checked[id(write.entry)] = await _check_rows(broker, write, write.owner, partition)
         except TidemillError as error:
             checked[id(write.entry)] = without_traceback(error)
         await give_way()
     if plain:
-        work = partial(_prepare_all, plain, broker.clock_ms())
+        work = partial(_prepare_all, plain, broker.clock_ms(), broker.pace(0))
         checked |= await asyncio.get_running_loop().run_in_executor(broker.workers, work)
     if before:
         await asyncio.wait(before)
+    await _create_files(broker, writes, refused, checked)
     await in_slices(append(refused, checked))
+
+
+async def _create_files(
+    broker: Broker, writes: list[_Write], refused: Refusals, checked: CheckedBatches
+) -> None:
+    """Give partitions that were never written to their first files, in threads, a few at a time."""
+
+    async def create(write: _Write) -> None:
+        try:
+            await broker.find.partition_with_files(*write.partition)
+        except TidemillError as error:
+            checked[id(write.entry)] = without_traceback(error)
+
+    new = [
+        write
+        for write in writes
+        if write.partition not in refused
+        and not isinstance(checked.get(id(write.entry)), TidemillError)
+        and not broker.find.has_files(write.topic, write.partition[1])
+    ]
+    for some in in_chunks(new, _CREATED_AT_ONCE):
+        await asyncio.gather(*map(create, some))
 
 
 async def _check_rows(broker: Broker, write: _Write, owner: _Owner, partition: Partition) -> CheckedBatch:
@@ -208,13 +239,14 @@ async def _check_rows(broker: Broker, write: _Write, owner: _Owner, partition: P
     return CheckedBatch(prepared, table, table_partition, changes)
 
 
-def _prepare_all(writes: list[tuple[Any, Partition]], now_ms: int) -> CheckedBatches:
+def _prepare_all(
+    writes: list[tuple[Any, Partition, BatchHeader | None]], now_ms: int, pace: Pace
+) -> CheckedBatches:
     """Check and prepare the batches of a request. Runs in a thread."""
-    pace = Pace()
     checked: CheckedBatches = {}
-    for entry, partition in writes:
+    for entry, partition, header in writes:
         try:
-            prepared = partition.prepare(entry.records, now_ms, breathe=pace.breathe)
+            prepared = partition.prepare(entry.records, now_ms, header=header, breathe=pace.breathe)
         except TidemillError as error:
             checked[id(entry)] = without_traceback(error)
         else:

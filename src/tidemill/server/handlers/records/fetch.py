@@ -397,7 +397,7 @@ class _Fetch:
 def _with_small_ones_joined(
     buffers: Iterable[bytes | bytearray | memoryview],
 ) -> list[bytes | bytearray | memoryview]:
-    """The same bytes in fewer buffers: what each costs to send does not depend on its size."""
+    """Join small buffers of an answer: what each costs to send does not depend on its size."""
     joined: list[bytes | bytearray | memoryview] = []
     small = bytearray()
     for buffer in buffers:

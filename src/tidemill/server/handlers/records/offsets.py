@@ -10,8 +10,7 @@ from typing import Any
 from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.log.by_time import BatchLookup, TimedOffset, TimeSearch
-from tidemill.log.pace import Pace
-from tidemill.replication.coordinator_log import wait_committed
+from tidemill.replication.coordinator_log import wait_committed, wait_deleted
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.requests.api_table import serves
@@ -144,7 +143,7 @@ async def _look_up(broker: Broker, lookup: BatchLookup) -> TimedOffset | None:
     max_bytes = broker.settings.max_decompressed_bytes
     if lookup.is_quick:
         return lookup.run(max_bytes)
-    work = partial(lookup.run, max_bytes, Pace().breathe)
+    work = partial(lookup.run, max_bytes, broker.pace(0).breathe)
     return await asyncio.get_running_loop().run_in_executor(broker.workers, work)
 
 
@@ -199,11 +198,23 @@ async def _delete_one(broker: Broker, call: Call, topic_name: str, entry: Any) -
             )
         await _wait_until_durable(partition, entry.offset, ms(call.request.timeout))
         broker.removal.discard(partition, partition.delete_records(entry.offset))
-        start = partition.log_start_offset
-        await _wait_until_deleted(partition, start, ms(call.request.timeout))
+        await _wait_until_deleted(partition, ms(call.request.timeout))
     except TidemillError as error:
         return {"partition_index": index, "error_code": error.code, "low_watermark": -1}
-    return {"partition_index": index, "low_watermark": start}
+    return {"partition_index": index, "low_watermark": partition.log_start_offset}
+
+
+async def _wait_until_deleted(partition: Partition, timeout_ms: int) -> None:
+    """Wait until no replica that could be elected has the records any more."""
+    start = partition.log_start_offset
+    try:
+        await asyncio.wait_for(wait_deleted(partition, start), max(0, timeout_ms) / 1000)
+    except TimeoutError:
+        raise ApiError(
+            ErrorCode.request_timed_out,
+            f"not every in-sync replica of {partition.topic}-{partition.index} had deleted up to offset "
+            f"{start} in {timeout_ms} ms; the others follow",
+        ) from None
 
 
 async def _wait_until_durable(partition: Partition, offset: int, timeout_ms: int) -> None:
@@ -216,26 +227,4 @@ async def _wait_until_durable(partition: Partition, offset: int, timeout_ms: int
         raise ApiError(
             ErrorCode.request_timed_out,
             f"offset {offset} of {partition.topic}-{partition.index} was not durable in {timeout_ms} ms",
-        ) from None
-
-
-async def _wait_until_deleted(partition: Partition, start: int, timeout_ms: int) -> None:
-    """Wait until every in-sync replica has the new start on its disk: a new leader must not undo it."""
-    deleted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settled(error: TidemillError | None) -> None:
-        if not deleted.done():
-            if error is None:
-                deleted.set_result(None)
-            else:
-                deleted.set_exception(error)
-
-    partition.when_start_durable(start, settled)
-    try:
-        await asyncio.wait_for(deleted, max(0, timeout_ms) / 1000)
-    except TimeoutError:
-        raise ApiError(
-            ErrorCode.request_timed_out,
-            f"records of {partition.topic}-{partition.index} below {start} are deleted at the leader, but "
-            f"were not at all in-sync replicas in {timeout_ms} ms",
         ) from None

@@ -32,7 +32,12 @@ from tidemill.server.handlers.records.batch_gate import (
     without_traceback,
 )
 from tidemill.server.handlers.records.current_leaders import CurrentLeaders
-from tidemill.server.handlers.records.produce_gate import Refusals, pass_gate
+from tidemill.server.handlers.records.produce_gate import (
+    TOPIC_ID_MIN_VERSION,
+    BatchHeaders,
+    Refusals,
+    pass_gate,
+)
 from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import TOPIC, TRANSACTIONAL_ID, WRITE, for_each
 from tidemill.server.requests.call import Call
@@ -44,7 +49,6 @@ __all__ = ("produce",)
 _ACKS_ALL = -1
 _ZSTD_MIN_VERSION = 7
 _LEADER_MIN_VERSION = 10
-_TOPIC_ID_MIN_VERSION = 13
 _NO_TOPIC_ID = UUID(int=0)
 #: Names in messages come from clients, and the old string format ends at 32767 bytes.
 _MESSAGE_CHARACTERS_MAX = 1_000
@@ -60,17 +64,18 @@ TopicResults = list[tuple[str | UUID, list[PartitionResult]]]
 def produce(broker: Broker, call: Call) -> None:
     """Handle one Produce request; the answer may be sent later."""
     transactional_id = call.request.transactional_id
+    headers: BatchHeaders = {}
     if transactional_id is None or not call.may(WRITE, TRANSACTIONAL_ID, transactional_id):
-        _look_and_append(broker, call, {})
+        _look_and_append(broker, call, headers, {})
     else:
-        pass_gate(broker, call, partial(_look_and_append, broker, call))
+        pass_gate(broker, call, headers, partial(_look_and_append, broker, call, headers))
 
 
-def _look_and_append(broker: Broker, call: Call, refusals: Refusals) -> None:
+def _look_and_append(broker: Broker, call: Call, headers: BatchHeaders, refusals: Refusals) -> None:
     """Append batches that are quickly checked now, all others when they have passed the gate."""
-    checked = look_quickly(broker, call)
+    checked = look_quickly(broker, call, headers)
     if checked is None:
-        check_batches(broker, call, refusals, partial(_append_all, broker, call))
+        check_batches(broker, call, headers, refusals, partial(_append_all, broker, call))
     else:
         for _ in _append_all(broker, call, refusals, checked):
             pass
@@ -82,7 +87,7 @@ def _append_all(broker: Broker, call: Call, refusals: Refusals, checked: Checked
     pending = _Pending(broker, call)
     for topic in request.topic_data:
         # The id of all zeros, which is decoded as None, is answered like any other that nobody has.
-        name = (topic.topic_id or _NO_TOPIC_ID) if call.version >= _TOPIC_ID_MIN_VERSION else topic.name
+        name = (topic.topic_id or _NO_TOPIC_ID) if call.version >= TOPIC_ID_MIN_VERSION else topic.name
         results: list[PartitionResult] = []
         pending.topics.append((name, results))
         for entry in topic.partition_data:

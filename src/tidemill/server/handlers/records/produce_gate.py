@@ -12,19 +12,21 @@ from collections.abc import Callable
 from typing import Any
 
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.records.batch import HEADER_BYTES, parse_header
+from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.server.broker import Broker
+from tidemill.server.coordinators.transaction_entry import enter_transaction
 from tidemill.server.requests.authorization import TOPIC, WRITE
 from tidemill.server.requests.call import Call
 from tidemill.transactions.messages import Producer, TopicPartition
 
-__all__ = ("Refusals", "pass_gate", "topic_name")
+__all__ = ("TOPIC_ID_MIN_VERSION", "BatchHeaders", "Refusals", "header_of", "pass_gate", "topic_name")
 
 logger = logging.getLogger(__name__)
 
 #: From this version on the client leaves it to the broker to add partitions to its transaction (KIP-890).
 _IMPLICIT_ADD_MIN_VERSION = 12
-_TOPIC_ID_MIN_VERSION = 13
+#: From this version on a Produce request names topics by their ids.
+TOPIC_ID_MIN_VERSION = 13
 #: Older clients do not know the error that asks them to abort.
 _ABORTABLE_MIN_VERSION = 11
 #: Transient errors that older clients take for fatal: they get an error that they retry instead.
@@ -39,17 +41,28 @@ _PASSING = frozenset(
 
 Refusals = dict[TopicPartition, TidemillError]
 
+BatchHeaders = dict[int, BatchHeader]
+"""Headers of a request's batches that were parsed already, by the identity of their entries."""
 
-def pass_gate(broker: Broker, call: Call, append: Callable[[Refusals], None]) -> None:
+
+def header_of(headers: BatchHeaders, entry: Any) -> BatchHeader:
+    """The header of an entry's batch, which has the length of one; it is parsed once for a request."""
+    header = headers.get(id(entry))
+    if header is None:
+        header = headers[id(entry)] = parse_header(entry.records)
+    return header
+
+
+def pass_gate(broker: Broker, call: Call, headers: BatchHeaders, append: Callable[[Refusals], None]) -> None:
     """Call ``append`` with the refused partitions: now, or when the coordinator has answered."""
-    producer, closed = _closed_partitions(broker, call)
+    producer, closed = _closed_partitions(broker, call, headers)
     queue = broker.transactional_writes
     before = queue.get(producer.id)
     if not closed and before is None:
         append({})
         return
     call.keep_frame()
-    task = call.start_task(_wait(broker, call, producer, before, append))
+    task = call.start_task(_wait(broker, call, headers, producer, before, append))
     queue[producer.id] = task
 
     def leave(done: asyncio.Task[None]) -> None:
@@ -65,6 +78,7 @@ def pass_gate(broker: Broker, call: Call, append: Callable[[Refusals], None]) ->
 async def _wait(
     broker: Broker,
     call: Call,
+    headers: BatchHeaders,
     producer: Producer,
     before: asyncio.Task[None] | None,
     append: Callable[[Refusals], None],
@@ -72,7 +86,7 @@ async def _wait(
     if before is not None:
         await asyncio.wait([before])
     # Computed again, because the request before this one may have opened some.
-    _, closed = _closed_partitions(broker, call)
+    _, closed = _closed_partitions(broker, call, headers)
     append(await _open(broker, call, producer, closed))
 
 
@@ -80,11 +94,8 @@ async def _open(broker: Broker, call: Call, producer: Producer, closed: list[Top
     transactional_id = call.request.transactional_id
     if not closed:
         return {}
-    if call.version >= _IMPLICIT_ADD_MIN_VERSION:
-        code = await broker.transactions.add_partitions(transactional_id, producer, closed)
-        codes = dict.fromkeys(closed, code)
-    else:
-        codes = await broker.transactions.verify_all(transactional_id, producer, closed)
+    adds = call.version >= _IMPLICIT_ADD_MIN_VERSION
+    codes = await enter_transaction(broker, transactional_id, producer, closed, add=adds)
     return {
         partition: _refusal(partition, code, call)
         for partition, code in codes.items()
@@ -110,7 +121,9 @@ def _refusal(partition: TopicPartition, code: ErrorCode, call: Call) -> ApiError
     )
 
 
-def _closed_partitions(broker: Broker, call: Call) -> tuple[Producer, list[TopicPartition]]:
+def _closed_partitions(
+    broker: Broker, call: Call, headers: BatchHeaders
+) -> tuple[Producer, list[TopicPartition]]:
     """The producer, and the partitions that do not take its transactional batches yet."""
     producer, closed = Producer(-1, -1), []
     for topic in call.request.topic_data:
@@ -120,7 +133,7 @@ def _closed_partitions(broker: Broker, call: Call) -> tuple[Producer, list[Topic
         for entry in topic.partition_data:
             if name is None or not entry.records or len(entry.records) < HEADER_BYTES:
                 continue
-            header = parse_header(entry.records)
+            header = header_of(headers, entry)
             if not header.is_transactional:
                 continue
             producer = Producer(header.producer_id, header.producer_epoch)
@@ -139,7 +152,7 @@ def _is_open(broker: Broker, topic: str, index: int, producer: Producer) -> bool
 
 def topic_name(broker: Broker, call: Call, topic: Any) -> str | None:
     """The name of a topic in a Produce request, which newer versions name by its id."""
-    if call.version < _TOPIC_ID_MIN_VERSION:
+    if call.version < TOPIC_ID_MIN_VERSION:
         name: str = topic.name
         return name
     found = broker.image.topic_by_id(topic.topic_id) if topic.topic_id else None

@@ -15,7 +15,6 @@ from tidemill.control.commands import RegisterNode
 from tidemill.errors import ErrorCode
 from tidemill.records.record import Record, build_batch
 from tidemill.replication.coordinator_log import wait_committed
-from tidemill.server.broker import Broker
 from tidemill.server.handlers.records.batch_gate import CheckedBatches
 from tidemill.server.handlers.records.produce import produce
 from tidemill.server.requests.call import Call
@@ -422,7 +421,7 @@ async def test_the_memory_of_a_request_is_kept_while_its_rows_are_looked_at(
 async def test_a_topic_that_becomes_a_tables_while_its_batch_is_under_way_takes_nothing_unlooked_at(
     world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def not_yet(broker: Broker, call: Any) -> CheckedBatches:
+    def not_yet(*_: Any) -> CheckedBatches:
         return {}
 
     monkeypatch.setattr("tidemill.server.handlers.records.produce.look_quickly", not_yet)

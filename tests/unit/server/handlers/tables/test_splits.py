@@ -120,8 +120,8 @@ async def test_a_walk_that_takes_long_answers_with_what_it_has(
 ) -> None:
     await world.upsert(table, [row(number) for number in range(1_000)])
     monkeypatch.setattr("tidemill.kv.rocks.view._SLICE_SECONDS", -1.0)
-    monkeypatch.setattr(splitting, "_STEP_SECONDS", -1.0)
-    monkeypatch.setattr(splitting, "_WALK_SECONDS_MAX", -1.0)
+    monkeypatch.setattr(splitting, "_STEP_MS", -1)
+    monkeypatch.setattr(splitting, "_WALK_MS_MAX", -1)
     counts: list[int] = []
     start: bytes | None = None
     while not counts or start is not None:
