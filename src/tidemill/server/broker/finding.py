@@ -98,6 +98,16 @@ class PartitionFinder:
             topic = self.topic_by_id(topic.id)
         return self._replicas.open(self._placement(topic, index, self._led(topic, index, leader_epoch)))
 
+    def follower(self, topic: TopicImage, index: int) -> Partition | None:
+        """The partition, if this node is live, follows its leader, and clients may read from it here."""
+        partition = self._replicas.peek(topic.id, index)
+        if partition is None or index >= len(topic.partitions) or not self._may_lead():
+            return None
+        placed = topic.partitions[index]
+        is_current = (partition.leader, partition.leader_epoch) == (placed.leader, placed.leader_epoch)
+        is_replica = self._settings.node_id in placed.replicas
+        return partition if is_current and is_replica and partition.serves_as_follower else None
+
     def has_files(self, topic: TopicImage, index: int) -> bool:
         """Whether the partition is open, and has files that a batch can be appended to."""
         partition = self._replicas.peek(topic.id, index)
@@ -131,7 +141,7 @@ class PartitionFinder:
                     yield self._placement(topic, index, placed)
 
     def held_placements(self) -> Iterator[Placement]:
-        """Every partition of which this node is a replica, as ``led_placements`` gives those that it leads."""
+        """Every partition of which this node is a replica; as ``led_placements``."""
         for name in self.image.topics:
             topic = self.image.topics.get(name)
             for index, placed in enumerate(() if topic is None else topic.partitions):
