@@ -140,6 +140,7 @@ class Membership:
             report_unfit=self._report_unfit,
             suspected=self._doubtful,
             disk_is_full=lambda: broker.disk.is_full,
+            move_bytes_per_second=settings.move_bytes_per_second,
         )
         self.held = HeldPartitions(broker)
         self.replica_ends = ReplicaEnds(broker, self.peers)
