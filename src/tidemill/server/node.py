@@ -246,7 +246,7 @@ class Node:
         await membership.listen()
         await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
-        held = broker.find.held_placements()
+        held = list(broker.find.held_placements())
         broker.replicas.take_inventory(held)
         if not self.directory.stopped_cleanly:
             logger.info("the last stop was not orderly: checking %d partitions", len(held))

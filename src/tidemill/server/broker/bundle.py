@@ -160,8 +160,8 @@ class Broker:
     def _make_scrubber(self) -> Scrubber:
         return Scrubber(
             self.replicas,
-            self.find.led_placements,
-            self.find.led_placement,
+            self.find.held_placements,
+            self.find.kept_placement,
             self.pools("scrub", 1),
             bytes_per_second=self.settings.scrub_bytes_per_second,
             interval_ms=self.settings.scrub_interval_ms,

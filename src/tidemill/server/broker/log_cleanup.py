@@ -1,4 +1,8 @@
-"""Cleaning up the logs that this node leads: retention by age and size, compaction by key."""
+"""Cleaning up the logs that this node holds: retention by age and size, compaction by key.
+
+Leaders decide where a log starts, and followers go after them. Each replica compacts by itself, and forgets
+producers by itself.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogCleanup:
-    """Applies ``cleanup.policy`` to every partition that this node leads."""
+    """Applies ``cleanup.policy`` to every partition that this node holds."""
 
     def __init__(
         self,
@@ -54,12 +58,12 @@ class LogCleanup:
         Partitions that were opened for it are closed again. If one fails, the others are still cleaned up.
         """
         placements = []
-        for number, listed in enumerate(self._find.led_placements(), start=1):
+        for number, listed in enumerate(self._find.held_placements(), start=1):
             placements.append(listed)
             await pause_after(number, _LOOKED_AT_PER_TURN)
         for listed in placements:
-            # The partition was deleted, or another node leads it, since they were listed.
-            if (placement := self._find.led_placement((listed.topic_id, listed.index))) is None:
+            # The partition was deleted, or has moved to other nodes, since they were listed.
+            if (placement := self._find.kept_placement((listed.topic_id, listed.index))) is None:
                 continue
             try:
                 self._apply_retention_to(placement)
@@ -89,8 +93,10 @@ class LogCleanup:
         if self._disk.growth_refusal is not None:
             return
         found = []
-        for number, placement in enumerate(self._find.led_placements(), start=1):
-            if placement.config.compacts and (partition := self._with_data(placement)) is not None:
+        for number, listed in enumerate(self._find.held_placements(), start=1):
+            placement = self._find.kept_placement((listed.topic_id, listed.index))
+            compacts = placement is not None and placement.config.compacts
+            if placement is not None and compacts and (partition := self._with_data(placement)) is not None:
                 found.append(partition)
                 await pause_after(len(found), _OPENED_PER_TURN)
             await pause_after(number, _LOOKED_AT_PER_TURN)
