@@ -239,8 +239,11 @@ class Node:
             broker, self._store, runtime, self.directory, identity, self._on_lease
         )
         broker.propose = membership.proposals.propose
+        broker.replica_ends = membership.replica_ends.of
         broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
+        broker.ask_node = membership.node_requests.ask
         await membership.listen()
+        await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
         held = broker.find.held_placements()
         broker.replicas.take_inventory(held)
@@ -310,7 +313,7 @@ class Node:
                 raise result
         if deferred:
             self._deferred += deferred
-            self.broker.replicas.refuse_appends(
+            self.broker.replicas.hold_appends(
                 DiskFull("the disk is full; writes are taken again when there is room")
             )
             self.disk.when_space(self._commit_deferred)
@@ -325,7 +328,7 @@ class Node:
             raise
         if self._deferred:
             raise DiskFull("no room for the metadata of the start")
-        self.broker.replicas.refuse_appends(self.disk.growth_refusal)
+        self.broker.replicas.hold_appends(None)
 
     def _open_all(self, placements: list[Placement]) -> None:
         for placement in placements:

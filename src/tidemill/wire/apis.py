@@ -100,6 +100,8 @@ _ROWS: Final = (
     Api(42, "DeleteGroups", "delete_groups", 0, 2),
     Api(43, "ElectLeaders", "elect_leaders", 0, 2),
     Api(44, "IncrementalAlterConfigs", "incremental_alter_configs", 0, 1),
+    Api(45, "AlterPartitionReassignments", "alter_partition_reassignments", 0, 1),
+    Api(46, "ListPartitionReassignments", "list_partition_reassignments", 0, 0),
     Api(47, "OffsetDelete", "offset_delete", 0, 0),
     Api(55, "DescribeQuorum", "describe_quorum", 0, 2),
     Api(57, "UpdateFeatures", "update_features", 0, 2),
