@@ -60,6 +60,21 @@ def health(cluster: RealCluster) -> str:
     return done.stdout
 
 
+def doctor(cluster: RealCluster) -> list[dict[str, Any]]:
+    node = cluster["n1"]
+    options = ("--data", str(node.data_dir), "--http", node.http_url.removeprefix("http://"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli", "doctor", "--format", "json", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=process_environment() | {"TIDEMILL_CLUSTER": cluster.etcd.url, "TIDEMILL_SERVER": node.server},
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
 def partition(cluster: RealCluster, topic: str, index: int = 0) -> dict[str, Any]:
     found: list[dict[str, Any]] = as_json(cluster, "cluster", "partitions", topic)
     return found[index]
@@ -94,7 +109,12 @@ def test_a_node_that_is_down_is_a_reason_and_goes_away_when_it_is_back(cluster: 
     cluster["n2"].kill()
     told = wait_until(lambda: (text := health(cluster)).startswith("YELLOW") and text, "it is seen", 60)
     assert "(n2) is down" in told
-    assert partition(cluster, "watched")["in_sync"] != [1, 2, 3]
+    assert len(partition(cluster, "watched")["in_sync"]) == 2
+    seen = doctor(cluster)
+    assert ("etcd", "ok") in {(each["check"], each["verdict"]) for each in seen}
+    warned = [each["detail"] for each in seen if each["check"] == "cluster" and each["verdict"] == "warn"]
+    assert any("(n2) is down" in detail for detail in warned)
+    assert any("not in sync" in detail for detail in warned)
     cluster["n2"].start()
     wait_until(lambda: cluster["n2"].readiness()["ready"], "it has caught up", 60)
     assert len(partition(cluster, "watched")["in_sync"]) == 3
