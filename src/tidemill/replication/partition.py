@@ -216,6 +216,11 @@ class Partition:
         return self.local_log.epochs.latest_epoch
 
     @property
+    def compacted_offset(self) -> int:
+        """Everything below was compacted: a key's older records may be gone. Above, every record is there."""
+        return self.local_log.first_dirty_offset
+
+    @property
     def size_bytes(self) -> int:
         """The size of the log's segments on disk."""
         return self.local_log.size_bytes

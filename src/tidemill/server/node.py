@@ -242,6 +242,7 @@ class Node:
         broker.replica_ends = membership.replica_ends.of
         broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
         broker.ask_node = membership.node_requests.ask
+        broker.may_answer_newest = membership.may_answer_newest
         await membership.listen()
         await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()

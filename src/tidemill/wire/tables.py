@@ -10,6 +10,7 @@ a table that is not partitioned has the id 0.
 
 from typing import Final
 
+from tidemill.wire.declare import Field
 from tidemill.wire.extensions import OUTCOME as _OUTCOME
 from tidemill.wire.extensions import Fields as _Fields
 from tidemill.wire.extensions import message_classes
@@ -18,6 +19,8 @@ __all__ = ()
 
 _PROPERTIES: Final[_Fields] = {"key": "string", "value": "string"}
 _BUCKET: Final[_Fields] = {"partition_id": "int64", "bucket": "int32"}
+#: The buckets that a request is about, all of which the node must lead; none named means all of the table's.
+_NAMED_BUCKETS: Final = Field([_BUCKET], tag=0, default=())
 _PARTITION: Final[_Fields] = {"partition_id": "int64", "value": "string?", "topic": "string"}
 _SNAPSHOT: Final[_Fields] = _BUCKET | {
     "snapshot_id": "int64",
@@ -135,7 +138,7 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
     "CreateTablePartition": ({"table": "string", "value": "string"}, {"partition": _PARTITION}),
     "DropTablePartition": ({"table": "string", "value": "string"}, {}),
     "TableStats": (
-        {"table": "string"},
+        {"table": "string", "buckets": _NAMED_BUCKETS},
         {
             "buckets": [
                 _BUCKET
@@ -154,8 +157,8 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             ]
         },
     ),
-    "ListSnapshots": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
-    "CreateSnapshot": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
+    "ListSnapshots": ({"table": "string", "buckets": _NAMED_BUCKETS}, {"snapshots": [_SNAPSHOT]}),
+    "CreateSnapshot": ({"table": "string", "buckets": _NAMED_BUCKETS}, {"snapshots": [_SNAPSHOT]}),
     "AcquireLease": (
         {
             "table": "string",
@@ -163,6 +166,7 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             "holder": "string",
             "duration_ms": "int64",
             "fresh": "bool",
+            "buckets": _NAMED_BUCKETS,
         },
         {"lease": _LEASE},
     ),
@@ -214,6 +218,8 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             "min_offsets": [_BUCKET | {"offset": "int64"}],
             "max_wait_ms": "int32",
             "idle_ms": "int32",
+            "buckets": _NAMED_BUCKETS,
+            "pin_id": Field("string?", tag=1),
         },
         {
             "pin_id": "string",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage, TopicImage
     from tidemill.errors import DiskFull
     from tidemill.groups.coordinator import GroupCoordinator
+    from tidemill.replication.partition import Partition
     from tidemill.replication.replicas import Placement, Replicas
     from tidemill.server.cluster.replica_ends import Ends
     from tidemill.server.connections.budget import ByteBudget
@@ -133,6 +134,8 @@ class Broker:
         self.clocks_ahead_ms: Callable[[], Mapping[int, int]] = dict
         #: Sends another node a request of Kafka's protocol that only nodes send: node, API, version, body.
         self.ask_node: Callable[[int, str, int, Mapping[str, Any]], Awaitable[Any]] = _ask_nobody
+        #: Whether answers may say what is newest in a partition that this node leads; alone, it always may.
+        self.may_answer_newest: Callable[[Partition], bool] = lambda partition: True
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         self.open_files = OpenFiles()

@@ -96,7 +96,7 @@ class Membership:
         self.incarnation = runtime.ids.uuid()
         self._registration: _Registration | None = None
         #: For intervals; it goes on while the machine sleeps, where the system has such a clock.
-        self._steady_ms = lambda: int(loop.time() * 1000)
+        self._steady_ms: Callable[[], int] = lambda: int(loop.time() * 1000)
         secret = read_secret(settings, broker.image)
         transport = cluster_transport(settings, runtime.transport)
         assert broker.image.cluster_id is not None
@@ -321,6 +321,17 @@ class Membership:
             if is_certain_refusal(error):
                 raise ProposalRefused(error.message) from error
             raise
+
+    def may_answer_newest(self, partition: Partition) -> bool:
+        """Whether no other node can have become the leader yet of a partition that this one leads.
+
+        Leadership leaves a session that lives only by its own resignation; and where there is no other
+        replica there is nobody to go to.
+        """
+        assignment = partition.assignment
+        if assignment is not None and len(assignment.replicas) == 1:
+            return True
+        return self._steady_ms() < self.session.serving_until_ms
 
     def _report_unfit(self, partition: Partition, reason: str) -> None:
         if partition.assignment is not None and partition.assignment.leader == self._broker.node_id:
