@@ -157,6 +157,21 @@ def test_replicas_that_have_nowhere_to_go_are_listed(cluster: RealCluster) -> No
     assert "no other live node" in {each["topic"]: each["reason"] for each in done["stuck"]}["everywhere"]
 
 
+def test_a_node_is_removed_once_it_is_down_and_holds_nothing(cluster: RealCluster) -> None:
+    fourth = cluster.add("n4").start()
+    cluster.wait_for_nodes(4)
+    number = str(fourth.node_id)
+    cluster.create_topic("leaving", replication_factor=1)
+    tidemill(cluster, "cluster", "reassign", "leaving", "0", "--to", number, "--wait")
+    runs = tidemill(cluster, "cluster", "remove", number, exit_code=1)
+    assert "stop it before it is removed" in runs.stderr
+    tidemill(cluster, "cluster", "drain", number, "--replicas", "--timeout", "60")
+    fourth.stop()
+    tidemill(cluster, "cluster", "remove", number)
+    assert number not in {str(each["node"]) for each in as_json(cluster, "cluster", "nodes")}
+    assert "there is no node" in tidemill(cluster, "cluster", "remove", number, exit_code=1).stderr
+
+
 def test_an_unclean_election_shows_the_ends_and_wants_a_confirmation(tmp_path: Path) -> None:
     with RealCluster(tmp_path) as cluster:
         cluster.create_topic("lost", replication_factor=2, **{"min.insync.replicas": 1})
