@@ -36,7 +36,8 @@ class ClusterWatch:
     def metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         """Take note of another image."""
         self.leader_changes += len(delta.leader_changed)
-        for topic, index in (*delta.leader_changed, *delta.replicas_changed):
+        # A partition can be in both.
+        for topic, index in {*delta.leader_changed, *delta.replicas_changed}:
             before, now = old.topics[topic].partitions[index], new.topics[topic].partitions[index]
             if now.leader == self._broker.node_id:
                 self.shrinks += len(now.isr) < len(before.isr)
