@@ -36,7 +36,7 @@ from tidemill.coordination.turns import begin_slice, give_way
 from tidemill.errors import TidemillError
 from tidemill.log.segment_reader import ReadBudget
 from tidemill.replication.fitness import unfit_reason
-from tidemill.replication.in_sync import IsrProposal
+from tidemill.replication.in_sync import REPLICA_LAG_MS, IsrProposal
 from tidemill.replication.partition import Partition
 from tidemill.replication.peer_requests import PeerRequests
 from tidemill.replication.replicas import Replicas
@@ -97,6 +97,7 @@ class LeaderService:
         report_unfit: ReportUnfit,
         suspected: Callable[[], Collection[int]] = tuple,
         disk_is_full: Callable[[], bool] = lambda: False,
+        replica_lag_ms: int = REPLICA_LAG_MS,
     ) -> None:
         """``suspected`` names the nodes that are dead or seem to be.
 
@@ -109,6 +110,7 @@ class LeaderService:
         self._propose = propose
         self._report_unfit = report_unfit
         self._suspected = suspected
+        self._replica_lag_ms = replica_lag_ms
         self._loop = asyncio.get_running_loop()
         #: Bytes of records that followers were given.
         self.bytes_out = 0
@@ -373,7 +375,7 @@ class LeaderService:
         now_ms = self._clock.now_ms()
         if now_ms < self._propose_after_ms.get(partition, 0):
             return
-        proposal = partition.next_proposal(now_ms, self._suspected())
+        proposal = partition.next_proposal(now_ms, self._suspected(), self._replica_lag_ms)
         if proposal is not None:
             self._run(self._send_proposal(partition, proposal))
 

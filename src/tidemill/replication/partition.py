@@ -61,7 +61,7 @@ from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
 from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
 from tidemill.replication.following import FollowerStep
-from tidemill.replication.in_sync import FollowerProgress, IsrProposal, StaleNodeEpoch
+from tidemill.replication.in_sync import REPLICA_LAG_MS, FollowerProgress, IsrProposal, StaleNodeEpoch
 from tidemill.replication.state import ReplicationState, Role
 from tidemill.replication.waiting import OffsetWaiters, Waiter
 
@@ -209,6 +209,11 @@ class Partition:
     def log_end_offset(self) -> int:
         """The next offset that this node gives. What lies between the high watermark and it may be cut."""
         return self.local_log.end_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below it is on this node's disk."""
+        return self.local_log.durable_offset
 
     @property
     def last_epoch(self) -> int:
@@ -423,8 +428,13 @@ class Partition:
         if self._start_waiters and self._state.in_sync is not None:
             self._start_waiters.reached(self._state.in_sync.least_log_start(self.log_start_offset))
 
-    def next_proposal(self, now_ms: int, suspected: Collection[int] = ()) -> IsrProposal | None:
-        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``."""
+    def next_proposal(
+        self, now_ms: int, suspected: Collection[int] = (), lag_ms: int = REPLICA_LAG_MS
+    ) -> IsrProposal | None:
+        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``.
+
+        A member that has not caught up for ``lag_ms`` is not in it.
+        """
         state = self._state
         if state.in_sync is None or self.local_log.failure is not None:
             return None
@@ -435,6 +445,7 @@ class Partition:
             epoch_start_offset=state.epoch_start_offset,
             log_start=self.log_start_offset,
             suspected=suspected,
+            lag_ms=lag_ms,
         )
         if proposal is None or not state.in_sync.proposed(proposal):
             return None

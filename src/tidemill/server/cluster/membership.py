@@ -141,6 +141,7 @@ class Membership:
             report_unfit=self._report_unfit,
             suspected=self._doubtful,
             disk_is_full=lambda: broker.disk.is_full,
+            replica_lag_ms=settings.replica_lag_ms,
         )
         self.held = HeldPartitions(broker)
         self.replica_ends = ReplicaEnds(broker, self.peers)

@@ -79,17 +79,17 @@ async def describe_replicas(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 def _replica(broker: Broker, partition: Partition) -> dict[str, Any]:
-    log, now_ms = partition.local_log, broker.clock.now_ms()
+    now_ms = broker.clock.now_ms()
     in_sync = () if partition.assignment is None else partition.assignment.isr
     return {
         "topic": partition.topic,
         "partition": partition.index,
         "role": partition.role.value,
         "leader_epoch": partition.leader_epoch,
-        "last_epoch": log.epochs.latest_epoch,
+        "last_epoch": partition.last_epoch,
         "log_start_offset": partition.log_start_offset,
         "log_end_offset": partition.log_end_offset,
-        "durable_offset": log.durable_offset,
+        "durable_offset": partition.durable_offset,
         "high_watermark": partition.high_watermark,
         "problem": None if partition.failure is None else partition.failure.message,
         "followers": [
