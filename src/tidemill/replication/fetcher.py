@@ -66,6 +66,8 @@ class ReplicaFetcher:
         self.peers = peers
         self.clock = clock
         self.cutting_pool = cutting_pool
+        #: Bytes of records that leaders have given.
+        self.bytes_in = 0
         self._leaders: dict[int, _LeaderLink] = {}
         self._followed: dict[tuple[UUID, int], tuple[int, _Followed]] = {}
         #: Cuts of logs under way; they are not given up half-way.
@@ -347,6 +349,7 @@ class _LeaderLink:
             followed.failed(now_ms)
             return False
         followed.failures = 0
+        self._fetcher.bytes_in += len(answer.records)
         if step.cut_at is not None or step.start_anew_at is not None:
             self._cut(followed, step)
             return True

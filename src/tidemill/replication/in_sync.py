@@ -195,18 +195,21 @@ class InSyncReplicas:
         epoch_start_offset: int,
         log_start: int,
         suspected: Collection[int] = (),
-        replica_lag_ms: int = REPLICA_LAG_MS,
+        lag_ms: int = REPLICA_LAG_MS,
     ) -> IsrProposal | None:
-        """The in-sync set as it should be; None if it is so, or if a proposal waits for its outcome."""
+        """The in-sync set as it should be; None if it is so, or if a proposal waits for its outcome.
+
+        A member that has not caught up for ``lag_ms`` leaves; one that is suspected leaves sooner.
+        """
         if self._proposal is not None:
             return None
         required = max(high_watermark, epoch_start_offset)
         committed, uncertain = self.assignment.isr, self._uncertain
         wanted = {self.assignment.leader}
         for node, follower in self.followers.items():
-            lag_ms = min(SUSPECTED_LAG_MS, replica_lag_ms) if node in suspected else replica_lag_ms
+            may_lag_ms = min(SUSPECTED_LAG_MS, lag_ms) if node in suspected else lag_ms
             if node in committed:
-                if self._is_caught_up(follower, now_ms, log_end, lag_ms):
+                if self._is_caught_up(follower, now_ms, log_end, may_lag_ms):
                     wanted.add(node)
             elif node not in suspected and self._can_join(follower, now_ms, required, log_start):
                 wanted.add(node)

@@ -117,6 +117,8 @@ class LeaderService:
         self._suspected = suspected
         self._throttle = MoveThrottle(move_bytes_per_second)
         self._loop = asyncio.get_running_loop()
+        #: Bytes of records that followers were given.
+        self.bytes_out = 0
         #: Led partitions that have followers.
         self._led: dict[Partition, None] = {}
         #: By follower, by partition.
@@ -189,6 +191,7 @@ class LeaderService:
             if any(each.error for each in records):
                 break
         answers += self._with_news(request, readable, records)
+        self.bytes_out += sum(len(answer.records) for answer in answers)
         return FetchResponse(ResponseHeader(request.header.correlation_id), answers)
 
     async def _let_in(

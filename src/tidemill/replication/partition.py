@@ -211,6 +211,11 @@ class Partition:
         return self.local_log.end_offset
 
     @property
+    def durable_offset(self) -> int:
+        """Everything below it is on this node's disk."""
+        return self.local_log.durable_offset
+
+    @property
     def last_epoch(self) -> int:
         """The leader epoch of the last record that this replica has; -1 if there is none."""
         return self.local_log.epochs.latest_epoch
@@ -435,9 +440,12 @@ class Partition:
             self._start_waiters.reached(self._state.in_sync.least_log_start(self.log_start_offset))
 
     def next_proposal(
-        self, now_ms: int, suspected: Collection[int] = (), replica_lag_ms: int = REPLICA_LAG_MS
+        self, now_ms: int, suspected: Collection[int] = (), lag_ms: int = REPLICA_LAG_MS
     ) -> IsrProposal | None:
-        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``."""
+        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``.
+
+        A member that has not caught up for ``lag_ms`` is not in it.
+        """
         state = self._state
         if state.in_sync is None or self.local_log.failure is not None:
             return None
@@ -448,7 +456,7 @@ class Partition:
             epoch_start_offset=state.epoch_start_offset,
             log_start=self.log_start_offset,
             suspected=suspected,
-            replica_lag_ms=replica_lag_ms,
+            lag_ms=lag_ms,
         )
         if proposal is None or not state.in_sync.proposed(proposal):
             return None

@@ -280,6 +280,18 @@ def test_a_refused_proposal_counts_no_more() -> None:
     assert cluster[A].offsets == (1, 1)
 
 
+def test_how_long_a_member_may_lag_is_a_setting() -> None:
+    cluster = Cluster((A, B))
+    cluster.write("a")
+    cluster[A].append("b")
+    cluster[A].flush()
+    assert cluster[A].partition.next_proposal(cluster.now_ms, lag_ms=700) is None
+    cluster.now_ms += 701
+    proposal = cluster[A].partition.next_proposal(cluster.now_ms, lag_ms=700)
+    assert proposal is not None
+    assert proposal.isr == (A,)
+
+
 def test_who_leaves_counts_until_the_record_says_so() -> None:
     cluster = Cluster((A, B))
     cluster.write("a")

@@ -36,6 +36,7 @@ from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
 from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
+from tidemill.server.cluster.monitoring import ClusterWatch
 from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 from tidemill.server.cluster.replica_ends import ReplicaEnds
@@ -149,6 +150,7 @@ class Membership:
             shown, handlers_of(self, broker), transport=transport, ids=runtime.ids, wall_ms=runtime.wall_ms
         )
         self.address = settings.cluster_listen
+        self.watch = ClusterWatch(broker)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._successions = Successions(broker, lambda partition: self._resign(partition, unfit=False))
         self._unsubscribe: Callable[[], None] | None = None
@@ -258,6 +260,7 @@ class Membership:
             unsubscribe()
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
+        self.watch.metadata_changed(old, new, delta)
         for node_id, node in new.nodes.items():
             before = old.nodes.get(node_id)
             if before is not None and before.incarnation != node.incarnation:
@@ -385,6 +388,11 @@ class Membership:
 
     # --- what it tells of itself
 
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as this node knows it."""
+        return self._broker.image
+
     def problems(self) -> list[str]:
         """What keeps this node, or the cluster as it sees it, from being well; in words."""
         found = []
@@ -404,4 +412,5 @@ class Membership:
                     "both"
                 )
         found += self.held.problems()
+        found += self.watch.problems()
         return found
