@@ -123,14 +123,6 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
             return client_error(failure)
         return ErrorCode.none
 
-    async def verify(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, topic: str, partition: int
-    ) -> ErrorCode:
-        """Whether a partition is part of the producer's transaction; if so, the producer may write there."""
-        wanted = (topic, partition)
-        codes = await self.verify_all(transactional_id, Producer(producer_id, producer_epoch), [wanted])
-        return codes[wanted]
-
     async def verify_all(
         self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:

@@ -37,7 +37,7 @@ def on_three_nodes(story: Story) -> Callable[[], None]:
         run_virtual(main, seed=1)
 
     # Not those of the story: pytest would look for fixtures.
-    del test.__wrapped__  # type: ignore[attr-defined]
+    del test.__wrapped__
     return test
 
 
