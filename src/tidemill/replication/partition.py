@@ -18,7 +18,7 @@ With several replicas (see ``in_sync`` and ``following`` for the rules):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -61,7 +61,7 @@ from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
 from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
 from tidemill.replication.following import FollowerStep
-from tidemill.replication.in_sync import IsrProposal, StaleNodeEpoch
+from tidemill.replication.in_sync import FollowerProgress, IsrProposal, StaleNodeEpoch
 from tidemill.replication.state import ReplicationState, Role
 from tidemill.replication.waiting import OffsetWaiters, Waiter
 
@@ -209,6 +209,16 @@ class Partition:
     def log_end_offset(self) -> int:
         """The next offset that this node gives. What lies between the high watermark and it may be cut."""
         return self.local_log.end_offset
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record that this replica has; -1 if there is none."""
+        return self.local_log.epochs.latest_epoch
+
+    @property
+    def compacted_offset(self) -> int:
+        """Everything below was compacted: a key's older records may be gone. Above, every record is there."""
+        return self.local_log.first_dirty_offset
 
     @property
     def size_bytes(self) -> int:
@@ -370,6 +380,11 @@ class Partition:
     def followers(self) -> Collection[int]:
         """The other nodes that hold the partition; none unless this node leads."""
         return () if self._state.in_sync is None else self._state.in_sync.followers.keys()
+
+    @property
+    def follower_progress(self) -> Mapping[int, FollowerProgress]:
+        """What each follower has told this leader; empty unless this node leads."""
+        return {} if self._state.in_sync is None else self._state.in_sync.followers
 
     def check_enough_replicas(self) -> None:
         """Raise ``ApiError`` NOT_ENOUGH_REPLICAS if nothing can be committed now: before acks=all appends."""

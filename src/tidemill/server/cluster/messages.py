@@ -26,6 +26,8 @@ from tidemill.cluster.messages import (
     ProbeRequest,
     ProbeResponse,
     ProposeMetadataRequest,
+    ReplicaEndsRequest,
+    ReplicaEndsResponse,
     ReplicaStateAckResponse,
     ReplicaStateRequest,
     TopicMetadata,
@@ -57,6 +59,7 @@ def handlers_of(membership: Membership, broker: Broker) -> Handlers:
         HeartbeatRequest: served.heartbeat,
         AppendRequest: served.append,
         ElectLeaderRequest: served.elect_leader,
+        ReplicaEndsRequest: served.replica_ends,
         ProbeRequest: served.probe,
         KafkaRequest: served.kafka,
     }
@@ -129,6 +132,15 @@ class _Served:
         placed = self._broker.find.topic_by_id(topic.id).partitions[index]
         leader = None if placed.leader == _NO_NODE else placed.leader
         return ElectLeaderResponse(request.header.answer(), leader=leader, epoch=placed.leader_epoch)
+
+    async def replica_ends(self, peer: PeerInfo, request: ReplicaEndsRequest) -> ReplicaEndsResponse:
+        """Tell how far this node's replicas reach."""
+        begin_slice()
+        ends = []
+        for where in request.partitions:
+            ends.append(self._membership.replica_ends.here(where))
+            await give_way()
+        return ReplicaEndsResponse(request.header.answer(), partitions=ends)
 
     # --- replication
 

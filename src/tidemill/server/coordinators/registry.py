@@ -104,7 +104,10 @@ class InternalTopic:
         except ApiError as error:
             raise ApiError(ErrorCode.not_coordinator, error.message) from error
         return PartitionCoordinatorLog(
-            leader, self._broker.clock_ms, compress_above_bytes=self._row.compress_above_bytes
+            leader,
+            self._broker.clock_ms,
+            compress_above_bytes=self._row.compress_above_bytes,
+            give_up_reserve=self._broker.disk.give_up_reserve,
         )
 
     async def prepare_append(self, partition: int) -> None:
@@ -184,6 +187,9 @@ class Coordinators:
         """Make sure that this coordinator can write; returns the error for its client if it cannot."""
         try:
             await self.ensure_topic(row)
+        except DiskFull:
+            # Clients retry the other code for ever without a word; this one they show to their application.
+            return ErrorCode.unknown_server_error
         except TidemillError:
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
