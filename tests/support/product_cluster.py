@@ -10,6 +10,7 @@ To be used inside of ``run_virtual``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from types import TracebackType
@@ -23,6 +24,7 @@ from support.virtual_loop import current_loop
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic, Resign
 from tidemill.control.stores.memory import MemoryStore
+from tidemill.errors import NodeUnavailable
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.requests.call import Call, ReplyBuffers
@@ -121,15 +123,14 @@ class ProductCluster:
     async def move(self, topic: str, index: int = 0) -> int:
         """Have the leader of a partition resign; gives the new one."""
         before = self.leader(topic, index)
-        placed = self.broker(before).image.topics[topic].partitions[index]
-        resign = Resign(
-            topic_id=self.broker(before).image.topics[topic].id,
-            index=index,
-            node_id=before,
-            leader_epoch=placed.leader_epoch,
-        )
-        await self.run(before, self.broker(before).propose(resign))
-        await self.until(lambda: self.leader(topic, index) not in (before, -1))
+        image = self.broker(before).image.topics[topic]
+        epoch = image.partitions[index].leader_epoch
+        resign = Resign(topic_id=image.id, index=index, node_id=before, leader_epoch=epoch)
+        while self.leader(topic, index) in (before, -1):
+            # The controller may be gone, and the next one does not know of it.
+            with contextlib.suppress(NodeUnavailable):
+                await self.run(before, self.broker(before).propose(resign))
+            await asyncio.sleep(0.1)
         return self.leader(topic, index)
 
     # --- requests

@@ -38,6 +38,7 @@ from tidemill.server.cluster.joining import cluster_transport, greet, note_seen,
 from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
 from tidemill.server.cluster.probing import Probing
+from tidemill.server.cluster.open_transactions import OpenTransactions
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 from tidemill.server.cluster.replica_ends import ReplicaEnds
 
@@ -131,6 +132,7 @@ class Membership:
         )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
         self.node_requests = NodeRequests(self.peers)
+        self.open_transactions = OpenTransactions(broker, self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
             broker.replicas,
@@ -190,14 +192,16 @@ class Membership:
         await greet(self._live_addresses(), self._context)
         await self._register(self._directory.clean_of)
         # Only now: what a follower tells its leader counts for the registration that it names.
-        broker.replicas.role_listeners += [self.fetcher.update, self.leaders.update]
+        listeners = [self.fetcher.update, self.leaders.update, self.open_transactions.update]
+        broker.replicas.role_listeners += listeners
         for partition in broker.replicas:
-            self.fetcher.update(partition)
-            self.leaders.update(partition)
+            for update in listeners:
+                update(partition)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
         await self.session.start(self.incarnation)
         self.elected.start()
         self.leaders.start()
+        self.open_transactions.start()
         self.probing.start()
         on_disk = await asyncio.to_thread(broker.replicas.found_on_disk)
         self.held.start((topic_id, index) for _, topic_id, index in on_disk)
@@ -390,6 +394,7 @@ class Membership:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.open_transactions.stop()
         await self.held.stop()
         await self.leaders.close()
         await self.fetcher.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -334,6 +335,7 @@ async def test_the_next_coordinator_carries_on_a_decision(cluster: ProductCluste
     await cluster.kill(first)
     await cluster.until(lambda: all(ended(cluster, index) for index in range(3)))
     await cluster.until(lambda: producer.coordinator not in (first, -1))
+    await cluster.until(lambda: cluster.broker(producer.coordinator).transactions.open_count() == 0)
     await producer.start()
     assert producer.epoch == 1, "what the first one knew, the next one knows"
 
@@ -432,3 +434,56 @@ async def test_a_marker_is_not_waited_for_where_the_topic_was_deleted(cluster: P
     assert await producer.end() is NONE
     transactions = cluster.broker(producer.coordinator).transactions
     await cluster.until(lambda: transactions.open_count() == 0)
+
+
+# --- transactions that nobody knows
+
+
+def open_in(cluster: ProductCluster, index: int) -> set[int]:
+    return set(cluster.led("t", index).local_log.producers.transactions.open)
+
+
+@on_three_nodes
+async def test_a_new_leader_aborts_what_no_coordinator_knows_and_nothing_else(
+    cluster: ProductCluster,
+) -> None:
+    producer = Transactional(cluster)
+    await producer.start()
+    index = next(index for index in range(3) if cluster.leader("t", index) != producer.coordinator)
+    assert await producer.add(index) == {NONE}
+    assert await producer.write(index) is NONE
+    stranger = producer.id + 1
+    partition, broker = cluster.led("t", index), cluster.broker(cluster.leader("t", index))
+    partition.begin_transaction(stranger, 0)
+    batch = build_batch(
+        [Record(None, b"v")],
+        producer_id=stranger,
+        producer_epoch=0,
+        base_sequence=0,
+        attributes=TRANSACTIONAL,
+    )
+    partition.append(batch, broker.clock_ms())
+    await cluster.until(lambda: partition.high_watermark == partition.log_end_offset)
+    assert open_in(cluster, index) == {producer.id, stranger}
+    await cluster.move("t", index)
+    await cluster.until(lambda: stranger not in open_in(cluster, index))
+    assert open_in(cluster, index) == {producer.id}
+    assert await producer.end() is NONE
+    await cluster.until(lambda: ended(cluster, index))
+
+
+@on_three_nodes
+async def test_nothing_is_aborted_while_a_coordinator_cannot_be_asked(cluster: ProductCluster) -> None:
+    producer = Transactional(cluster)
+    await producer.start()
+    index = next(index for index in range(3) if cluster.leader("t", index) != producer.coordinator)
+    assert await producer.add(index) == {NONE}
+    assert await producer.write(index) is NONE
+    await cluster.kill(producer.coordinator)
+    if cluster.leader("t", index) != -1:
+        await cluster.move("t", index)
+    await cluster.until(lambda: producer.coordinator != -1)
+    await asyncio.sleep(5)
+    assert open_in(cluster, index) == {producer.id}
+    assert await producer.end() is NONE
+    await cluster.until(lambda: ended(cluster, index))
