@@ -97,11 +97,9 @@ class ProductCluster:
 
     # --- topics
 
-    async def create(self, name: str, partitions: int = 3) -> None:
-        """Create a topic on all nodes, and wait until each of them knows it."""
-        command = CreateTopic(
-            name=name, topic_id=uuid4(), partitions=partitions, replication=len(self._disks)
-        )
+    async def create(self, name: str, partitions: int = 3, replication: int = 3) -> None:
+        """Create a topic, and wait until each node knows it."""
+        command = CreateTopic(name=name, topic_id=uuid4(), partitions=partitions, replication=replication)
         await self.run(self.some_id, self.broker(self.some_id).controller.submit(command))
         await self.until(lambda: all(name in node.broker.image.topics for node in self.nodes.values()))
 

@@ -16,6 +16,7 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -33,8 +34,10 @@ from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
+from tidemill.server.broker.housekeeping import Chore
 from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
+from tidemill.server.cluster.internal_topics import raise_internal_topics
 from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
 from tidemill.server.cluster.probing import Probing
@@ -61,6 +64,7 @@ _RESIGNING_S: Final = 30.0
 _RESIGN_AGAIN_S: Final = 0.2
 _REGISTER_ATTEMPTS_MAX: Final = 10
 _CUTTING_THREADS: Final = 2
+_INTERNAL_TOPICS_INTERVAL_MS: Final = 10_000
 #: A node whose time of day is further off than this says so.
 _CLOCK_OFF_MS: Final = 10_000
 
@@ -302,6 +306,11 @@ class Membership:
         logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
         if self.elected.epoch is not None:
             self.elected.look_again()
+
+    def chores(self) -> list[Chore]:
+        """What is done from time to time by a node of a cluster."""
+        work = partial(raise_internal_topics, self._broker)
+        return [Chore("the replicas of internal topics", _INTERNAL_TOPICS_INTERVAL_MS, work)]
 
     # --- in-sync sets and leaderships
 

@@ -58,9 +58,7 @@ class OpenTransactions:
     def __init__(self, broker: Broker, peers: Peers) -> None:
         self._broker = broker
         self._peers = peers
-        self._local = LocalTransactionPartitions(
-            broker.find, broker.groups, broker.moments, broker.clock_ms
-        )
+        self._local = LocalTransactionPartitions(broker.find, broker.groups, broker.moments, broker.clock_ms)
         #: The leader epoch in which each partition's transactions were asked about, or are to be.
         self._looked_at: dict[Partition, int] = {}
         self._due: dict[Partition, None] = {}

@@ -100,9 +100,7 @@ class Transactional:
         return ErrorCode(result.error_code)
 
     async def end(self, *, committed: bool = True, version: int = 3) -> ErrorCode:
-        answer = await self.cluster.ask(
-            self.coordinator, "EndTxn", version, committed=committed, **self.who
-        )
+        answer = await self.cluster.ask(self.coordinator, "EndTxn", version, committed=committed, **self.who)
         if version >= 5 and answer.error_code is NONE:
             self.id, self.epoch = answer.producer_id, answer.producer_epoch
             self.sequences = [0] * 3
