@@ -12,6 +12,7 @@ import pytest
 from support.product_cluster import ProductCluster
 from support.virtual_loop import run_virtual
 from tidemill.errors import ErrorCode, NodeUnavailable
+from tidemill.records.batch import parse_header
 from tidemill.records.record import Record, build_batch
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.transactions import TRANSACTIONS
@@ -47,6 +48,7 @@ class Transactional:
 
     def __init__(self, cluster: ProductCluster) -> None:
         self.cluster = cluster
+        self.name = "x"
         self.id = self.epoch = -1
         self.sequences = [0] * 3
 
@@ -56,7 +58,7 @@ class Transactional:
 
     @property
     def who(self) -> dict[str, Any]:
-        return {"transactional_id": "x", "producer_id": self.id, "producer_epoch": self.epoch}
+        return {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}
 
     async def start(self) -> None:
         cluster = self.cluster
@@ -92,7 +94,13 @@ class Transactional:
         )
         data = {"name": "t", "partition_data": [{"index": index, "records": batch}]}
         answer = await self.cluster.ask(
-            node_id, "Produce", version, transactional_id="x", acks=-1, timeout=30_000, topic_data=[data]
+            node_id,
+            "Produce",
+            version,
+            transactional_id=self.name,
+            acks=-1,
+            timeout=30_000,
+            topic_data=[data],
         )
         (result,) = answer.responses[0].partition_responses
         if result.error_code is NONE:
@@ -250,6 +258,36 @@ def test_offsets_of_a_group_on_another_node_are_part_of_the_transaction(version:
         assert await committed_offset(cluster) == 9
 
     story()
+
+
+@on_three_nodes
+async def test_attempts_on_several_nodes_are_published_as_one(cluster: ProductCluster) -> None:
+    producer = Transactional(cluster)
+    await producer.start()
+    attempts = []
+    for _ in range(2):
+        opened = await cluster.ask(
+            producer.coordinator, "OpenAttempt", 0, job="j", batch=0, timeout_ms=60_000
+        )
+        assert opened.error_code == NONE
+        attempts.append(opened)
+        producer.id, producer.epoch = opened.producer_id, opened.producer_epoch
+        producer.name, producer.sequences = opened.transactional_id, [0] * 3
+        for index in range(3):
+            assert await producer.write(index, ADDED) is NONE
+    markers = requests_of(cluster, producer.coordinator, "WriteTxnMarkers")
+    listed = [
+        {name: getattr(each, name) for name in ("transactional_id", "producer_id", "producer_epoch")}
+        for each in attempts
+    ]
+    answer = await cluster.ask(producer.coordinator, "PublishAttempts", 0, job="j", batch=0, attempts=listed)
+    assert (answer.error_code, answer.already_published) == (NONE, False)
+    assert all(ended(cluster, index) for index in range(3))
+    assert [len(body["markers"]) for _, body in markers] == [2, 2], "both attempts in one request per node"
+    for index in range(3):
+        log = cluster.led("t", index).local_log
+        kinds = [parse_header(batch).is_control for batch in log.read_batches(0, 4)]
+        assert kinds == [False, False, True, True], "their markers are written together"
 
 
 # --- an answer that comes late
