@@ -165,6 +165,11 @@ def requests_of(cluster: ProductCluster, node_id: int, api: str) -> list[tuple[i
     return seen
 
 
+async def unreachable(*request: Any) -> Any:
+    """Stands for a way to other nodes that is broken."""
+    raise NodeUnavailable("the test says so")
+
+
 # --- one transaction, three leaders
 
 
@@ -290,6 +295,22 @@ async def test_attempts_on_several_nodes_are_published_as_one(cluster: ProductCl
         assert kinds == [False, False, True, True], "their markers are written together"
 
 
+@on_three_nodes
+async def test_a_coordinator_that_cannot_be_asked_is_trouble_that_passes(cluster: ProductCluster) -> None:
+    producer = Transactional(cluster)
+    await producer.start()
+    await cluster.ask(1, "FindCoordinator", 4, key_type=0, coordinator_keys=["g"])
+    await cluster.until(lambda: cluster.leader(GROUPS.topic) != -1)
+    while cluster.leader(GROUPS.topic) == producer.coordinator:
+        await cluster.move(GROUPS.topic)
+    index = next(index for index in range(3) if cluster.leader("t", index) != producer.coordinator)
+    for node_id in {cluster.leader(GROUPS.topic), cluster.leader("t", index)}:
+        cluster.broker(node_id).ask_node = unreachable
+    assert await producer.commit_offset(3) is ErrorCode.coordinator_not_available
+    assert await producer.write(index) is ErrorCode.not_enough_replicas, "which old clients try again"
+    assert await producer.write(index, ADDED) is ErrorCode.coordinator_not_available
+
+
 # --- an answer that comes late
 
 
@@ -360,9 +381,6 @@ async def test_the_next_coordinator_carries_on_a_decision(cluster: ProductCluste
     for index in range(3):
         assert await producer.write(index) is NONE
     first = producer.coordinator
-
-    async def unreachable(*request: Any) -> Any:
-        raise NodeUnavailable("the test says so")
 
     cluster.broker(first).ask_node = unreachable
     assert await producer.end() is NONE, "it is decided"
