@@ -36,12 +36,12 @@ from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
 from tidemill.server.broker.housekeeping import Chore
 from tidemill.server.cluster.held_partitions import HeldPartitions
-from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
 from tidemill.server.cluster.internal_topics import raise_internal_topics
+from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
 from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
-from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.open_transactions import OpenTransactions
+from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 from tidemill.server.cluster.replica_ends import ReplicaEnds
 

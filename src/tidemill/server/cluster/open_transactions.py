@@ -141,8 +141,8 @@ class OpenTransactions:
         if partition.leader_epoch != each.leader_epoch or each not in _open_in(partition):
             return
         logger.warning(
-            "%s-%d: the transaction of producer %d epoch %d, open since offset %d, is known to no coordinator "
-            "and is aborted",
+            "%s-%d: the transaction of producer %d epoch %d, open since offset %d, is aborted: no "
+            "coordinator knows it",
             partition.topic,
             partition.index,
             *each.producer,
