@@ -172,7 +172,10 @@ class Node:
             loop.create_task(self._scrub()),
         ]
         connections = Chore("connections", _CONNECTION_CHECK_INTERVAL_MS, self._look_after_connections)
-        self._housekeeping = Housekeeping([*broker.chores(), connections])
+        chores = [*broker.chores(), connections]
+        if self.membership is not None:
+            chores += self.membership.chores()
+        self._housekeeping = Housekeeping(chores)
         self._housekeeping.start()
 
     async def _open_metadata(self) -> Controller:

@@ -16,6 +16,7 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -32,11 +33,14 @@ from tidemill.net.errors import cannot_listen
 from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
+from tidemill.server.broker.housekeeping import Chore
 from tidemill.server.cluster.held_partitions import HeldPartitions
+from tidemill.server.cluster.internal_topics import raise_internal_topics
 from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
 from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
 from tidemill.server.cluster.monitoring import ClusterWatch
+from tidemill.server.cluster.open_transactions import OpenTransactions
 from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 from tidemill.server.cluster.replica_ends import ReplicaEnds
@@ -61,6 +65,7 @@ _RESIGNING_S: Final = 30.0
 _RESIGN_AGAIN_S: Final = 0.2
 _REGISTER_ATTEMPTS_MAX: Final = 10
 _CUTTING_THREADS: Final = 2
+_INTERNAL_TOPICS_INTERVAL_MS: Final = 10_000
 #: A node whose time of day is further off than this says so.
 _CLOCK_OFF_MS: Final = 10_000
 
@@ -132,6 +137,7 @@ class Membership:
         )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
         self.node_requests = NodeRequests(self.peers)
+        self.open_transactions = OpenTransactions(broker, self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
             broker.replicas,
@@ -193,14 +199,16 @@ class Membership:
         await greet(self._live_addresses(), self._context)
         await self._register(self._directory.clean_of)
         # Only now: what a follower tells its leader counts for the registration that it names.
-        broker.replicas.role_listeners += [self.fetcher.update, self.leaders.update]
+        listeners = [self.fetcher.update, self.leaders.update, self.open_transactions.update]
+        broker.replicas.role_listeners += listeners
         for partition in broker.replicas:
-            self.fetcher.update(partition)
-            self.leaders.update(partition)
+            for update in listeners:
+                update(partition)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
         await self.session.start(self.incarnation)
         self.elected.start()
         self.leaders.start()
+        self.open_transactions.start()
         self.probing.start()
         on_disk = await asyncio.to_thread(broker.replicas.found_on_disk)
         self.held.start((topic_id, index) for _, topic_id, index in on_disk)
@@ -274,6 +282,11 @@ class Membership:
         logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
         if self.elected.epoch is not None:
             self.elected.look_again()
+
+    def chores(self) -> list[Chore]:
+        """What is done from time to time by a node of a cluster."""
+        work = partial(raise_internal_topics, self._broker)
+        return [Chore("the replicas of internal topics", _INTERNAL_TOPICS_INTERVAL_MS, work)]
 
     # --- in-sync sets and leaderships
 
@@ -367,6 +380,7 @@ class Membership:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._successions.stop()
+        await self.open_transactions.stop()
         await self.held.stop()
         await self.leaders.close()
         await self.fetcher.close()

@@ -170,7 +170,8 @@ class Coordinators:
         topic, index = self._broker.image.topics.get(row.topic), self.of(row).partition_of(key)
         if topic is None or index >= len(topic.partitions):
             return NO_LEADER
-        return topic.partitions[index].leader
+        leader: int = topic.partitions[index].leader
+        return leader
 
     # --- their topics
 
