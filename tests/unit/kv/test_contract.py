@@ -295,3 +295,18 @@ def test_recovery_goes_from_live_to_snapshots_to_nothing(world: World) -> None:
     with recovered(log_end=10) as store:
         assert (store.applied_offset, content(store)) == (0, {})
     assert warnings
+
+
+def test_the_leader_epoch_is_that_of_the_last_write_also_after_a_restart(world: World) -> None:
+    path = world.directory / "live"
+    with world.engine.open(path, ID) as store:
+        assert store.leader_epoch == -1, "nothing was written yet"
+        store.write([b"a"], [b"1"], [], 1, 4)
+        store.write([b"b"], [b"2"], [], 2, 4)
+        store.write([], [], [], 3, 7)
+        assert store.leader_epoch == 7
+    with world.engine.open(path, ID) as store:
+        assert (store.applied_offset, store.leader_epoch) == (3, 7)
+        store.write([b"c"], [b"3"], [], 4)
+    with world.engine.open(path, ID) as store:
+        assert store.leader_epoch == -1, "whoever does not say it does not know it"
