@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from support.leadership import change_in_sync, elect, follower_flushed, led
+from support.leadership import elect, follower_flushed, led
 from support.table_world import TableWorld
+from tidemill.control.records import PartitionImage
 from tidemill.control.tables.commands import PutLease
 from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.log.recovery import open_log
+from tidemill.replication.following import FollowerStep
 from tidemill.replication.partition import Partition
 from tidemill.server.tables.node_tables import NodeTables
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.bucket import Bucket
-from tidemill.tables.state.service import TableService
+from tidemill.tables.state.service import TableService, is_standby
 
 SOON = 20
 
@@ -92,7 +94,6 @@ async def test_a_bucket_is_opened_anew_where_it_was_when_this_node_leads_again(
     await hand_over(world, table, leader=1)
     after = bucket_of(world, table)
     assert after is not before
-    change_in_sync(after.log, ())
     await world.upsert(table, [row(10)])
     assert len(await all_rows(world, table)) == 11
     assert not caplog.records, "its state is good, and nothing was given up"
@@ -237,6 +238,84 @@ async def test_a_high_watermark_that_rises_during_the_fold_does_not_let_older_st
         await new.bucket.ready(-1, SOON)
         assert new.bucket.applied_offset == 11
     assert set(seen) == {11}
+
+
+# --- standbys
+
+
+async def stand_by(world: TableWorld, table: TableDefinition) -> None:
+    """Node 2 leads, and this one follows in sync."""
+    await elect(world.broker.controller, table.partitions[0].topic, 0, 2, followers=[1])
+
+
+async def test_the_first_follower_keeps_the_state_ready_and_shows_it_to_nobody(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await stand_by(world, table)
+    standby = service(world)._standbys[key_of(table)]
+    waiting = asyncio.ensure_future(standby.ready(-1, SOON))
+    await until_folded(standby, 10)
+    assert standby.applied_offset == -1
+    assert not waiting.done()
+    assert service(world).buckets() == []
+    for read in (look_up, pin, open_scan):
+        assert (await read(world, table)).error_code == ErrorCode.not_leader_or_follower
+    assert (await world.ask("CreateSnapshot", table=table.name)).error_code != 0
+
+    await hand_over(world, table, leader=1)
+    assert bucket_of(world, table) is standby, "what it has folded is not folded again"
+    assert not service(world)._standbys
+    await waiting
+    assert standby.counts.folded_rows == 0
+    assert len(await all_rows(world, table)) == 10
+
+
+async def test_a_standby_that_could_not_fold_is_opened_anew_when_its_node_leads(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await stand_by(world, table)
+    standby = service(world)._standbys[key_of(table)]
+    standby._stop(TableError(TableCode.state_damaged, "for the test"))
+    await hand_over(world, table, leader=1)
+    assert bucket_of(world, table) is not standby
+    assert len(await all_rows(world, table)) == 10
+
+
+async def test_nobody_else_folds(world: TableWorld, table: TableDefinition) -> None:
+    placed = PartitionImage(2, 1, (3, 1, 2), (2, 3))
+    assert [is_standby(placed, node) for node in (1, 2, 3)] == [False, False, True]
+    assert not is_standby(PartitionImage(1, 1, (1,), (1,)), 1)
+    assert is_standby(PartitionImage(-1, 1, (1, 2), (1,)), 1), "without a leader, it may be the next one"
+
+
+async def test_state_of_a_log_that_was_started_anew_is_void(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    """What would have undone its rows may be compacted away in the log that comes."""
+    await stand_by(world, table)
+    tables, key = service(world), key_of(table)
+    standby = tables._standbys[key]
+    await until_folded(standby, 10)
+    log, directory = standby.log, tables.directory(standby.log.topic_id, 0)
+    assert directory.exists()
+    job = log.begin_cut(FollowerStep(start_anew_at=0), log.leader_epoch, 0)
+    assert job is not None
+    job.run()
+    log.finish_cut(job)
+    again = tables._standbys[key]
+    assert again is not standby
+    await until_folded(again, 0)
+    assert again.log.log_end_offset == 0
+    with again._store.view() as view:  # type: ignore[union-attr]
+        assert view.read(b"", None, 1 << 20, 100).keys == []
+
+
+async def until_folded(bucket: Bucket, offset: int) -> None:
+    """Wait until the state has reached that offset, whether or not it may be shown."""
+    async with asyncio.timeout(SOON):
+        while bucket._store is None or bucket._store.applied_offset != offset:
+            # Each step of the fold is a job of a thread.
+            await asyncio.get_running_loop().run_in_executor(bucket._threads, lambda: None)
 
 
 # --- rule 12: newest answers
