@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -274,7 +275,7 @@ def test_a_snapshot_outlives_crashes_and_what_is_written_later(world: World) -> 
 
 def test_recovery_goes_from_live_to_snapshots_to_nothing(world: World) -> None:
     def recovered(**more: int) -> KvStore:
-        bounds = {"log_start": 0, "log_end": 1_000} | more
+        bounds: dict[str, Any] = {"log_start": 0, "log_end": 1_000, **more}
         return recover(
             world.directory, world.engine, ID, log_is_complete=True, on_warning=warnings.append, **bounds
         )

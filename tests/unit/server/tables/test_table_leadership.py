@@ -432,7 +432,7 @@ async def test_numbers_snapshots_and_leases_are_of_the_named_buckets(world: Tabl
 
 async def leased_by_another_node(world: TableWorld, table: TableDefinition) -> str:
     """A lease as another leader would have taken it: this node has no snapshot of it."""
-    log, image = bucket_of(world, table).log, world.broker.image
+    log = bucket_of(world, table).log
     offset = log.last_stable_offset
     held = LeasedSnapshot(0, 0, 17, offset, log.epochs.epoch_at(offset - 1), 2)
     lease = LeaseImage(
@@ -442,7 +442,6 @@ async def leased_by_another_node(world: TableWorld, table: TableDefinition) -> s
         expires_at_ms=world.broker.steady_ms() + 60_000,
         snapshots=(held,),
     )
-    assert image.tables_by_id[table.table_id]
     return (await world.broker.controller.submit(PutLease(lease=lease))).lease_id
 
 
