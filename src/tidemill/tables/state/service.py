@@ -210,6 +210,14 @@ class TableService:
             )
         return table
 
+    def led_keys(self, table: TableDefinition) -> Iterator[BucketKey]:
+        """The buckets that this node leads, by the metadata."""
+        for key in self.bucket_keys(table):
+            partition = table.partition(key.partition_id)
+            topic = None if partition is None else self._host.image.topics.get(partition.topic)
+            if topic is not None and key.bucket < len(topic.partitions) and self._leads(topic, key.bucket):
+                yield key
+
     def bucket_keys(self, table: TableDefinition) -> Iterator[BucketKey]:
         for partition in table.partitions:
             for number in range(table.buckets):
@@ -404,7 +412,7 @@ class TableService:
                 self._end_readers(
                     key, f"bucket {changed.partition} of table {found[0].name!r} has a new leader epoch"
                 )
-                if topic.partitions[changed.partition].leader != self._host.settings.node_id:
+                if not self._leads(topic, changed.partition):
                     self._resign(key)
         for changed in {*delta.leader_changed, *delta.replicas_changed}:
             topic = new.topics[changed.topic]
@@ -458,8 +466,14 @@ class TableService:
     def partition_opened(self, partition: Partition) -> None:
         """Take note of a log of a table that was opened: this node may be the standby."""
         topic = self._host.image.topic_by_id(partition.topic_id)
-        if topic is not None and partition.index < len(topic.partitions):
-            self._take_role(topic, partition.index, partition)
+        if topic is None or partition.index >= len(topic.partitions) or self._closed:
+            return
+        key = self._key_of(partition.topic_id, partition.index)
+        is_new = partition.log_end_offset == 0 and key not in self._standbys
+        if key is not None and is_new and not self._leads(topic, partition.index):
+            # A replica that was here before may have left its state, and this log comes from elsewhere.
+            self._close_behind(key, None, self.directory(partition.topic_id, partition.index))
+        self._take_role(topic, partition.index, partition)
 
     def log_cut(self, partition: Partition) -> None:
         """Have state looked at again whose log was cut, as a follower's may be.
@@ -477,6 +491,9 @@ class TableService:
             self._close_behind(key, standby, void)
         self.partition_opened(partition)
 
+    def _leads(self, topic: TopicImage, index: int) -> bool:
+        return topic.partitions[index].leader == self._host.settings.node_id
+
     def _key_of(self, topic_id: UUID, index: int) -> BucketKey | None:
         """The bucket of which a partition is the log; None if it is not one of a table with state."""
         found = self._host.image.table_of_topic(topic_id)
@@ -486,14 +503,13 @@ class TableService:
 
     def _take_role(self, topic: TopicImage, index: int, log: Partition | None) -> None:
         """Begin or end to keep a bucket's state ready, or show it, as the metadata says."""
-        key, node_id = self._key_of(topic.id, index), self._host.settings.node_id
+        key = self._key_of(topic.id, index)
         if key is None or log is None or self._closed:
             return
-        placed = topic.partitions[index]
-        if placed.leader == node_id:
+        if self._leads(topic, index):
             if key not in self._buckets and (bucket := self._promoted(key)) is not None:
                 self._buckets[key] = bucket
-        elif is_standby(placed, node_id):
+        elif is_standby(topic.partitions[index], self._host.settings.node_id):
             if key not in self._standbys:
                 self._standbys[key] = self._opened(key, log, standby=True)
         elif (unneeded := self._standbys.pop(key, None)) is not None:

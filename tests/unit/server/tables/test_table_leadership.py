@@ -310,6 +310,23 @@ async def test_state_of_a_log_that_was_started_anew_is_void(
         assert view.read(b"", None, 1 << 20, 100).keys == []
 
 
+async def test_state_that_an_earlier_replica_has_left_is_not_taken_for_that_of_an_empty_log(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await hand_over(world, table, leader=2)
+    tables = service(world)
+    log = world.broker.find.held(world.broker.find.topic(table.partitions[0].topic), 0)
+    assert log is not None
+    directory = tables.directory(log.topic_id, 0)
+    tables.partition_opened(log)
+    await asyncio.gather(*tables._removals)
+    assert directory.exists(), "a log with records goes with its state"
+    log.local_log.start_anew_at(0, 0)
+    tables.partition_opened(log)
+    await asyncio.gather(*tables._removals)
+    assert not directory.exists()
+
+
 async def until_folded(bucket: Bucket, offset: int) -> None:
     """Wait until the state has reached that offset, whether or not it may be shown."""
     async with asyncio.timeout(SOON):
