@@ -22,16 +22,17 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic, PartitionMetadata
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.etcd import EtcdServer
 from support.processes import process_environment, wait_until
+from support.raw import RawClient
 
-__all__ = ("RealCluster", "RealNode")
+__all__ = ("SESSION_TIMEOUT_MS", "PartitionState", "RealCluster", "RealNode")
 
 #: Shorter than a user's, so that a test sees a dead machine soon; longer than a busy machine's hiccups.
 SESSION_TIMEOUT_MS = 4_000
@@ -50,6 +51,13 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+class PartitionState(NamedTuple):
+    """What Metadata says of a partition."""
+
+    leader: int
+    in_sync: tuple[int, ...]
+
+
 class RealNode:
     """One node: its name, its ports, its directory, and the process while it runs."""
 
@@ -64,10 +72,20 @@ class RealNode:
         self._kafka_port, self._cluster_port, self._http_port = free_ports(3)
         self._log_path = work / f"{name}.log"
         self._popen: subprocess.Popen[str] | None = None
+        self._is_paused = False
 
     @property
     def server(self) -> str:
         return f"127.0.0.1:{self._kafka_port}"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self._kafka_port
+
+    @property
+    def answers(self) -> bool:
+        """Whether it runs, as far as this test has done nothing to it."""
+        return self.running and not self._is_paused
 
     @property
     def http_url(self) -> str:
@@ -141,9 +159,11 @@ class RealNode:
 
     def pause(self) -> None:
         """Let the process hang: connections stay open and nothing is answered."""
+        self._is_paused = True
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
+        self._is_paused = False
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
@@ -185,6 +205,7 @@ class RealNode:
 
     def _ended(self) -> int:
         popen, self._popen = self._running(), None
+        self._is_paused = False
         try:
             return popen.wait(_STOP_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -199,8 +220,15 @@ class RealNode:
 class RealCluster:
     """An etcd and nodes n1, n2, …, all of them processes; a context manager that ends them all."""
 
-    def __init__(self, directory: Path, nodes: int = 3, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        data_dirs: Mapping[str, Path] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
         self.directory = directory
+        self._data_dirs = data_dirs
         self.etcd = EtcdServer(directory / "etcd")
         self.settings = {
             "session_timeout_ms": SESSION_TIMEOUT_MS,
@@ -215,7 +243,7 @@ class RealCluster:
         self.etcd.start()
         try:
             for name in self._names:
-                self.add(name).launch()
+                self.add(name, self._data_dirs.get(name)).launch()
             for node in self:
                 node.wait_ready()
             self.wait_for_nodes(len(self._names))
@@ -287,12 +315,26 @@ class RealCluster:
         wait_until(created, f"topic {topic} is created", _DEADLINE_SECONDS)
         self.wait_in_sync(topic, replication_factor)
 
-    def partitions(self, topic: str) -> dict[int, PartitionMetadata]:
-        """Leader and replicas as Metadata has them now; nothing if no node answers."""
-        with contextlib.suppress(KafkaException):
-            found = AdminClient(self.config).list_topics(topic, timeout=_CALL_SECONDS).topics[topic]
-            return {} if found.error else dict(found.partitions)
-        return {}
+    def metadata(self, topic: str | None = None) -> Any:
+        """The answer to a Metadata request of the first node that gives one; None if none does."""
+        wanted = [] if topic is None else [{"name": topic}]
+        body = {"topics": wanted, "allow_auto_topic_creation": False}
+        for node in self:
+            if not node.answers:
+                continue
+            with contextlib.suppress(OSError), RawClient(node.address, _CALL_SECONDS) as client:
+                return client.request("Metadata", 9, body)
+        return None
+
+    def partitions(self, topic: str) -> dict[int, PartitionState]:
+        """Leader and in-sync replicas as Metadata has them now; nothing if no node knows the topic."""
+        answer = self.metadata(topic)
+        if answer is None:
+            return {}
+        return {
+            each.partition_index: PartitionState(each.leader_id, tuple(each.isr_nodes))
+            for each in answer.topics[0].partitions
+        }
 
     def leader(self, topic: str, partition: int = 0) -> RealNode:
         """The node that leads a partition; waits until one does."""
@@ -304,9 +346,8 @@ class RealCluster:
         """Wait until Metadata lists that many nodes."""
 
         def are_there() -> bool:
-            with contextlib.suppress(KafkaException):
-                return len(AdminClient(self.config).list_topics(timeout=_CALL_SECONDS).brokers) == count
-            return False
+            answer = self.metadata()
+            return answer is not None and len(answer.brokers) == count
 
         self._wait(are_there, f"{count} nodes are live")
 
@@ -325,7 +366,7 @@ class RealCluster:
 
         def are_in_sync() -> bool:
             found = self.partitions(topic).values()
-            return bool(found) and all(each.leader != -1 and len(each.isrs) == count for each in found)
+            return bool(found) and all(each.leader != -1 and len(each.in_sync) == count for each in found)
 
         self._wait(are_in_sync, f"every partition of {topic} has {count} in-sync replicas")
 

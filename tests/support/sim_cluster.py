@@ -134,6 +134,7 @@ class ReplicaNode:
         self.unfit: list[tuple[Partition | None, str]] = []
         #: The nodes that it takes for dead.
         self.suspected: set[int] = set()
+        self.disk_is_full = False
         messages.nodes[node_id] = self
 
     async def start(self) -> None:
@@ -160,6 +161,7 @@ class ReplicaNode:
             propose=self._propose,
             report_unfit=self._report_unfit,
             suspected=lambda: self.suspected,
+            disk_is_full=lambda: self.disk_is_full,
         )
         self.replicas.role_listeners += [self.fetcher.update, self.service.update]
         self.service.start()

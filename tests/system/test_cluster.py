@@ -67,13 +67,17 @@ class Campaign:
         while self.events < events:
             for kind in kinds:
                 nodes = nodes or list(self._cluster)
-                kind(nodes.pop(self._rng.randrange(len(nodes))), load)
+                node = nodes.pop(self._rng.randrange(len(nodes)))
+                print(f"{time.strftime('%X')} event {self.events}: {kind.__name__} {node.name}")  # noqa: T201
+                kind(node, load)
                 for topic in self._topics:
                     self._cluster.wait_in_sync(topic, 3)
                 load.call("wait_for_acks", more=20)
                 if self.events >= events:
                     return
-            kinds = self._rng.choices([self.kill, self.lose_machine, self.pause, self.lose_etcd, self.stop], k=6)
+            kinds = self._rng.choices(
+                [self.kill, self.lose_machine, self.pause, self.lose_etcd, self.stop], k=6
+            )
 
     def kill(self, node: RealNode, load: ClientProcess) -> None:
         """Kill -9 at some moment of the load."""
@@ -145,7 +149,8 @@ def test_kills_pauses_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
         topic, partitions=_PARTITIONS, **{"max.message.bytes": str(_MAX_MESSAGE_BYTES)}, **_SEGMENTS
     )
     histories = {
-        name: tmp_path / f"{name}.jsonl" for name in ("confluent", "python", "steady", "drain", "python drain")
+        name: tmp_path / f"{name}.jsonl"
+        for name in ("confluent", "python", "steady", "drain", "python drain")
     }
     target: dict[str, Any] = {"topic": topic, "partitions": _PARTITIONS}
     load, watch = (start_client("kafka_python_load", cluster) for _ in range(2))
@@ -158,7 +163,9 @@ def test_kills_pauses_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
     watch.call("start_reader", name="drain", path=str(histories["drain"]), **target)
     errors = watch.call("stop_reader", name="drain", ends=ends)
     errors += watch.call("stop_reader", name="steady", ends=ends)
-    watch.call("read_to_ends", name="python drain", topic=topic, path=str(histories["python drain"]), ends=ends)
+    watch.call(
+        "read_to_ends", name="python drain", topic=topic, path=str(histories["python drain"]), ends=ends
+    )
     history = History()
     for path in histories.values():
         history.load(path)

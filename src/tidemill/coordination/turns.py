@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ __all__ = (
     "in_chunks",
     "in_slices",
     "repeated_in_slices",
+    "side_by_side",
     "sorted_in_slices",
 )
 
@@ -92,6 +93,29 @@ async def give_way() -> None:
     if time.perf_counter() >= _Slice.until:
         await asyncio.sleep(0)
         begin_slice()
+
+
+async def side_by_side(work: Iterable[tuple[int, Coroutine[Any, Any, T]]], per_turn: int) -> list[T]:
+    """Run coroutines beside each other; gives their results in order.
+
+    Each comes with its weight. Those that begin in one turn of the event loop weigh ``per_turn`` together,
+    and then one more at most. If one raises, or the caller is cancelled, the others are cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[T]] = []
+    begun = 0
+    try:
+        for weight, each in work:
+            tasks.append(loop.create_task(each))
+            begun += weight
+            if begun >= per_turn:
+                # Not until they are done: one that takes long must not hold up the others.
+                await asyncio.sleep(0)
+                begun = 0
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def in_slices(steps: Iterable[T]) -> list[T]:

@@ -15,7 +15,7 @@ from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.turns import give_way, in_chunks
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.errors import ApiError, DiskFull, ErrorCode, TidemillError
 from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
@@ -113,7 +113,7 @@ class GroupCoordinator(Coordinator[Shard]):
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
             )
         except TidemillError as failure:
-            return JoinReply(client_error(failure), request.member_id)
+            return JoinReply(_membership_error(failure), request.member_id)
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
         if not _is_group_id(request.group_id):
@@ -152,7 +152,7 @@ class GroupCoordinator(Coordinator[Shard]):
                 request.group_id, lambda token, now_ms: shard.state.sync(request, token, now_ms)
             )
         except TidemillError as failure:
-            return SyncReply(client_error(failure))
+            return SyncReply(_membership_error(failure))
 
     async def heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
         """Heartbeat: a member shows that it is alive."""
@@ -209,7 +209,7 @@ class GroupCoordinator(Coordinator[Shard]):
 
             return await shard.call(request.group_id, handler)
         except TidemillError as failure:
-            return ConsumerHeartbeatReply(client_error(failure), failure.message)
+            return ConsumerHeartbeatReply(_membership_error(failure), failure.message)
 
     # -- offsets ---------------------------------------------------------------------------------------
 
@@ -340,8 +340,9 @@ class GroupCoordinator(Coordinator[Shard]):
         for shard in shards:
             try:
                 for some in in_chunks(tuple(shard.state.groups), _LISTED_AT_ONCE):
-                    listed = partial(shard.state.list_groups, some, wanted_states, wanted_types)
-                    groups += await shard.call(None, lambda _, listed=listed: listed())
+                    groups += await shard.call(
+                        None, partial(_list_some, shard, some, wanted_states, wanted_types)
+                    )
                     await give_way()
             except TidemillError as failure:
                 failures.append(failure)
@@ -399,3 +400,15 @@ def _require_encodable(*texts: str) -> None:
             raise ApiError(
                 ErrorCode.invalid_request, f"a name of {len(text)} characters is too long to be stored"
             )
+
+
+def _membership_error(failure: TidemillError) -> ErrorCode:
+    """What a member that joins is told. On a full disk, something that its application gets to see."""
+    return ErrorCode.unknown_server_error if isinstance(failure, DiskFull) else client_error(failure)
+
+
+def _list_some(
+    shard: Shard, group_ids: Sequence[str], states: frozenset[str], types: frozenset[str], now_ms: int
+) -> list[GroupListing]:
+    del now_ms
+    return shard.state.list_groups(group_ids, states, types)

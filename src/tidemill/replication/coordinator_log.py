@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
-from tidemill.errors import ApiError, CorruptData, TidemillError
+from tidemill.errors import ApiError, CorruptData, DiskFull, TidemillError
 from tidemill.records.batch import NO_PRODUCER_ID, BatchHeader, next_sequence, parse_header
 from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.control import read_marker
@@ -53,10 +53,12 @@ class PartitionCoordinatorLog:
         clock_ms: Callable[[], int],
         *,
         compress_above_bytes: int | None = None,
+        give_up_reserve: Callable[[DiskFull], bool] = lambda error: False,
     ) -> None:
         self._partition = partition
         self._clock_ms = clock_ms
         self._compress_above_bytes = compress_above_bytes
+        self.give_up_reserve = give_up_reserve
 
     @property
     def leader_epoch(self) -> int:

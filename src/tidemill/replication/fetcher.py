@@ -104,6 +104,11 @@ class ReplicaFetcher:
         if link is not None:
             link.report(partition)
 
+    def report_all(self) -> None:
+        """Tell all leaders everything again: this node has registered anew, and they know nothing of it."""
+        for leader, followed in self._followed.values():
+            self._leaders[leader].report(followed.partition)
+
     def heartbeat(
         self, request: HeartbeatRequest, find: Callable[[UUID, int], Partition | None]
     ) -> HeartbeatResponse:

@@ -96,11 +96,13 @@ class LeaderService:
         propose: Propose,
         report_unfit: ReportUnfit,
         suspected: Callable[[], Collection[int]] = tuple,
+        disk_is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         """``suspected`` names the nodes that are dead or seem to be.
 
         They cannot join in-sync sets, leave them sooner, and get no Heartbeats.
         """
+        self._disk_is_full = disk_is_full
         self._replicas = replicas
         self._peers = peers
         self._clock = clock
@@ -402,7 +404,7 @@ class LeaderService:
 
     async def _tick(self, *, shrink: bool) -> None:
         now_s = self._loop.time()
-        if self._replicas.refusal is None:
+        if self._replicas.refusal is None and not self._disk_is_full():
             self._refused_since_s = None
         elif self._refused_since_s is None:
             self._refused_since_s = now_s

@@ -151,6 +151,7 @@ class Node:
             disk=self.disk,
             metrics=self.metrics.section(lambda: self.ready),
         )
+        broker.problems = self.problems
         self._started_ms = broker.steady_ms()
         await self.disk.open_reserve()
         await self._open_listener(loop, budget)
@@ -179,6 +180,7 @@ class Node:
         runtime, settings = self.runtime, self.settings
         alone = settings.cluster is None
         if alone:
+            self.directory.check_alone()
             self.directory.check_metadata_present()
         self._store = runtime.metadata_store(settings, self.directory.metadata_path, runtime.pools)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
@@ -237,8 +239,12 @@ class Node:
             broker, self._store, runtime, self.directory, identity, self._on_lease
         )
         broker.propose = membership.proposals.propose
+        broker.replica_ends = membership.replica_ends.of
+        broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
+        broker.ask_node = membership.node_requests.ask
         broker.may_answer_newest = membership.may_answer_newest
         await membership.listen()
+        await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
         held = broker.find.held_placements()
         broker.replicas.take_inventory(held)
@@ -308,7 +314,7 @@ class Node:
                 raise result
         if deferred:
             self._deferred += deferred
-            self.broker.replicas.refuse_appends(
+            self.broker.replicas.hold_appends(
                 DiskFull("the disk is full; writes are taken again when there is room")
             )
             self.disk.when_space(self._commit_deferred)
@@ -323,7 +329,7 @@ class Node:
             raise
         if self._deferred:
             raise DiskFull("no room for the metadata of the start")
-        self.broker.replicas.refuse_appends(self.disk.growth_refusal)
+        self.broker.replicas.hold_appends(None)
 
     def _open_all(self, placements: list[Placement]) -> None:
         for placement in placements:

@@ -49,7 +49,7 @@ class Api:
     name: str
     """Kafka's own name, in CamelCase."""
     schema: str
-    """The name of kio's folder; empty for an extension, whose messages are in ``tables``."""
+    """The name of kio's folder; empty for an extension, whose messages are in ``tables`` or ``cluster``."""
     min_version: int
     max_version: int
     extra_versions: frozenset[int] = frozenset()
@@ -100,6 +100,8 @@ _ROWS: Final = (
     Api(42, "DeleteGroups", "delete_groups", 0, 2),
     Api(43, "ElectLeaders", "elect_leaders", 0, 2),
     Api(44, "IncrementalAlterConfigs", "incremental_alter_configs", 0, 1),
+    Api(45, "AlterPartitionReassignments", "alter_partition_reassignments", 0, 1),
+    Api(46, "ListPartitionReassignments", "list_partition_reassignments", 0, 0),
     Api(47, "OffsetDelete", "offset_delete", 0, 0),
     Api(55, "DescribeQuorum", "describe_quorum", 0, 2),
     Api(57, "UpdateFeatures", "update_features", 0, 2),
@@ -140,6 +142,10 @@ _ROWS: Final = (
     Api(1072, "AbortAttempts", "", 0, 0),
     Api(1073, "KeepJob", "", 0, 0),
     Api(1074, "ListJobs", "", 0, 0),
+    # Extensions: their messages are in the module ``cluster``.
+    Api(1080, "DescribeNodes", "", 0, 0),
+    Api(1081, "DescribeReplicas", "", 0, 0),
+    Api(1082, "ElectReplica", "", 0, 0),
 )
 
 APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
@@ -148,6 +154,8 @@ APIS_BY_NAME: Final[dict[str, Api]] = {api.name: api for api in _ROWS}
 
 _EXTRA_MODULE: Final = "tidemill.wire.extra"
 _TABLES_MODULE: Final = "tidemill.wire.tables"
+_CLUSTER_MODULE: Final = "tidemill.wire.cluster"
+_CLUSTER_KEYS: Final = range(1080, 1100)
 
 
 def find_api(api_key: int) -> Api | None:
@@ -208,7 +216,7 @@ def _load(api_key: int, api_version: int, side: str) -> EntityClass:
 
 def _module_name(api: Api, api_version: int, side: str) -> str:
     if not api.schema:
-        return _TABLES_MODULE
+        return _CLUSTER_MODULE if api.key in _CLUSTER_KEYS else _TABLES_MODULE
     if api_version in api.extra_versions:
         return _EXTRA_MODULE
     return f"kio.schema.{api.schema}.v{api_version}.{side}"

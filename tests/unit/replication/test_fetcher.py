@@ -179,6 +179,20 @@ def test_a_node_that_is_taken_for_dead_gets_no_heartbeats_and_joins_no_in_sync_s
     story(body, partitions=1)
 
 
+def test_a_node_that_registers_anew_is_in_sync_again_without_new_records() -> None:
+    async def body(cluster: Cluster) -> None:
+        cluster.append("a")
+        await cluster.until(lambda: cluster.at(C).high_watermark == 1)
+        await asyncio.sleep(5)
+        node = cluster.nodes[C]
+        node.node_epoch = cluster.metadata.register(C)
+        assert C not in cluster.metadata.records[0].isr
+        node.process.context.copy().run(node.fetcher.report_all)
+        await cluster.until(lambda: C in cluster.metadata.records[0].isr)
+
+    story(body, partitions=1)
+
+
 def test_a_partition_that_its_follower_cannot_take_holds_nobody_up() -> None:
     async def body(cluster: Cluster) -> None:
         cluster.at(B, 0).local_log.refusal = DiskFull("no room")
@@ -208,7 +222,7 @@ def test_a_follower_that_comes_back_is_in_sync_again() -> None:
     story(body)
 
 
-@pytest.mark.parametrize("trouble", ["hung", "full", "failed"])
+@pytest.mark.parametrize("trouble", ["hung", "full", "writes find no space", "failed"])
 def test_a_disk_that_hangs_is_full_or_has_failed_is_reported_as_unfit(trouble: str) -> None:
     async def body(cluster: Cluster) -> None:
         node, partition = cluster.nodes[A], cluster.at(A)
@@ -216,6 +230,8 @@ def test_a_disk_that_hangs_is_full_or_has_failed_is_reported_as_unfit(trouble: s
             partition.flush_started_s = cluster.loop.time()
         elif trouble == "full":
             node.replicas.refuse_appends(DiskFull("no room"))
+        elif trouble == "writes find no space":
+            node.disk_is_full = True
         else:
             partition.flush_failed(StorageError("gone"))
         waited = await cluster.until(lambda: bool(node.unfit))

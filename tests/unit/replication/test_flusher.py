@@ -205,7 +205,13 @@ async def test_a_flush_that_could_open_no_file_is_tried_again(
     partition = make()
     offset = append(partition)
     storage.fail_next(call, path, TooManyFiles("too many open files"))
+    before = len(storage.calls)
     await asyncio.wait_for(wait_committed(partition, offset), 10)
     assert partition.failure is None
+    tries = [number for number, each in enumerate(storage.calls) if each[0] == call and path in each[1]]
+    tries = [number for number in tries if number >= before]
+    synced = storage.calls.index(("sync", partition.segments[0].log_path))
+    assert len(tries) >= 2, "what was left undone is done later"
+    assert call != "sync_dir" or tries[1] < synced, "names before data, also at the second try"
     log, _ = open_log(storage.crash(), "logs/t/0", TopicConfig())
     assert (log.end_offset, log.epochs.latest_epoch) == (1, 0)
