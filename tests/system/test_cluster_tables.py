@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import tidemill
 from support.etcd import NO_ETCD, has_etcd
+from support.processes import wait_until
 from support.real_cluster import RealCluster
 from tidemill.client.async_client import AsyncTidemill
 from tidemill.client.tables.table import AsyncTable
@@ -124,6 +126,12 @@ async def check_all_readers(model: Model) -> None:
     assert [row["item"] for row in (await table.head(5)).to_pylist()] == sorted(rows)[:5]
 
 
+def folding_nodes(cluster: RealCluster) -> set[int]:
+    """On how many nodes there is state, for each bucket."""
+    found = Counter(path.parent.name for node in cluster for path in node.data_dir.glob("kv/*/live"))
+    return {found[name] for name in found} if len(found) == BUCKETS else set()
+
+
 async def test_a_table_over_three_nodes_is_one_table(cluster: RealCluster) -> None:
     async with connected(cluster) as client:
         table = await created(client)
@@ -136,6 +144,9 @@ async def test_a_table_over_three_nodes_is_one_table(cluster: RealCluster) -> No
         leaders = {each.leader for each in cluster.partitions(topic).values()}
         assert len(leaders) == 3, "every node leads some of the buckets"
         await check_all_readers(model)
+        await asyncio.to_thread(
+            wait_until, lambda: folding_nodes(cluster) == {2}, "the leader of each bucket and a standby fold"
+        )
         pin = await table.pin()
         assert len(pin.log_offsets) == BUCKETS
         assert set(pin.nodes) == leaders

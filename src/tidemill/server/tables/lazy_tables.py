@@ -76,18 +76,20 @@ class LazyTables:
             partition.on_cut = self._log_cut
             if self.loaded is not None:
                 self.loaded.service.partition_opened(partition)
-            elif self._broker.image.replicated:
+            elif self._broker.image.replicated and _is_on_event_loop():
                 # A follower may have to keep the state ready, although nobody asks it for rows.
                 self._behind(self.load())
 
     def _log_cut(self, partition: Partition, end_offset: int) -> None:
+        # Looked at now: the log grows again soon.
+        anew = partition.log_start_offset == end_offset
         if self.loaded is not None:
-            self.loaded.service.log_cut(partition)
+            self.loaded.service.log_cut(partition, anew=anew)
         else:
-            self._behind(self._load_and_cut(partition))
+            self._behind(self._load_and_cut(partition, anew=anew))
 
-    async def _load_and_cut(self, partition: Partition) -> None:
-        (await self.load()).service.log_cut(partition)
+    async def _load_and_cut(self, partition: Partition, *, anew: bool) -> None:
+        (await self.load()).service.log_cut(partition, anew=anew)
 
     def _behind(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -114,3 +116,12 @@ class LazyTables:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.loaded is not None:
             await self.loaded.close()
+
+
+def _is_on_event_loop() -> bool:
+    """Whether this is not a thread that checks logs at the start, which loads the tables by itself."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -475,17 +475,16 @@ class TableService:
             self._close_behind(key, None, self.directory(partition.topic_id, partition.index))
         self._take_role(topic, partition.index, partition)
 
-    def log_cut(self, partition: Partition) -> None:
+    def log_cut(self, partition: Partition, *, anew: bool) -> None:
         """Have state looked at again whose log was cut, as a follower's may be.
 
-        If the log was started anew, records may be missing from it that would have undone what is in older
-        state: then all of the state is void. Otherwise its leader epoch tells what is.
+        If the log was started ``anew``, records may be missing from it that would have undone what is in
+        older state: then all of the state is void. Otherwise its leader epoch tells what is.
         """
         key = self._key_of(partition.topic_id, partition.index)
         if key is None or self._closed:
             return
         standby = self._standbys.pop(key, None)
-        anew = partition.log_start_offset == partition.log_end_offset
         if standby is not None or anew:
             void = self.directory(partition.topic_id, partition.index) if anew else None
             self._close_behind(key, standby, void)
