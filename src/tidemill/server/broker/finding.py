@@ -125,6 +125,10 @@ class PartitionFinder:
             partition = self.partition(self.topic(topic_name), index)
         return partition
 
+    def held(self, topic: TopicImage, index: int) -> Partition | None:
+        """The partition if it is open on this node, whoever leads it."""
+        return self._replicas.peek(topic.id, index)
+
     def placement(self, topic: TopicImage, index: int) -> Placement:
         """The placement of a partition that this node leads. Raises ``ApiError``."""
         return self._placement(topic, index, self._led(topic, index))
