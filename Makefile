@@ -20,6 +20,8 @@ PIP_TOOLS := pip==26.3 pip-tools==7.6.2
 DEBIAN_PROGRAMS := kcat:kcat etcd:etcd-server
 JAVA_PACKAGES := openjdk-17-jre-headless default-jre-headless
 ARGS ?=
+# An etcd for `make cluster`, as etcd://host:port[,host:port...]; without it one is started.
+ETCD ?=
 
 # Prints the newest usable interpreter of those named, or nothing. Version managers leave shims that
 # exist but do not run, so each one is tried.
@@ -47,7 +49,7 @@ no_java := missing: Java 17 or newer, which Spark needs. Install it with: apt-ge
 
 no_java_clients := missing: javac or mvn (the tests of Java's Kafka clients are skipped). Install them with: apt-get install default-jdk-headless maven
 
-.PHONY: help setup run test check lint types layers format bench lock clean
+.PHONY: help setup run cluster test check lint types layers format bench lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +63,9 @@ setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; in
 run: $(VENV)/.installed $(VENV)/.debian ## Run the shop: a node, Kafka producers, a Spark pipeline, and a report
 	@$(has_java) || { echo "$(no_java)" >&2; exit 1; }
 	@$(PY) examples/shop --report build/shop.html $(ARGS)
+
+cluster: $(VENV)/.installed $(VENV)/.debian ## Run three nodes, kill one after the other under load, and compare every record
+	@$(PY) examples/cluster --directory build/cluster $(if $(ETCD),--etcd $(ETCD)) $(ARGS)
 
 test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
 	@$(name_missing_programs)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
-from tidemill.errors import ApiError, ErrorCode, SyncFailed, TidemillError
+from tidemill.errors import ApiError, DiskFull, ErrorCode, SyncFailed, TidemillError
 from tidemill.records.record import Record, build_batch, read_records
 
 __all__ = ("MemoryLog", "OneLog", "VirtualClock", "settle")
@@ -65,6 +65,8 @@ class MemoryLog:
         self.leader_epoch = 0
         self.syncs_at_once = syncs_at_once
         self.refuse_with: TidemillError | None = None
+        #: Whether giving up the reserve would make an append work that finds no space.
+        self.has_reserve = False
         self._broken: TidemillError | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._dependents: dict[object, Callable[[], None]] = {}
@@ -76,6 +78,11 @@ class MemoryLog:
 
     def build(self, records: Sequence[tuple[bytes, bytes | None]]) -> bytes:
         return build_batch([Record(key, value, 0) for key, value in records])
+
+    def give_up_reserve(self, error: DiskFull) -> bool:
+        self.refuse_with = None if self.has_reserve else self.refuse_with
+        gave_up, self.has_reserve = self.has_reserve, False
+        return gave_up
 
     def append_built(self, batch: bytes) -> int:
         return self._append([ReplayedRecord(-1, record.key, record.value) for record in read_records(batch)])
@@ -182,8 +189,14 @@ class OneLog:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
 
+    def leads(self, partition: int) -> bool:
+        return True
+
     def partition_count(self) -> int:
         return 1
 
     def open_log(self, partition: int) -> MemoryLog:
         return self._log
+
+    async def prepare_append(self, partition: int) -> None:
+        pass

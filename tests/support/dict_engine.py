@@ -164,6 +164,7 @@ class DictStore:
         self.path = path
         self.identity = identity
         self.applied_offset = 0
+        self.leader_epoch = -1
         self.was_created = False
         self.is_closed = False
         self._engine = engine
@@ -185,7 +186,7 @@ class DictStore:
         if not table:
             self.applied_offset, self.was_created = first_offset, True
             return
-        found, self.applied_offset, self._rows = _read_table(files, self.path / table)
+        found, self.applied_offset, self.leader_epoch, self._rows = _read_table(files, self.path / table)
         self._flushed_offset = self.applied_offset
         _check_identity(found, self.identity, self.path)
 
@@ -195,6 +196,7 @@ class DictStore:
         puts_values: Collection[bytes],
         deletes: Collection[bytes],
         applied_offset: int,
+        leader_epoch: int = -1,
     ) -> None:
         self._check_open()
         assert applied_offset >= self.applied_offset, "the applied offset never goes back"
@@ -203,7 +205,7 @@ class DictStore:
         self._rows.update(zip(puts_keys, puts_values, strict=True))
         for key in deletes:
             self._rows.pop(key, None)
-        self.applied_offset = applied_offset
+        self.applied_offset, self.leader_epoch = applied_offset, leader_epoch
         if self._engine.flushes_now():
             try:
                 self.flush()
@@ -238,7 +240,8 @@ class DictStore:
         tables = [name for name in files.names(self.path) if name.endswith(TABLE_SUFFIX)]
         number = max((int(name.removesuffix(TABLE_SUFFIX)) for name in tables), default=0) + 1
         table = f"{number:06d}{TABLE_SUFFIX}"
-        files.write(self.path / table, _pack_table(self.identity, self.applied_offset, self._rows))
+        packed = _pack_table(self.identity, self.applied_offset, self.leader_epoch, self._rows)
+        files.write(self.path / table, packed)
         files.sync(self.path / table)
         temporary = self.path / f"{_CURRENT}.tmp"
         files.write(temporary, table.encode())
@@ -324,7 +327,7 @@ class DictEngine:
         table = _table_name(self.files, path)
         if not table:
             raise StorageError(f"{path} has no state")
-        found, applied_offset, rows = _read_table(self.files, path / table)
+        found, applied_offset, _, rows = _read_table(self.files, path / table)
         if identity is not None:
             _check_identity(found, identity, path)
         return DictView(rows, applied_offset, self.stops_early, path)
@@ -343,19 +346,19 @@ def _table_name(files: Files, path: Path) -> str | None:
     return None
 
 
-def _pack_table(identity: bytes, applied_offset: int, rows: dict[bytes, bytes]) -> bytes:
-    body = msgspec.msgpack.encode((identity, applied_offset, rows))
+def _pack_table(identity: bytes, applied_offset: int, leader_epoch: int, rows: dict[bytes, bytes]) -> bytes:
+    body = msgspec.msgpack.encode((identity, applied_offset, leader_epoch, rows))
     return crc32c(body).to_bytes(_CHECKSUM_BYTES, "big") + body
 
 
-def _read_table(files: Files, path: Path) -> tuple[bytes, int, dict[bytes, bytes]]:
+def _read_table(files: Files, path: Path) -> tuple[bytes, int, int, dict[bytes, bytes]]:
     data = files.read(path)
     if data is None:
         raise CorruptData("a table file is lost", path=str(path), position=0)
     body = data[_CHECKSUM_BYTES:]
     if int.from_bytes(data[:_CHECKSUM_BYTES], "big") != crc32c(body):
         raise CorruptData("a table file does not fit its checksum", path=str(path), position=0)
-    return msgspec.msgpack.decode(body, type=tuple[bytes, int, dict[bytes, bytes]])
+    return msgspec.msgpack.decode(body, type=tuple[bytes, int, int, dict[bytes, bytes]])
 
 
 def _check_identity(found: bytes, wanted: bytes, path: Path) -> None:

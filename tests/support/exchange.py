@@ -8,6 +8,7 @@ async with Exchange({"orders": (1, {})}) as node:
 
 from __future__ import annotations
 
+import asyncio
 import random
 from types import TracebackType
 from typing import Any
@@ -89,6 +90,12 @@ class Exchange:
         await self.node.settle()
         self.client.receive()
         self._writer.receive()
+
+    async def until_answered(self, answer: Answer) -> None:
+        """Wait for an answer that a timer of the node sends."""
+        async with asyncio.timeout(60):
+            while not answer.arrived:
+                await self.settle()
 
     async def flush(self) -> None:
         await self.node.settle()

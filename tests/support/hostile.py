@@ -14,6 +14,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from support.raw import RawClient, produce_body
+from tidemill.config.topic_keys import BATCH_BYTES_MAX
 from tidemill.records.compression import ZSTD, compress
 from tidemill.records.record import Record, build_batch
 from tidemill.records.rewriting import to_varint
@@ -534,9 +535,171 @@ def very_many_topics(address: Address) -> None:
             client.request("CreateTopics", 5, {"topics": topics, "timeout": 60_000})
 
 
+def open_transaction(address: Address, name: str, count: int) -> dict[str, Any]:
+    """Begin a transaction over all partitions of a topic; gives how its producer names itself."""
+    with RawClient(address, 300) as client:
+        client.request("FindCoordinator", 2, {"key": name, "key_type": 1})
+        body = {"transactional_id": name, "transaction_timeout": 600_000}
+        opened = client.request("InitProducerId", 2, body)
+        producer = {
+            "transactional_id": name,
+            "producer_id": opened.producer_id,
+            "producer_epoch": opened.producer_epoch,
+        }
+        asked = producer | {"topics": [{"name": name, "partitions": list(range(count))}]}
+        client.request(
+            "AddPartitionsToTxn", 2, {f"v3_and_below_{key}": value for key, value in asked.items()}
+        )
+    return producer
+
+
+def end_transaction_of_new_partitions(address: Address) -> Throw:
+    """A transaction over many partitions that nobody has ever written to."""
+    create(address, "never-written", partitions=1_000)
+    return "EndTxn", 3, open_transaction(address, "never-written", 1_000) | {"committed": True}
+
+
+def write_once(address: Address, name: str, count: int) -> None:
+    records = build_batch([Record(None, b"v", NOW)])
+    with RawClient(address, 300) as client:
+        client.request("ApiVersions", 2, {})
+        for start in range(0, count, 500):
+            entries = [{"index": n, "records": records} for n in range(start, min(count, start + 500))]
+            topics = [{"name": name, "partition_data": entries}]
+            client.request("Produce", 9, {"acks": -1, "timeout": 60_000, "topic_data": topics})
+
+
+def end_transaction_of_many_partitions(address: Address) -> Throw:
+    create(address, "written-before", partitions=1_000)
+    write_once(address, "written-before", 1_000)
+    return "EndTxn", 3, open_transaction(address, "written-before", 1_000) | {"committed": True}
+
+
+def write_to_new_partitions(address: Address) -> Throw:
+    create(address, "first-written", partitions=500)
+    records = build_batch([Record(None, b"v", NOW)])
+    entries = [{"index": n, "records": records} for n in range(500)]
+    body = {
+        "acks": -1,
+        "timeout": 60_000,
+        "topic_data": [{"name": "first-written", "partition_data": entries}],
+    }
+    return "Produce", 9, body
+
+
+def attempts(count: int) -> list[dict[str, Any]]:
+    return [{"transactional_id": f"t{n}", "producer_id": 1, "producer_epoch": 0} for n in range(count)]
+
+
+def publish_too_many(address: Address) -> Throw:
+    return "PublishAttempts", 0, {"job": "too-many", "batch": 1, "attempts": attempts(90_000)}
+
+
+def abort_too_many(address: Address) -> Throw:
+    with RawClient(address) as client:
+        client.request("FindCoordinator", 2, {"key": "t", "key_type": 1})
+    return "AbortAttempts", 0, {"job": "too-many", "batch": 1, "attempts": attempts(90_000)}
+
+
+def first_use_of_tables(address: Address) -> Throw:
+    """A request that makes the node load all that tables need; only the first one to a node does."""
+    return "ListDatabases", 0, {}
+
+
+SMALL_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+
+
+def create_table(address: Address, name: str, **fields: Any) -> int:
+    with table_client(address) as client:
+        answer = client.request("CreateTable", 0, table_of(SMALL_SCHEMA, f"hostile.{name}") | fields)
+        assert answer.error_code == 0, answer
+        table_id: int = answer.table_id
+    return table_id
+
+
+def unset_many_properties(address: Address) -> Throw:
+    create_table(address, "described", properties=[{"key": f"user.k{n}", "value": "v"} for n in range(1_000)])
+    body: dict[str, Any] = {
+        "name": "hostile.described",
+        "add_columns": None,
+        "set_properties": [],
+        "comment": None,
+    }
+    return "AlterTable", 0, body | {"unset_properties": [f"y{n}" for n in range(90_000)]}
+
+
+def pin_many_buckets(address: Address) -> Throw:
+    table_id = create_table(address, "pinned", buckets=500)
+    return "PinTable", 0, {"table_id": table_id, "min_offsets": [], "max_wait_ms": 60_000, "idle_ms": 1_000}
+
+
+def stats_of_many_buckets(address: Address) -> Throw:
+    create_table(address, "measured", buckets=500, primary_key=[])
+    return "TableStats", 0, {"table": "hostile.measured"}
+
+
+def sync_with_a_large_assignment(address: Address) -> Throw:
+    group_coordinator(address)
+    with RawClient(address) as client:
+        protocols = [{"name": "p", "metadata": b""}]
+        body = {"group_id": "synced", "session_timeout": 60_000, "rebalance_timeout": 60_000, "member_id": ""}
+        joined = client.request("JoinGroup", 3, body | {"protocol_type": "consumer", "protocols": protocols})
+    entries = [{"member_id": joined.member_id, "assignment": bytes(15_000_000)}]
+    body = {"group_id": "synced", "generation_id": joined.generation_id, "member_id": joined.member_id}
+    return "SyncGroup", 3, body | {"group_instance_id": None, "assignments": entries}
+
+
+def list_groups_with_many_states(address: Address) -> Throw:
+    group_coordinator(address)
+    return "ListGroups", 4, {"states_filter": [f"s{n}" for n in range(90_000)]}
+
+
+def list_many_groups(address: Address) -> Throw:
+    create(address, "of-groups")
+    group_coordinator(address)
+    partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+    topics = [{"name": "of-groups", "partitions": [partition]}]
+    body: dict[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": "", "topics": topics}
+    with RawClient(address, 300) as client:
+        client.request("ApiVersions", 2, {})
+        for start in range(0, 10_000, 50):
+            ids = [f"listed-{number}" for number in range(start, start + 50)]
+            client.send(
+                b"".join(client.encode("OffsetCommit", 7, {"group_id": each, **body}) for each in ids)
+            )
+            for _ in ids:
+                client.read_frame()
+    return "ListGroups", 4, {"states_filter": []}
+
+
+def largest_batch(address: Address, name: str) -> bytes:
+    """A batch as large as a topic can be configured to take."""
+    create(address, name, max_message_bytes=str(BATCH_BYTES_MAX))
+    return build_batch([Record(None, bytes(BATCH_BYTES_MAX - 200), NOW)])
+
+
+def produce_the_largest_batch(address: Address) -> Throw:
+    return "Produce", 9, produce_body("largest", largest_batch(address, "largest"))
+
+
+def fetch_the_largest_batch(address: Address) -> Throw:
+    with RawClient(address, 300) as client:
+        client.request("ApiVersions", 2, {})
+        assert client.produce("largest-read", largest_batch(address, "largest-read")).error_code == 0
+    entry = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 100_000_000}
+    body = {"max_bytes": 100_000_000, "max_wait": 0, "session_epoch": -1}
+    return "Fetch", 12, body | {"topics": [{"topic": "largest-read", "partitions": [entry]}]}
+
+
+def delete_many_of_all(address: Address) -> Throw:
+    very_many_topics(address)
+    return "DeleteTopics", 5, {"topic_names": [f"very-many-{n}" for n in range(500)], "timeout": 60_000}
+
+
 HOSTILE: dict[str, Callable[[Address], Throw]] = {
     each.__name__: each
     for each in (
+        first_use_of_tables,
         search_by_time,
         to_a_compacted_topic,
         to_a_plain_topic,
@@ -584,6 +747,20 @@ HOSTILE: dict[str, Callable[[Address], Throw]] = {
         create_table_with_deep_columns,
         scan_with_many_values,
         scan_with_many_comparisons,
+        end_transaction_of_new_partitions,
+        end_transaction_of_many_partitions,
+        write_to_new_partitions,
+        publish_too_many,
+        abort_too_many,
+        unset_many_properties,
+        pin_many_buckets,
+        stats_of_many_buckets,
+        sync_with_a_large_assignment,
+        list_groups_with_many_states,
+        list_many_groups,
+        produce_the_largest_batch,
+        fetch_the_largest_batch,
+        # From here on there are as many topics as a node may have.
         metadata_of_all,
         describe_all_partitions,
         describe_all_log_dirs,
@@ -595,5 +772,6 @@ HOSTILE: dict[str, Callable[[Address], Throw]] = {
         leave_with_everything,
         describe_a_large_group,
         join_a_group_of_many,
+        delete_many_of_all,
     )
 }

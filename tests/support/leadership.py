@@ -33,7 +33,8 @@ async def elect(controller: Controller, topic_name: str, index: int, leader: int
     chunk = index // PARTITIONS_PER_CHUNK
     placed = topic.partitions[index]
     members = tuple(sorted({*placed.replicas, leader}))
-    elected = PartitionImage(leader, placed.leader_epoch + 1, members, members)
+    # Nobody else is there to keep up with the leader.
+    elected = PartitionImage(leader, placed.leader_epoch + 1, members, (leader,))
     partitions = list(topic.partitions[chunk * PARTITIONS_PER_CHUNK : (chunk + 1) * PARTITIONS_PER_CHUNK])
     partitions[index % PARTITIONS_PER_CHUNK] = elected
     value = encode(PartitionsRecord(partitions=tuple(partitions)))

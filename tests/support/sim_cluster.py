@@ -131,7 +131,10 @@ class ReplicaNode:
         self.process = self.loop.process(f"node {node_id}")
         self.outside = metadata.process.context
         self.is_dead = False
-        self.unfit: list[tuple[Partition, str]] = []
+        self.unfit: list[tuple[Partition | None, str]] = []
+        #: The nodes that it takes for dead.
+        self.suspected: set[int] = set()
+        self.disk_is_full = False
         messages.nodes[node_id] = self
 
     async def start(self) -> None:
@@ -156,7 +159,9 @@ class ReplicaNode:
             peers,
             clock,
             propose=self._propose,
-            report_unfit=lambda partition, reason: self.unfit.append((partition, reason)),
+            report_unfit=self._report_unfit,
+            suspected=lambda: self.suspected,
+            disk_is_full=lambda: self.disk_is_full,
         )
         self.replicas.role_listeners += [self.fetcher.update, self.service.update]
         self.service.start()
@@ -167,14 +172,18 @@ class ReplicaNode:
     async def _propose(self, partition: Partition, proposal: IsrProposal) -> None:
         await self.metadata.propose(self.node_id, partition.index, proposal)
 
+    def _report_unfit(self, partition: Partition | None, reason: str) -> None:
+        self.unfit.append((partition, reason))
+        if self.metadata.node_epochs[self.node_id] == self.node_epoch:
+            self.metadata.expire(self.node_id)
+
     def apply(self, index: int, assignment: PartitionAssignment) -> None:
         """The metadata has told a record."""
         if self.is_dead:
             return
         placement = Placement(TOPIC, TOPIC_ID, index, assignment.leader_epoch, _CONFIG, assignment)
-        failed = self.process.context.copy().run(self.replicas.apply, [placement])
-        if failed:
-            raise AssertionError(f"node {self.node_id} cannot open {index}: {failed[0][1]}")
+        for _, error in self.process.context.copy().run(self.replicas.apply, [placement]):
+            self._report_unfit(None, str(error))
 
     def partition(self, index: int) -> Partition | None:
         return self.replicas.peek(TOPIC_ID, index)

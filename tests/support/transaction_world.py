@@ -7,14 +7,14 @@ a marker ends what its producer has open, older epochs and older coordinators ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from support.coordination import MemoryLog, VirtualClock, settle
 from tidemill.coordination.log import ReplayedRecord
-from tidemill.errors import ApiError, ErrorCode, StorageError
+from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.transactions.coordinator import TransactionCoordinator
 from tidemill.transactions.jobs import Publication
 from tidemill.transactions.messages import Producer, TopicPartition, TransactionEnd
@@ -43,6 +43,8 @@ class WorldPartition:
     syncs_at_once: bool = True
     failures_left: int = 0
     deleted: bool = False
+    #: Another node that leads it; None: the coordinator's.
+    leader: int | None = None
     waiters: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
 
     def epoch_of(self, producer_id: int) -> int:
@@ -65,9 +67,6 @@ class WorldPartition:
         self.entries.append(write)
         # A client waits for its writes before it ends a transaction.
         self.sync()
-
-    async def write_marker(self, marker: TransactionEnd) -> None:
-        await self.write_markers([marker])
 
     async def write_markers(self, markers: Sequence[TransactionEnd]) -> None:
         if self.failures_left:
@@ -133,6 +132,8 @@ class World:
         self.producer_ids = 100
         #: Decisions that were not durable when the first marker was written.
         self.premature: list[TransactionEnd] = []
+        #: The partitions of every call that wrote markers.
+        self.writes: list[list[TopicPartition]] = []
         self.coordinator = self._start()
 
     def _start(self) -> TransactionCoordinator:
@@ -144,11 +145,17 @@ class World:
 
     # --- what the coordinator uses
 
+    def leads(self, partition: int) -> bool:
+        return True
+
     def partition_count(self) -> int:
         return 1
 
     def open_log(self, partition: int) -> MemoryLog:
         return self.log
+
+    async def prepare_append(self, partition: int) -> None:
+        pass
 
     def allow_writes(self, place: TopicPartition, producer: Producer) -> None:
         stored = self.stored_with(producer)
@@ -157,15 +164,34 @@ class World:
         assert place in stored.partitions
         self.partitions[place].allowed[producer.id] = producer.epoch
 
-    async def write_marker(self, place: TopicPartition, marker: TransactionEnd) -> None:
-        stored = self.stored_with(marker.producer)
-        if stored is None or not stored.is_prepared or stored.commits != marker.commit:
-            self.premature.append(marker)
-        if self.partitions[place].deleted:
-            raise ApiError(ErrorCode.unknown_topic_or_partition, "it is gone")
-        await self.partitions[place].write_marker(marker)
+    def by_leader(
+        self, places: Collection[TopicPartition]
+    ) -> tuple[list[TopicPartition], list[list[TopicPartition]]]:
+        here = [place for place in places if self.partitions[place].leader is None]
+        leaders = sorted(
+            {leader for place in places if (leader := self.partitions[place].leader) is not None}
+        )
+        return here, [
+            [place for place in places if self.partitions[place].leader == leader] for leader in leaders
+        ]
 
-    async def write_markers(self, place: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
+    async def write(
+        self, markers: Mapping[TopicPartition, Sequence[TransactionEnd]]
+    ) -> Mapping[TopicPartition, TidemillError]:
+        assert len({self.partitions[place].leader for place in markers}) == 1, "one leader at a time"
+        self.writes.append(sorted(markers))
+        outcomes = await asyncio.gather(
+            *(self._write(place, ends) for place, ends in markers.items()), return_exceptions=True
+        )
+        failures: dict[TopicPartition, TidemillError] = {}
+        for place, outcome in zip(markers, outcomes, strict=True):
+            if isinstance(outcome, TidemillError):
+                failures[place] = outcome
+            elif outcome is not None:
+                raise outcome
+        return failures
+
+    async def _write(self, place: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         for marker in markers:
             stored = self.stored_with(marker.producer)
             if stored is None or not stored.is_prepared or stored.commits != marker.commit:

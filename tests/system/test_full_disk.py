@@ -220,3 +220,56 @@ def test_a_start_on_a_full_disk_without_a_reserve_serves_topics_and_says_what_is
         wait_until(lambda: not problems(node), "the node goes on by itself", 60)
         with tidemill.connect(node.bootstrap_servers) as db:
             assert db.table("shop.orders").scan().count() == 10
+
+
+def subscribed(node: NodeProcess, protocol: str, group: str) -> tuple[str | None, str | None]:
+    """The first record that a member of a group reads; or the first error that it is told.
+
+    Each group is in a partition of its own that has no files before.
+    """
+    settings = {"bootstrap.servers": node.bootstrap_servers, "group.id": group, "log_level": 0}
+    settings |= {"auto.offset.reset": "earliest", "group.protocol": protocol}
+    consumer = Consumer(settings | {"enable.auto.commit": False})
+    consumer.subscribe(["t"])
+    try:
+        record = consumer.poll(60)
+        assert record is not None, "neither a record nor an error within a minute"
+        if record.error() is not None:
+            return None, record.error().str()
+        return record.value().decode(), None
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_that_subscribes_reads_on_a_full_disk_also_after_a_crash(disk: Path, protocol: str) -> None:
+    with NodeProcess(disk, disk_reserve_bytes=64 * 1024 * 1024) as node:
+        assert produce(node, "a") is None
+        assert subscribed(node, protocol, "before") == ("a", None)
+        fill(disk)
+        for group in ("new", "before"):
+            assert subscribed(node, protocol, group) == ("a", None)
+        assert "the reserve is given up" in problems(node)[0]
+        assert produce(node, "no room") is not None
+        node.kill()
+        node.start()
+        for group in ("newer", "new"):
+            assert subscribed(node, protocol, group) == ("a", None)
+        consumer = Consumer({"bootstrap.servers": node.bootstrap_servers, "group.id": "g", "log_level": 0})
+        with pytest.raises(KafkaException):
+            consumer.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
+        consumer.close()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_that_cannot_join_for_want_of_space_is_told_so(disk: Path, protocol: str) -> None:
+    with NodeProcess(disk, disk_reserve_bytes=0) as node:
+        assert produce(node, "a") is None
+        assert subscribed(node, protocol, "before") == ("a", None)
+        filler = fill(disk)
+        found, error = subscribed(node, protocol, "new")
+        assert found is None
+        assert error
+        filler.unlink()
+        wait_until(lambda: not problems(node), "the node takes note of the room", 60)
+        assert subscribed(node, protocol, "new") == ("a", None)

@@ -11,6 +11,7 @@ import typer
 
 from tidemill import __version__
 from tidemill.cli import databases, doctor, groups, logs, settings, transactions, up
+from tidemill.cli.cluster import commands as cluster
 from tidemill.cli.load import commands as bench
 from tidemill.cli.pipelines import commands as pipeline
 from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Session, command
@@ -91,5 +92,6 @@ transactions.register(_group("txn", "Show transactions, and abort those that nev
 pipeline.register(_group("pipeline", "Create and run Spark's declarative pipelines over topics and tables."))
 logs.register(_group("log", "Show, check and repair the log files in a data directory, without a node."))
 bench.register(_group("bench", "Measure how fast a node is, and check that no record is lost."))
+cluster.register(_group("cluster", "Show and change a cluster of several nodes."))
 doctor.register(app)
 settings.register(app)

@@ -12,6 +12,7 @@ import uvloop
 from tidemill import __version__
 from tidemill.cli.output import write_json, write_line
 from tidemill.cli.session import DEFAULT_SERVER, Session, warn
+from tidemill.cli.supervisor import LeaseReport
 from tidemill.config.settings import Settings
 from tidemill.server.node import Node
 from tidemill.server.running import run_until, tame_collector
@@ -21,25 +22,30 @@ __all__ = ("serve",)
 _ANY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
 
-def serve(session: Session, settings: Settings) -> None:
-    """Run a node until a signal stops it."""
+def serve(session: Session, settings: Settings, supervisor: LeaseReport | None = None) -> None:
+    """Run a node until a signal stops it, or until its ``supervisor`` is gone."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Run(session, settings).serve())
+        runner.run(_Run(session, settings, supervisor).serve())
 
 
 class _Run:
     """One node from start to stop."""
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    def __init__(self, session: Session, settings: Settings, supervisor: LeaseReport | None) -> None:
         self._session = session
+        self._supervisor = supervisor
         self._settings = settings
         self._stop = asyncio.Event()
 
     async def serve(self) -> None:
         """Start, announce, wait for a signal, stop."""
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
-        node = Node(self._settings)
+            loop.add_signal_handler(number, self._signalled, number)
+        supervisor = self._supervisor
+        if supervisor is not None:
+            loop.add_reader(supervisor.fileno(), self._left_alone, loop, supervisor)
+        node = Node(self._settings, on_lease=None if supervisor is None else supervisor.tell)
         await run_until(node, self._stop, lambda: self._ready(node))
         self._say({"event": "stopped"}, ["stopped"])
 
@@ -53,6 +59,11 @@ class _Run:
             os._exit(128 + number)
         self._stop.set()
         self._say({"event": "stopping"}, ["stopping; once more to stop at once"])
+
+    def _left_alone(self, loop: asyncio.AbstractEventLoop, supervisor: LeaseReport) -> None:
+        loop.remove_reader(supervisor.fileno())
+        warn("the process that looks after this node is gone: the node stops in an orderly way")
+        self._stop.set()
 
     def _announce(self, node: Node) -> None:
         advertised = node.broker.advertised

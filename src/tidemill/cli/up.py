@@ -19,7 +19,8 @@ __all__ = ("ConfigOption", "SetOption", "flags_of", "register")
 _EPILOG = (
     "A setting is taken from the command line, else from a TIDEMILL_* variable, else from the settings file; "
     "'tidemill settings' lists all settings. Ctrl-C (SIGINT) or SIGTERM stops the node, a second one "
-    "at once. No acknowledged record is lost either way. Exit codes: 0 stopped, 1 could not start, "
+    "at once. No acknowledged record is lost either way. With --cluster the node is a child of this process, "
+    "which tells the cluster at once when it dies. Exit codes: 0 stopped, 1 could not start, "
     "128 + signal number: stopped at once."
 )
 
@@ -122,13 +123,7 @@ def up(
     import gc
     import logging
 
-    # Importing makes many objects and hardly any garbage: a collector that looks for it slows the start.
-    gc.disable()
-    from tidemill.cli.foreground import serve
     from tidemill.config.loading import find_config_file, load_settings
-
-    gc.freeze()
-    gc.enable()
 
     flags = flags_of(
         settings,
@@ -144,11 +139,23 @@ def up(
     )
     file = find_config_file(config, os.environ, Path.cwd())
     chosen = load_settings(flags, os.environ, file)
+    supervisor = None
+    if chosen.cluster is not None:
+        # Before anything large is loaded: the parent stays as small as it is here.
+        from tidemill.cli.supervisor import revoker, supervise
+
+        supervisor = supervise(revoker(chosen))
+    # Importing makes many objects and hardly any garbage: a collector that looks for it slows the start.
+    gc.disable()
+    from tidemill.cli.foreground import serve
+
+    gc.freeze()
+    gc.enable()
     logging.basicConfig(
         level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    serve(session, chosen)
+    serve(session, chosen, supervisor)
 
 
 def flags_of(settings: list[str] | None, **named: str | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Every cluster code has a Kafka code of its own, so that an error keeps its code on its way to another node and
 back. Kafka has many more: some come near a cluster code, the rest become UNKNOWN, with their name in the
-message.
+message, by which the asking side knows them.
 """
 
 from __future__ import annotations
@@ -89,11 +89,18 @@ def error_of(code: int, message: str) -> ApiError:
 
     >>> error_of(6, "it has moved").code.name
     'not_leader_or_follower'
+    >>> error_of(1, "POLICY_VIOLATION: not here").code.name
+    'policy_violation'
     """
     try:
         known = ClusterErrorCode(code)
     except ValueError:
         return ApiError(ErrorCode.unknown_server_error, f"error {code}, which is not known here: {message}")
+    if known is ClusterErrorCode.UNKNOWN:
+        name, _, text = message.partition(": ")
+        named = ErrorCode.__members__.get(name.lower())
+        if named is not None and named not in _CLUSTER:
+            return ApiError(named, text)
     return ApiError(_KAFKA[known], message)
 
 

@@ -55,6 +55,9 @@ __all__ = (
     "ProbeRequest",
     "ProbeResponse",
     "ProposeMetadataRequest",
+    "ReplicaEnd",
+    "ReplicaEndsRequest",
+    "ReplicaEndsResponse",
     "ReplicaProgress",
     "ReplicaStateAckResponse",
     "ReplicaStateRequest",
@@ -409,6 +412,28 @@ class ElectLeaderResponse(ClusterResponse, frozen=True, tag="ElectLeader"):
 
     leader: int | None
     epoch: int
+
+
+class ReplicaEndsRequest(ClusterRequest, frozen=True, tag="ReplicaEnds"):
+    """Ask a node how far its replicas reach, leader or not, before an unclean election."""
+
+    partitions: list[PartitionId]
+
+
+class ReplicaEnd(_Value, frozen=True):
+    """How far a replica reaches. The last epoch counts first: of two logs, it tells which was led later."""
+
+    partition: PartitionId
+    error: int = 0
+    last_epoch: int = -1
+    log_end: int = -1
+    high_watermark: int = -1
+
+
+class ReplicaEndsResponse(ClusterResponse, frozen=True, tag="ReplicaEnds"):
+    """The ends, in the order of the request."""
+
+    partitions: list[ReplicaEnd]
 
 
 class HeartbeatPartition(_Value, frozen=True):

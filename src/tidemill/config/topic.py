@@ -72,13 +72,14 @@ class TopicConfig:
     def from_overrides(cls, overrides: Mapping[str, str], defaults: Mapping[str, str] = _NONE) -> TopicConfig:
         """The values of a topic with these overrides, on a node with these defaults, over Kafka's defaults.
 
-        Both have passed ``check_overrides``; a name that is not effective is passed over.
+        Both have passed ``check_overrides``, maybe that of an older release, which allowed larger numbers. A
+        name that is not effective is passed over.
         """
         values: dict[str, ConfigValue | frozenset[str]] = {}
         for name, text in {**defaults, **overrides}.items():
             field = _FIELD_OF_KEY.get(name)
             if field is not None:
-                values[field] = TOPIC_KEYS[name].parse(text)
+                values[field] = TOPIC_KEYS[name].parse_stored(text)
         if "cleanup_policy" in values:
             values["cleanup_policy"] = frozenset(cast("tuple[str, ...]", values["cleanup_policy"]))
         internal = overrides.get("internal.segment.bytes", defaults.get("internal.segment.bytes"))
@@ -104,10 +105,16 @@ class AlterOp(IntEnum):
     SUBTRACT = 3
 
 
-def check_overrides(overrides: Mapping[str, str], defaults: Mapping[str, str] = _NONE) -> None:
-    """Raise ApiError INVALID_CONFIG unless every name is known, every value allowed, and all fit together."""
+def check_overrides(
+    overrides: Mapping[str, str], defaults: Mapping[str, str] = _NONE, stored: Mapping[str, str] = _NONE
+) -> None:
+    """Raise ApiError INVALID_CONFIG unless every name is known, every value allowed, and all fit together.
+
+    Values that are ``stored`` already need not be allowed any more.
+    """
     for name, text in overrides.items():
-        topic_key(name).parse(text)
+        if stored.get(name) != text:
+            topic_key(name).parse(text)
     config = TopicConfig.from_overrides(overrides, defaults)
     if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
         raise ApiError(
@@ -152,7 +159,7 @@ def apply_changes(
                 ErrorCode.invalid_request,
                 f"topic config {name}: no operation {op}; 0 sets, 1 deletes, 2 appends, 3 subtracts",
             )
-    check_overrides(altered, defaults)
+    check_overrides(altered, defaults, current)
     return altered
 
 

@@ -17,10 +17,12 @@ from tidemill.errors import ApiError, ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("TOPIC_KEYS", "ConfigKey", "ConfigKind", "ConfigValue", "topic_key")
+__all__ = ("BATCH_BYTES_MAX", "TOPIC_KEYS", "ConfigKey", "ConfigKind", "ConfigValue", "topic_key")
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+#: The largest batch that a topic can be configured for: the event loop writes and reads batches whole.
+BATCH_BYTES_MAX = 11 * 1024 * 1024
 _LONG_MAX_TEXT = str(LONG_MAX)
 _WEEK_MS = "604800000"
 
@@ -92,18 +94,25 @@ class ConfigKey:
             )
         return value
 
-    def _typed(self, text: str) -> ConfigValue | None:
+    def parse_stored(self, text: str) -> ConfigValue:
+        """The typed value of a text that an older release has accepted; a number above the range is cut."""
+        value = self._typed(text.strip(), bounded=False)
+        if isinstance(value, int | float) and self.maximum is not None and value > self.maximum:
+            return type(value)(self.maximum)
+        return self.parse(text)
+
+    def _typed(self, text: str, *, bounded: bool = True) -> ConfigValue | None:
         match self.kind:
             case ConfigKind.BOOLEAN:
                 return {"true": True, "false": False}.get(text.lower())
             case ConfigKind.INT | ConfigKind.LONG | ConfigKind.DOUBLE:
-                return self._number(text)
+                return self._number(text, bounded=bounded)
             case ConfigKind.LIST:
                 return self._list(text)
             case _:
                 return text if not self.choices or text in self.choices else None
 
-    def _number(self, text: str) -> float | None:
+    def _number(self, text: str, *, bounded: bool) -> float | None:
         value: float
         if self.kind is ConfigKind.DOUBLE:
             if not _DECIMAL.fullmatch(text):
@@ -119,7 +128,7 @@ class ConfigKey:
         if value == self.also:
             return value
         too_small = self.minimum is not None and value < self.minimum
-        too_large = self.maximum is not None and value > self.maximum
+        too_large = bounded and self.maximum is not None and value > self.maximum
         return None if too_small or too_large else value
 
     def _list(self, text: str) -> tuple[str, ...] | None:
@@ -240,7 +249,14 @@ _EFFECTIVE = (
         "The longest time a record may wait for compaction.",
         minimum=1,
     ),
-    ConfigKey("max.message.bytes", _K.INT, "1048588", "The largest record batch, as stored.", minimum=0),
+    ConfigKey(
+        "max.message.bytes",
+        _K.INT,
+        "1048588",
+        "The largest record batch, as stored. Kafka has no upper bound; here a batch is written in one go.",
+        minimum=0,
+        maximum=BATCH_BYTES_MAX,
+    ),
     ConfigKey(
         "message.timestamp.after.max.ms",
         _K.LONG,

@@ -39,7 +39,6 @@ class Session:
     """Keeps a node's store lease. ``start`` it after the node has registered, ``revoke`` it at a clean stop.
 
     Attributes:
-        lease_id: The store lease; 0 before the start and while a lost one is not replaced.
         incarnation: What the node has registered as; None before the start.
         trouble: Why the last renewal failed; None if it did not.
     """
@@ -53,6 +52,7 @@ class Session:
         clock_ms: Callable[[], int],
         ttl_ms: int = 6_000,
         renew_ms: int = 2_000,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         self._store = store
         self._node_id = node_id
@@ -62,9 +62,16 @@ class Session:
         self._renew_ms = renew_ms
         self._serving_until_ms = 0
         self._renewals: asyncio.Task[None] | None = None
-        self.lease_id = 0
+        #: Told of the lease whenever it changes: whoever sees the process die can revoke it.
+        self._on_lease = on_lease
+        self._lease_id = 0
         self.incarnation: UUID | None = None
         self.trouble: str | None = None
+
+    @property
+    def lease_id(self) -> int:
+        """The store lease; 0 before the start and while a lost one is not replaced."""
+        return self._lease_id
 
     @property
     def serving_until_ms(self) -> int:
@@ -79,9 +86,10 @@ class Session:
     async def revoke(self) -> None:
         """End the session at once: the node is not live from here on."""
         await self.stop()
-        lease_id, self.lease_id = self.lease_id, 0
-        if lease_id:
+        if lease_id := self._lease_id:
             await self._release(lease_id)
+        # Afterwards: if the process dies meanwhile, somebody else still knows what to revoke.
+        self._hold(0)
 
     async def stop(self) -> None:
         """Stop the renewals. The lease ends by itself, when its time is over."""
@@ -100,10 +108,15 @@ class Session:
         except BaseException:
             await self._release(lease_id)
             raise
-        self.lease_id = lease_id
+        self._hold(lease_id)
         self.incarnation = incarnation
         self._serving_until_ms = sent_ms + self._ttl_ms - SERVING_MARGIN_MS
         self.trouble = None
+
+    def _hold(self, lease_id: int) -> None:
+        self._lease_id = lease_id
+        if self._on_lease is not None:
+            self._on_lease(lease_id)
 
     async def _bind(self, incarnation: UUID, lease_id: int) -> None:
         key = alive_key(self._node_id)
@@ -149,7 +162,8 @@ class Session:
     async def _replace(self) -> None:
         """Register anew and begin another session, however long it takes."""
         _log.warning("the session of node %d is over; it registers anew", self._node_id)
-        self._serving_until_ms = self.lease_id = 0
+        self._serving_until_ms = 0
+        self._hold(0)
         while True:
             try:
                 await self._begin(await self._on_lost())

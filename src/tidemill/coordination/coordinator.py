@@ -48,12 +48,13 @@ class Coordinator(ABC, Generic[S]):
 
     # -- what happens to its topic, and to others ------------------------------------------------------
 
-    def take_over(self, partition: int) -> None:
+    async def take_over(self, partition: int) -> None:
         """This node leads the partition of the internal topic now: load what is kept in it.
 
-        When another node leads it, the shard hears of that from its log.
+        Returns once that is done, or another node leads. When another node leads a partition, its shard hears
+        of that from its log.
         """
-        self._shards.take_over(partition)
+        await self._shards.take_over(partition)
 
     async def on_topics_deleted(self, topics: Collection[str]) -> None:
         """Forget what is kept about topics that were deleted. By default nothing is.

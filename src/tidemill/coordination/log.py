@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from tidemill.errors import DiskFull
+
 __all__ = ("CoordinatorLog", "LogAccess", "ReplayedMarker", "ReplayedRecord")
 
 
@@ -62,6 +64,9 @@ class CoordinatorLog(Protocol):
         Raises as ``append`` does; also if the producer or the coordinator is fenced.
         """
 
+    def give_up_reserve(self, error: DiskFull) -> bool:
+        """Ask for the disk's reserve because an append found no space; whether trying again may help."""
+
     def committed(self, offset: int) -> Awaitable[None]:
         """Resolves when the high watermark has reached ``offset``.
 
@@ -96,8 +101,17 @@ class LogAccess(Protocol):
     def partition_count(self) -> int:
         """How many partitions the topic has; before it exists, how many it would be given."""
 
+    def leads(self, partition: int) -> bool:
+        """Whether this node leads a partition of the topic, by the metadata."""
+
     def open_log(self, partition: int) -> CoordinatorLog:
         """The log of a partition of the coordinator's topic.
 
         Raises ApiError(not_coordinator) if this node does not lead it, StorageError if it is not usable.
+        """
+
+    async def prepare_append(self, partition: int) -> None:
+        """Have the first files of a partition made, in a thread, if it was never written to.
+
+        Raises nothing: an append says what is wrong.
         """

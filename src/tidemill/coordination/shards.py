@@ -19,7 +19,7 @@ from functools import partial
 from operator import mul
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from tidemill.coordination.shell import ShardShell
+from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, CorruptData, ErrorCode, TidemillError
 
@@ -101,6 +101,8 @@ class Shards(Generic[S]):
         self._make = make
         self._shards: dict[int, S] = {}
         self._loading: dict[int, asyncio.Task[S | TidemillError]] = {}
+        #: Shards that are being loaded.
+        self._unloaded: set[S] = set()
         self._load_failed: dict[int, tuple[int, TidemillError]] = {}
         #: Partitions whose log is damaged; they are not tried again.
         self._damaged: dict[int, CorruptData] = {}
@@ -122,14 +124,36 @@ class Shards(Generic[S]):
         """How many shards are in service, loading and damaged."""
         return ShardCounts(len(self._shards), len(self._loading), len(self._damaged))
 
-    def take_over(self, partition: int) -> None:
-        """Load the shard of a partition that this node leads now, so that its deadlines run."""
-        if not self._closed and partition not in self._shards.keys() | self._damaged.keys():
-            self._load_soon(partition)
+    async def take_over(self, partition: int) -> None:
+        """Load the shard of a partition that this node leads now, so that its deadlines run.
+
+        Tries again until it is loaded or damaged, or another node leads.
+        """
+        while not self._closed:
+            try:
+                await self.get(partition)
+                return
+            except CorruptData:
+                return
+            except TidemillError:
+                # One that was loading when this node lost the lead has failed, although it leads again.
+                if not self._logs.leads(partition):
+                    return
+            await self._sleep(_LOAD_RETRY_MS)
+
+    async def _sleep(self, duration_ms: int) -> None:
+        awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_at(self._clock.now_ms() + duration_ms, lambda: resolve(awake, None))
+        try:
+            await awake
+        finally:
+            timer.cancel()
 
     async def close(self) -> None:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
         self._closed = True
+        for shard in tuple(self._unloaded):
+            shard.stop(ErrorCode.coordinator_not_available)
         await asyncio.gather(*self._loading.values())
         for shard in tuple(self._shards.values()):
             await shard.close()
@@ -151,6 +175,7 @@ class Shards(Generic[S]):
                 await shard.call(None, partial(action, shard))
             except TidemillError as failure:
                 failures.append(failure)
+            await give_way()
         return failures
 
     async def all(self) -> tuple[list[S], list[TidemillError]]:
@@ -168,7 +193,12 @@ class Shards(Generic[S]):
         """The shard that ``key`` lives in. Raises TidemillError if it is not served here."""
         # A request may name any number of keys.
         await give_way()
-        return await self.get(self.partition_of(key))
+        partition = self.partition_of(key)
+        shard = await self.get(partition)
+        if not shard.log.end_offset:
+            # Nothing was ever written there, and what the caller does may be the first to be.
+            await self._logs.prepare_append(partition)
+        return shard
 
     async def get(self, partition: int) -> S:
         """The shard of a partition. Raises TidemillError if it is not served here."""
@@ -200,8 +230,10 @@ class Shards(Generic[S]):
         return task
 
     async def _load(self, partition: int) -> S | TidemillError:
+        shard: S | None = None
         try:
             shard = self._make(partition, self._logs.open_log(partition), self._forget)
+            self._unloaded.add(shard)
             await shard.load()
         except ApiError as failure:
             return failure
@@ -215,6 +247,8 @@ class Shards(Generic[S]):
             return failure
         finally:
             del self._loading[partition]
+            if shard is not None:
+                self._unloaded.discard(shard)
         self._load_failed.pop(partition, None)
         self._shards[partition] = shard
         return shard

@@ -62,6 +62,8 @@ class ShardShell(ABC):
         self._committed = 0
         self._held: deque[tuple[int, asyncio.Future[Any], object]] = deque()
         self._watcher: asyncio.Task[None] | None = None
+        #: Done when all that is replayed is committed: that may take until other nodes are back.
+        self._loading: asyncio.Future[None] | None = None
         self._heap: list[tuple[int, str]] = []
         self._due_ms: dict[str, int] = {}
         self._timer: Timer | None = None
@@ -104,11 +106,14 @@ class ShardShell(ABC):
         end_offset = self.log.end_offset
         try:
             await self._replay_below(end_offset)
-            await self.log.committed(end_offset)
-        except TidemillError:
+            self._loading = asyncio.ensure_future(self.log.committed(end_offset))
+            await self._loading
+        except (TidemillError, asyncio.CancelledError):
             self.log.release(self)
             if self.stopped is None:
                 raise
+        finally:
+            self._loading = None
         if self.stopped is not None:
             raise self.stopped
         for key in self._loaded(self.clock.now_ms()):
@@ -213,6 +218,8 @@ class ShardShell(ABC):
             f"{self.topic}-{self.partition} is not coordinated here any more; look for its coordinator",
         )
         self.log.release(self)
+        if self._loading is not None:
+            self._loading.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

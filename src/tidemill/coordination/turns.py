@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Coroutine, Hashable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Any, TypeVar
 
 __all__ = (
     "SLICE_SECONDS",
+    "TurnQueue",
     "begin_slice",
     "distinct_in_slices",
     "free_in_slices",
@@ -23,6 +25,7 @@ __all__ = (
     "in_chunks",
     "in_slices",
     "repeated_in_slices",
+    "side_by_side",
     "sorted_in_slices",
 )
 
@@ -51,11 +54,68 @@ def begin_slice() -> None:
     _Slice.until = time.perf_counter() + SLICE_SECONDS
 
 
+class TurnQueue:
+    """Lets very many tasks that one event has woken go on a few in each turn of the event loop."""
+
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = per_turn
+        self._left = per_turn
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_scheduled = False
+
+    async def turn(self) -> None:
+        """Go on in this turn of the loop if it has places left, else in a later one, in order."""
+        loop = asyncio.get_running_loop()
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._next_turn)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return
+        place = loop.create_future()
+        self._waiting.append(place)
+        await place
+
+    def _next_turn(self) -> None:
+        self._left = self._per_turn
+        while self._left and self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                self._left -= 1
+        self._is_scheduled = self._left < self._per_turn
+        if self._is_scheduled:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+
 async def give_way() -> None:
     """Let others have their turn if this piece of work has had its own."""
     if time.perf_counter() >= _Slice.until:
         await asyncio.sleep(0)
         begin_slice()
+
+
+async def side_by_side(work: Iterable[tuple[int, Coroutine[Any, Any, T]]], per_turn: int) -> list[T]:
+    """Run coroutines beside each other; gives their results in order.
+
+    Each comes with its weight. Those that begin in one turn of the event loop weigh ``per_turn`` together,
+    and then one more at most. If one raises, or the caller is cancelled, the others are cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[T]] = []
+    begun = 0
+    try:
+        for weight, each in work:
+            tasks.append(loop.create_task(each))
+            begun += weight
+            if begun >= per_turn:
+                # Not until they are done: one that takes long must not hold up the others.
+                await asyncio.sleep(0)
+                begun = 0
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def in_slices(steps: Iterable[T]) -> list[T]:

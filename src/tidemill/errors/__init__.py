@@ -14,6 +14,7 @@ The tree::
     ├── ConnectionClosed           a connection that was closed, or is of another process or event loop
     └── StorageError               the disk, or what is on it, is not usable
         ├── DiskFull               the write was undone; it works again when space is free
+        ├── TooManyFiles           no file could be opened; nothing was changed, it can be tried again
         ├── SyncFailed             an fsync failed: what is on disk is unknown, the partition stops
         ├── CorruptData            bytes that were durable no longer check out; names file and position
         │   └── DamagedBatch       a batch of a log does not; the rest of that log is still served
@@ -48,6 +49,7 @@ __all__ = (
     "TableCode",
     "TableError",
     "TidemillError",
+    "TooManyFiles",
     "UndecodableBatch",
 )
 
@@ -209,6 +211,10 @@ class DiskFull(StorageError):
 
     #: How the operating system says so.
     ERRNOS: ClassVar = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class TooManyFiles(StorageError):
+    """No file could be opened: as many are open as may be. Nothing was changed; it can be tried again."""
 
 
 class SyncFailed(StorageError):

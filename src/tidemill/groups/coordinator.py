@@ -8,12 +8,14 @@ for what a client sends or a disk does.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.shards import Shards, client_error
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.coordination.turns import give_way, in_chunks
+from tidemill.errors import ApiError, DiskFull, ErrorCode, TidemillError
 from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = ("GroupCoordinator",)
 
 _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
+_LISTED_AT_ONCE = 500
 
 
 class GroupCoordinator(Coordinator[Shard]):
@@ -110,7 +113,7 @@ class GroupCoordinator(Coordinator[Shard]):
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
             )
         except TidemillError as failure:
-            return JoinReply(client_error(failure), request.member_id)
+            return JoinReply(_membership_error(failure), request.member_id)
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
         if not _is_group_id(request.group_id):
@@ -149,7 +152,7 @@ class GroupCoordinator(Coordinator[Shard]):
                 request.group_id, lambda token, now_ms: shard.state.sync(request, token, now_ms)
             )
         except TidemillError as failure:
-            return SyncReply(client_error(failure))
+            return SyncReply(_membership_error(failure))
 
     async def heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
         """Heartbeat: a member shows that it is alive."""
@@ -206,7 +209,7 @@ class GroupCoordinator(Coordinator[Shard]):
 
             return await shard.call(request.group_id, handler)
         except TidemillError as failure:
-            return ConsumerHeartbeatReply(client_error(failure), failure.message)
+            return ConsumerHeartbeatReply(_membership_error(failure), failure.message)
 
     # -- offsets ---------------------------------------------------------------------------------------
 
@@ -330,12 +333,19 @@ class GroupCoordinator(Coordinator[Shard]):
         self, states: Collection[str] = (), types: Collection[str] = ()
     ) -> ListGroupsResult:
         """ListGroups over all shards of this node, filtered by state and by group type (case is ignored)."""
+        wanted_states = frozenset(state.strip().lower() for state in states)
+        wanted_types = frozenset(group_type.strip().lower() for group_type in types)
         groups: list[GroupListing] = []
-
-        def collect(shard: Shard, _: int) -> None:
-            groups.extend(shard.state.list_groups(states, types))
-
-        failures = await self._shards.on_all(collect)
+        shards, failures = await self._shards.all()
+        for shard in shards:
+            try:
+                for some in in_chunks(tuple(shard.state.groups), _LISTED_AT_ONCE):
+                    groups += await shard.call(
+                        None, partial(_list_some, shard, some, wanted_states, wanted_types)
+                    )
+                    await give_way()
+            except TidemillError as failure:
+                failures.append(failure)
         return ListGroupsResult(client_error(failures[0]) if failures else ErrorCode.none, tuple(groups))
 
     async def describe_groups(self, group_ids: Sequence[str]) -> list[GroupDescription]:
@@ -390,3 +400,15 @@ def _require_encodable(*texts: str) -> None:
             raise ApiError(
                 ErrorCode.invalid_request, f"a name of {len(text)} characters is too long to be stored"
             )
+
+
+def _membership_error(failure: TidemillError) -> ErrorCode:
+    """What a member that joins is told. On a full disk, something that its application gets to see."""
+    return ErrorCode.unknown_server_error if isinstance(failure, DiskFull) else client_error(failure)
+
+
+def _list_some(
+    shard: Shard, group_ids: Sequence[str], states: frozenset[str], types: frozenset[str], now_ms: int
+) -> list[GroupListing]:
+    del now_ms
+    return shard.state.list_groups(group_ids, states, types)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import TICK_RETRY_MS, ShardShell, resolve
-from tidemill.errors import TidemillError
+from tidemill.errors import DiskFull, TidemillError
 from tidemill.groups.consumer.group import ConsumerGroup
-from tidemill.groups.records import decode_record, encode_record
+from tidemill.groups.records import OffsetCommitRecord, decode_record, encode_record
 from tidemill.groups.state import ShardState
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Shard(ShardShell):
         if not draft.is_current():
             return False
         if batch is not None:
-            self._note_appended(self.log.append_built(batch))
+            self._put(partial(self.log.append_built, batch), may_use_reserve=True)
         self.send(draft.adopt())
         return True
 
@@ -155,9 +155,19 @@ class Shard(ShardShell):
         """Put records into the log; ``producer`` is id and epoch if they are part of its transaction."""
         encoded = [encode_record(record) for record in records]
         if producer is None:
-            self._note_appended(self.log.append(encoded))
+            is_commit = any(isinstance(record, OffsetCommitRecord) for record in records)
+            self._put(lambda: self.log.append(encoded), may_use_reserve=not is_commit)
         else:
             self._note_appended(self.log.append_transactional(encoded, *producer))
+
+    def _put(self, append: Callable[[], int], *, may_use_reserve: bool) -> None:
+        """Append. On a full disk, what members need to come and go takes the space of the disk's reserve."""
+        try:
+            self._note_appended(append())
+        except DiskFull as error:
+            if not may_use_reserve or not self.log.give_up_reserve(error):
+                raise
+            self._note_appended(append())
 
     def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
         if isinstance(entry, ReplayedMarker):

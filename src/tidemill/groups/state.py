@@ -343,16 +343,18 @@ class ShardState:
         self._append_in_parts(tombstones, now_ms)
         return ErrorCode.none
 
-    def list_groups(self, states: Collection[str], types: Collection[str]) -> list[GroupListing]:
-        """ListGroups. Filters ignore case; an empty filter lets everything through."""
-        wanted_states = {state.strip().lower() for state in states}
-        wanted_types = {group_type.strip().lower() for group_type in types}
-        listings = (group.listing() for group in self.groups.values())
+    def list_groups(
+        self, group_ids: Iterable[str], states: frozenset[str], types: frozenset[str]
+    ) -> list[GroupListing]:
+        """ListGroups for these groups, as far as they exist.
+
+        States and types are in lower case; an empty filter lets everything through.
+        """
+        found = (self.groups[group_id] for group_id in group_ids if group_id in self.groups)
         return [
             listing
-            for listing in listings
-            if (not wanted_states or listing.state.lower() in wanted_states)
-            and (not wanted_types or listing.group_type in wanted_types)
+            for listing in (group.listing() for group in found)
+            if (not states or listing.state.lower() in states) and (not types or listing.group_type in types)
         ]
 
     def describe_group(self, group_id: str) -> GroupDescription:

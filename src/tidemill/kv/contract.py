@@ -117,6 +117,10 @@ class KvStore(Protocol):
         """The log offset that the state has reached: everything below it is in the state."""
 
     @property
+    def leader_epoch(self) -> int:
+        """The leader epoch that wrote the last record below ``applied_offset``; -1 if it is not known."""
+
+    @property
     def was_created(self) -> bool:
         """Whether ``open`` made an empty state because there was none."""
 
@@ -126,8 +130,9 @@ class KvStore(Protocol):
         puts_values: Collection[bytes],
         deletes: Collection[bytes],
         applied_offset: int,
+        leader_epoch: int = -1,
     ) -> None:
-        """Put, then delete, and set ``applied_offset``: all of it or nothing.
+        """Put, then delete, and set ``applied_offset`` and ``leader_epoch``: all of it or nothing.
 
         Durable after the next ``flush``; before that a crash may take it back, and everything after it.
         """

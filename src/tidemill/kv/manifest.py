@@ -35,6 +35,8 @@ class Manifest(msgspec.Struct, frozen=True):
     log_offset: int
     created_ms: int
     files: tuple[FileEntry, ...]
+    #: The leader epoch that wrote the last record below ``log_offset``; -1 if it is not known.
+    leader_epoch: int = -1
 
 
 #: Made at import, because msgspec completes a class while it makes its first decoder: another thread that

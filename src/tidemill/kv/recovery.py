@@ -80,14 +80,19 @@ def recover(
     log_end: int,
     log_is_complete: bool,
     on_warning: Callable[[str], None],
+    is_of_log: Callable[[int, int], bool] = lambda leader_epoch, offset: True,
 ) -> KvStore:
     """Open the newest state from which the log, whose offsets go from ``log_start`` to ``log_end``, leads on.
 
     ``log_end`` is the log's own end: state between the high watermark and it is good, and just not to be
     shown yet. ``log_is_complete``: replaying the log onto nothing gives the whole state. ``on_warning`` is
-    told, in words, of everything that was found unusable. ``StorageError`` if there is no way to the state.
+    told, in words, of everything that was found unusable. ``is_of_log`` says whether the log's history has
+    that leader epoch up to that offset: state of another history is void. ``StorageError`` if there is no way
+    to the state.
     """
-    recovery = _Recovery(Path(directory), engine, identity, log_start, log_end, on_warning, engine.files)
+    recovery = _Recovery(
+        Path(directory), engine, identity, log_start, log_end, on_warning, is_of_log, engine.files
+    )
     store = recovery.from_live() or recovery.from_snapshots()
     if store is not None:
         return store
@@ -108,6 +113,7 @@ class _Recovery:
     log_start: int
     log_end: int
     on_warning: Callable[[str], None]
+    is_of_log: Callable[[int, int], bool]
     files: Files
     #: Why the states that were tried cannot be used.
     reasons: list[str] = field(default_factory=list)
@@ -181,7 +187,7 @@ class _Recovery:
             _close(store)
             self.files.remove_tree(self.live)
             return None
-        problem = self._problem_at(store.applied_offset)
+        problem = self._problem_at(store.applied_offset, store.leader_epoch)
         if problem is not None:
             _close(store)
             self._give_up_live(problem)
@@ -191,13 +197,19 @@ class _Recovery:
     def _problem_of(self, info: SnapshotInfo) -> str | None:
         if info.identity != self.identity:
             return f"it is of {info.identity!r}, not of {self.identity!r}"
-        return self._problem_at(info.log_offset)
+        return self._problem_at(info.log_offset, info.leader_epoch)
 
-    def _problem_at(self, offset: int) -> str | None:
+    def _problem_at(self, offset: int, leader_epoch: int) -> str | None:
         if offset < self.log_start:
             return f"it is at offset {offset}, and the log begins at {self.log_start}"
         if offset > self.log_end:
             return f"it is at offset {offset}, and the log ends at {self.log_end}"
+        # State of an older version does not know its epoch: its offset is all that can be checked.
+        if leader_epoch >= 0 and not self.is_of_log(leader_epoch, offset):
+            return (
+                f"it is at offset {offset} of leader epoch {leader_epoch}, which is not in the log's "
+                "history: those records were cut"
+            )
         return None
 
     def _give_up_live(self, reason: str) -> None:

@@ -63,6 +63,8 @@ class SnapshotInfo:
     path: Path
     identity: bytes = field(repr=False)
     files: tuple[FileEntry, ...] = field(repr=False)
+    #: The leader epoch that wrote the last record below ``log_offset``; -1 if it is not known.
+    leader_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,14 @@ class SnapshotStore:
                 log_offset = store.checkpoint(temporary, self._files)
                 entries = self._describe(temporary, previous[0] if previous else None)
                 manifest = Manifest(
-                    MANIFEST_VERSION, snapshot_id, store.identity.hex(), log_offset, created_ms, entries
+                    MANIFEST_VERSION,
+                    snapshot_id,
+                    store.identity.hex(),
+                    log_offset,
+                    created_ms,
+                    entries,
+                    # Of a store that was written to meanwhile it is that of a later record, or of none.
+                    store.leader_epoch if store.applied_offset == log_offset else -1,
                 )
                 self._files.write(temporary / MANIFEST_NAME, pack_manifest(manifest))
                 self._files.sync(temporary / MANIFEST_NAME)
@@ -116,8 +125,12 @@ class SnapshotStore:
                     self._files.remove_tree(temporary)
                 raise
             self._files.sync(self._directory)
-            self.newest_offset = log_offset
+            self.newest_offset = max(log_offset, self.newest_offset or 0)
             return _info(target, manifest)
+
+    def working_directory(self, name: str) -> Path:
+        """A directory for state on its way to a snapshot; ``clean`` removes what a crash leaves of it."""
+        return self._directory / f"{_TEMPORARY}{name}"
 
     def _make_names_durable(self) -> None:
         """Sync the names of the directories above, once: else a power loss takes them with all snapshots."""
@@ -127,7 +140,7 @@ class SnapshotStore:
             self._has_durable_names = True
 
     def list(self) -> tuple[SnapshotInfo, ...]:
-        """The snapshots that have all their files, newest last. Checks sizes, not checksums."""
+        """The snapshots that have all their files, newest state last. Checks sizes, not checksums."""
         return self._scan()[0]
 
     def broken(self) -> tuple[BrokenSnapshot, ...]:
@@ -229,6 +242,8 @@ class SnapshotStore:
                 whole.append(self._load(path, snapshot_id))
             except StorageError as error:
                 broken.append(BrokenSnapshot(path, error.message))
+        # A snapshot that was rebuilt for a lease has a new number and an old offset.
+        whole.sort(key=lambda info: (info.log_offset, info.snapshot_id))
         self.newest_offset = whole[-1].log_offset if whole else None
         return tuple(whole), tuple(broken)
 
@@ -323,4 +338,5 @@ def _info(path: Path, manifest: Manifest) -> SnapshotInfo:
         path,
         bytes.fromhex(manifest.identity),
         manifest.files,
+        manifest.leader_epoch,
     )

@@ -107,6 +107,20 @@ class Inventory:
                     "%s still lists %s/%s…; the next start corrects it", INVENTORY_NAME, parent, name_start
                 )
 
+    def remove_one(self, directory: str) -> None:
+        """Forget one partition, whose files are deleted; durable after ``sync``.
+
+        It may get files again. Raises ``DiskFull`` if there is no space, and then nothing was noted.
+        """
+        parent, _, name = directory.rpartition("/")
+        with self._lock:
+            names = self._entries.get(parent, {})
+            if name in names:
+                self._append([f"- {directory}"])
+                del names[name]
+                if not names:
+                    del self._entries[parent]
+
     def sync(self) -> None:
         """Make everything that was added durable; several callers share one sync."""
         wanted = self._written

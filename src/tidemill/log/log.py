@@ -20,6 +20,7 @@ from tidemill.log import by_time
 from tidemill.log.by_time import TimeSearch
 from tidemill.log.checked_file import pack_checked
 from tidemill.log.checkpoint import Checkpoint, CheckpointFile
+from tidemill.log.creation import LogCreation
 from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
 from tidemill.log.fetched_chunk import FetchedChunk, check_chunk
 from tidemill.log.flush import FlushJob, SideFile
@@ -89,6 +90,8 @@ class PartitionLog:
         self._is_listing_durable = inventory is None
         self._cache = cache
         self._checkpoint = checkpoint
+        #: Makes the first files; None if there are files, or nobody has asked for them.
+        self._creation: LogCreation | None = None
         self._segments = segments
         self._directory_changed = False
         self._side_files: list[SideFile] = []
@@ -381,11 +384,8 @@ class PartitionLog:
         return new
 
     def _add_segment(self, base_offset: int) -> Segment:
-        if self._checkpoint is None:
-            self._create_directory()
-        elif not self._segments:
-            # The checkpoint may have been made by a process that was killed before it synced the name.
-            self._storage.sync_dir(self.directory)
+        if not self._segments:
+            self._take_first_files()
         segment = Segment(
             self._storage, self.directory, base_offset, self.config.index_interval_bytes, self._cache
         )
@@ -394,19 +394,36 @@ class PartitionLog:
         self._directory_changed = True
         return segment
 
-    def _create_directory(self) -> None:
-        # The directory is durable before the checkpoint exists, so whoever finds one need not sync the
-        # parents; the checkpoint is durable before the first segment exists, so a segment without one is
-        # damage and never an unfinished start.
-        self._storage.make_dir(self.directory)
-        parent = self.directory
-        while parent:
-            parent = parent.rpartition("/")[0]
-            self._storage.sync_dir(parent)
-        checkpoint = Checkpoint(
-            self.log_start_offset, self.log_start_offset, high_watermark=self._high_watermark
+    @property
+    def has_files(self) -> bool:
+        """Whether an append finds a segment to write to."""
+        return bool(self._segments)
+
+    def begin_creation(self) -> LogCreation | None:
+        """What is best done in a thread before the first append; None if there is nothing to do."""
+        if self._segments or self.failure is not None or self.refusal is not None:
+            return None
+        if self._creation is None:
+            self._creation = LogCreation(
+                self._storage, self.directory, self._first_checkpoint(), self._checkpoint
+            )
+        return None if self._creation.is_done else self._creation
+
+    def _first_checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.log_start_offset, self.log_start_offset, high_watermark=self._high_watermark)
+
+    def _take_first_files(self) -> None:
+        creation = self._creation or LogCreation(
+            self._storage, self.directory, self._first_checkpoint(), self._checkpoint
         )
-        self._checkpoint = CheckpointFile.create(self._storage, self.directory, checkpoint)
+        checkpoint = creation.take()
+        self._creation = None
+        if self._checkpoint is None:
+            checkpoint.high_watermark = self._high_watermark
+            if checkpoint.current.log_start_offset != self.log_start_offset:
+                # The start was moved since the creation began.
+                checkpoint.save(self._first_checkpoint())
+            self._checkpoint = checkpoint
 
     def _undo_write(self, segment: Segment) -> None:
         assert self._checkpoint is not None, "a segment exists only behind a checkpoint"
@@ -465,6 +482,13 @@ class PartitionLog:
         self._durable_position = job.position
         self._deferred_side_files = job.side_files
 
+    def undo_flush(self, job: FlushJob) -> None:
+        """Take back a job that could not open a file: the next one does all that it has left undone."""
+        self.is_flushing = False
+        self._directory_changed = self._directory_changed or job.sync_directory
+        self._is_listing_durable = self._is_listing_durable and job.inventory is None
+        self._side_files = job.side_files + self._side_files
+
     def close(self) -> None:
         """Flush, note that the stop was orderly, and close the files."""
         try:
@@ -515,6 +539,9 @@ class PartitionLog:
         """Close the files without writing anything, as a crash would."""
         for segment in self._segments:
             segment.close()
+        if self._creation is not None:
+            self._creation.give_up()
+            self._creation = None
         if self._checkpoint is not None:
             self._checkpoint.close()
 

@@ -133,6 +133,7 @@ class _Opening:
                 raise files_are_gone(self.directory)
             return self._log(None, []), self.report
         checkpoint = CheckpointFile.load(self.storage, self.directory)
+        segments: list[Segment] = []
         try:
             segments = self._segments(bases, checkpoint.current)
             if not self._opened_clean(segments, checkpoint.current):
@@ -149,6 +150,8 @@ class _Opening:
                 segment.remove()
             return log, self.report
         except BaseException:
+            for segment in segments:
+                segment.close()
             checkpoint.close()
             raise
 

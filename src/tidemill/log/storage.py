@@ -6,25 +6,28 @@ reorders whatever was not synced. The rules that every implementation keeps:
 - a write is visible to reads at once, and durable only after ``sync`` of its file returned;
 - a created, renamed or removed name is durable only after ``sync_dir`` of its directory returned;
 - a failed write may leave part of its bytes behind: the caller truncates;
-- ``DiskFull`` means "no room", ``SyncFailed`` means "durability unknown", ``StorageError`` anything else.
+- ``DiskFull`` means "no room", ``TooManyFiles`` "no file can be opened now", ``SyncFailed`` "durability
+  unknown", ``StorageError`` anything else.
 
 Paths are relative to the storage's root and use ``/``.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from tidemill.errors import DiskFull, StorageError, SyncFailed
+from tidemill.errors import DiskFull, StorageError, SyncFailed, TooManyFiles
 
 __all__ = ("Buffer", "LocalStorage", "Storage", "StorageFile", "write_atomic")
 
 Buffer = bytes | bytearray | memoryview
 
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 #: One system call takes at most this many buffers (IOV_MAX is 1024 on Linux).
 _BUFFERS_MAX = 512
 
@@ -222,14 +225,20 @@ class LocalStorage:
     def sync_dir(self, path: str) -> None:
         try:
             descriptor = os.open(self._full(path), os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise _too_many_files("sync the directory", path, error) from error
+            raise SyncFailed(f"fsync of directory {path} failed: {error.strerror}") from error
+        try:
+            os.fsync(descriptor)
         except OSError as error:
             raise SyncFailed(f"fsync of directory {path} failed: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
 
     def _fail(self, action: str, path: str, error: OSError) -> NoReturn:
+        if error.errno in _NO_DESCRIPTOR:
+            raise _too_many_files(action, path, error) from error
         message = f"cannot {action} {path}: {error.strerror}"
         if error.errno not in DiskFull.ERRNOS:
             raise StorageError(message) from error
@@ -237,3 +246,10 @@ class LocalStorage:
         if self._on_full is not None:
             self._on_full(full)
         raise full from error
+
+
+def _too_many_files(action: str, path: str, error: OSError) -> TooManyFiles:
+    return TooManyFiles(
+        f"cannot {action} {path}: {error.strerror}; raise the limit of open files ('ulimit -n', or "
+        "LimitNOFILE= of the service) and restart the node, or delete topics"
+    )

@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from tidemill.coordination.metrics import Metric, counter, gauge
+from tidemill.coordination.turns import give_way
 from tidemill.errors import CorruptData, StorageError
 from tidemill.log.compaction.cleaner import CleanedSegment, CleaningRun, CleaningStopped
 from tidemill.log.compaction.runs import carry_swap
@@ -92,6 +93,7 @@ class Compactor:
         now_ms = self._clock_ms()
         due = []
         for partition in partitions:
+            await give_way()
             if (partition.topic_id, partition.index) in self.counts.damaged:
                 continue
             try:

@@ -6,20 +6,30 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
-from tidemill.errors import ApiError, CorruptData, TidemillError
+from tidemill.errors import ApiError, CorruptData, DiskFull, TidemillError
 from tidemill.records.batch import NO_PRODUCER_ID, BatchHeader, next_sequence, parse_header
 from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.control import read_marker
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
+from tidemill.replication.waiting import Waiter
 
-__all__ = ("PartitionCoordinatorLog", "wait_committed")
+__all__ = ("PartitionCoordinatorLog", "wait_committed", "wait_deleted")
 
 _TRANSACTIONAL = 0x10
 
 
 def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
     """A future that is done when the high watermark has reached ``offset``."""
+    return _wait(partition.when_committed, offset)
+
+
+def wait_deleted(partition: Partition, offset: int) -> asyncio.Future[None]:
+    """A future that is done when every in-sync replica has deleted everything below ``offset``."""
+    return _wait(partition.when_start_durable, offset)
+
+
+def _wait(when: Callable[[int, Waiter], None], offset: int) -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def resolve(error: TidemillError | None) -> None:
@@ -30,7 +40,7 @@ def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
         else:
             future.set_exception(error)
 
-    partition.when_committed(offset, resolve)
+    when(offset, resolve)
     return future
 
 
@@ -43,10 +53,12 @@ class PartitionCoordinatorLog:
         clock_ms: Callable[[], int],
         *,
         compress_above_bytes: int | None = None,
+        give_up_reserve: Callable[[DiskFull], bool] = lambda error: False,
     ) -> None:
         self._partition = partition
         self._clock_ms = clock_ms
         self._compress_above_bytes = compress_above_bytes
+        self.give_up_reserve = give_up_reserve
 
     @property
     def leader_epoch(self) -> int:

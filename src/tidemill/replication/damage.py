@@ -71,6 +71,10 @@ class DamageRegister:
         for key in [key for key in self._partitions if key[0] == topic_id]:
             del self._partitions[key]
 
+    def forget_partition(self, topic_id: UUID, index: int) -> None:
+        """Forget the damage of a partition that has moved to other nodes."""
+        self._partitions.pop((topic_id, index), None)
+
     def forget_below(self, topic_id: UUID, index: int, log_start_offset: int) -> None:
         """Forget damage below a partition's new log start: those records are deleted."""
         known = self._partitions.get((topic_id, index))

@@ -104,6 +104,11 @@ class ReplicaFetcher:
         if link is not None:
             link.report(partition)
 
+    def report_all(self) -> None:
+        """Tell all leaders everything again: this node has registered anew, and they know nothing of it."""
+        for leader, followed in self._followed.values():
+            self._leaders[leader].report(followed.partition)
+
     def heartbeat(
         self, request: HeartbeatRequest, find: Callable[[UUID, int], Partition | None]
     ) -> HeartbeatResponse:
@@ -207,6 +212,8 @@ class _LeaderLink:
             asyncio.create_task(self._fetch_loop()),
             asyncio.create_task(self._report_loop()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(_log_defect)
 
     def add(self, key: tuple[UUID, int], followed: _Followed) -> None:
         self.partitions[key] = followed
@@ -262,6 +269,7 @@ class _LeaderLink:
         task.add_done_callback(self._fetched)
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
+        _log_defect(task)
         self._fetches.discard(task)
         self._has_work.set()
 
@@ -279,6 +287,11 @@ class _LeaderLink:
         try:
             if wanted:
                 await self._ask(wanted)
+        except Exception:
+            # A defect: it is logged, and must not be met again at once.
+            for followed in asked:
+                followed.failed(self._clock.now_ms())
+            raise
         finally:
             for followed in asked:
                 followed.is_busy = False
@@ -407,6 +420,11 @@ class _LeaderLink:
                 partition.heartbeat(told, self._node_id)
             await give_way()
         return True
+
+
+def _log_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("following failed, which is a defect; please report it", exc_info=task.exception())
 
 
 def _set_once(future: asyncio.Future[None]) -> None:

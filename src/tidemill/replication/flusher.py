@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -10,7 +11,7 @@ from typing import Final
 
 from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.metrics import Metric, counter
-from tidemill.errors import StorageError, SyncFailed
+from tidemill.errors import StorageError, SyncFailed, TooManyFiles
 from tidemill.log.flush import FlushJob
 from tidemill.replication.partition import Partition
 
@@ -18,6 +19,11 @@ __all__ = (
     "FLUSH_METRICS",
     "Flusher",
 )
+
+logger = logging.getLogger(__name__)
+
+#: When a flush is tried again that could not open a file.
+_RETRY_SECONDS = 1.0
 
 
 class Flusher:
@@ -82,6 +88,12 @@ class Flusher:
             partition.flushed(job)
             if partition.is_dirty:
                 self.request(partition)
+        elif isinstance(error, TooManyFiles):
+            # Nothing was synced that failed, so it can be tried again.
+            logger.warning("the flush of %r is put off: %s", partition, error.message)
+            partition.flush_put_off(job)
+            partition.flush_scheduled = True
+            self._delayed[partition] = self._loop.call_later(_RETRY_SECONDS, self._start, partition)
         elif isinstance(error, StorageError):
             partition.flush_failed(error)
         else:

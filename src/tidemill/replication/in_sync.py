@@ -7,7 +7,9 @@ Pure. The rules:
 - The committed in-sync set, and every member that was proposed and may have been committed, hold the high
   watermark back. Proposed members do not count as members when the set is compared with ``min_isr``.
 - A member that leaves counts until the metadata says that it has left.
-- Nothing is committed while the committed set is smaller than ``min_isr``.
+- Nothing is committed while the committed set is smaller than ``min_isr``, and no deletion is answered:
+  replicas outside of the set can be elected then.
+- Who joins has everything that may be committed, and has deleted what the leader has deleted.
 - One proposal at a time. Each names the partition epoch that it was made from; the metadata takes none that
   was made from an older one.
 """
@@ -142,7 +144,12 @@ class InSyncReplicas:
         return reached
 
     def least_log_start(self, own_log_start: int) -> int:
-        """The log start that is durable on this leader and on every follower that is in sync."""
+        """The log start that is durable on this leader and on every replica that could be elected; or -1.
+
+        While the set is too small, replicas outside of it can be elected, too.
+        """
+        if not self.has_enough:
+            return -1
         return min([own_log_start, *(follower.log_start for follower in self._counted)])
 
     # --- what followers say
@@ -186,6 +193,7 @@ class InSyncReplicas:
         log_end: int,
         high_watermark: int,
         epoch_start_offset: int,
+        log_start: int,
         suspected: Collection[int] = (),
     ) -> IsrProposal | None:
         """The in-sync set as it should be; None if it is so, or if a proposal waits for its outcome."""
@@ -199,7 +207,7 @@ class InSyncReplicas:
             if node in committed:
                 if self._is_caught_up(follower, now_ms, log_end, lag_ms):
                     wanted.add(node)
-            elif node not in suspected and self._can_join(follower, now_ms, required):
+            elif node not in suspected and self._can_join(follower, now_ms, required, log_start):
                 wanted.add(node)
         if wanted == set(committed) and not uncertain:
             return None
@@ -218,9 +226,10 @@ class InSyncReplicas:
         return now_ms - follower.caught_up_ms <= lag_ms
 
     @staticmethod
-    def _can_join(follower: FollowerProgress, now_ms: int, required: int) -> bool:
+    def _can_join(follower: FollowerProgress, now_ms: int, required: int, log_start: int) -> bool:
         is_there = follower.heard_ms is not None and now_ms - follower.heard_ms <= SUSPECTED_LAG_MS
-        return is_there and follower.counts_to >= required
+        # With a lower log start, deleted records would come back once it leads.
+        return is_there and follower.counts_to >= required and follower.log_start >= log_start
 
     def proposed(self, proposal: IsrProposal) -> bool:
         """Note that ``proposal`` is on its way. False if it is of an older record, and must not be sent."""

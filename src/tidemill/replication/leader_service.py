@@ -96,7 +96,13 @@ class LeaderService:
         propose: Propose,
         report_unfit: ReportUnfit,
         suspected: Callable[[], Collection[int]] = tuple,
+        disk_is_full: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``suspected`` names the nodes that are dead or seem to be.
+
+        They cannot join in-sync sets, leave them sooner, and get no Heartbeats.
+        """
+        self._disk_is_full = disk_is_full
         self._replicas = replicas
         self._peers = peers
         self._clock = clock
@@ -112,6 +118,8 @@ class LeaderService:
         self._moved: dict[Partition, None] = {}
         self._heartbeats: dict[int, asyncio.Task[None]] = {}
         self._heartbeat_timer: Timer | None = None
+        #: Followers that did not answer their last Heartbeat: said in the log once.
+        self._silent: set[int] = set()
         #: When the next proposal of a partition may be made.
         self._propose_after_ms: dict[Partition, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,6 +149,7 @@ class LeaderService:
             self._consider(partition)
         elif partition in self._led:
             del self._led[partition]
+            self._unfit_at_s.pop(partition, None)
             partition.unsubscribe(self)
             self._propose_after_ms.pop(partition, None)
             self._moved.pop(partition, None)
@@ -305,8 +314,11 @@ class LeaderService:
         self._heartbeat_timer = None
         moved, self._moved = self._moved, {}
         by_node: dict[int, list[Partition]] = {}
+        suspected = self._suspected()
         for partition in moved:
             for node_id in partition.followers:
+                if node_id in suspected:
+                    continue  # Its next Fetch tells it.
                 if self._told_to(node_id, partition).high_watermark < partition.high_watermark:
                     by_node.setdefault(node_id, []).append(partition)
         for node_id, partitions in by_node.items():
@@ -328,12 +340,17 @@ class LeaderService:
             )
         except TidemillError as error:
             # The follower's next Fetch tells it.
-            logger.info("no answer to a Heartbeat from node %d: %s", node_id, error)
+            if node_id not in self._silent:
+                self._silent.add(node_id)
+                logger.info("no answer to Heartbeats from node %d: %s", node_id, error)
             return
         finally:
             del self._heartbeats[node_id]
             for partition in list(self._moved):
                 self._high_watermark_moved(partition)
+        if node_id in self._silent:
+            self._silent.discard(node_id)
+            logger.info("node %d answers Heartbeats again", node_id)
         for partition, (epoch, high_watermark) in sent.items():
             known = self._told_to(node_id, partition)
             if known.leader_epoch == epoch and known.high_watermark < high_watermark:
@@ -387,7 +404,7 @@ class LeaderService:
 
     async def _tick(self, *, shrink: bool) -> None:
         now_s = self._loop.time()
-        if self._replicas.refusal is None:
+        if self._replicas.refusal is None and not self._disk_is_full():
             self._refused_since_s = None
         elif self._refused_since_s is None:
             self._refused_since_s = now_s

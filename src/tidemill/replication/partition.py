@@ -18,7 +18,7 @@ With several replicas (see ``in_sync`` and ``following`` for the rules):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -44,6 +44,7 @@ from tidemill.log.compaction.runs import (
     order_cleaning,
     roll_for_compaction,
 )
+from tidemill.log.creation import LogCreation
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import PreparedBatch, prepare_batch
@@ -60,11 +61,11 @@ from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
 from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
 from tidemill.replication.following import FollowerStep
-from tidemill.replication.in_sync import IsrProposal, StaleNodeEpoch
+from tidemill.replication.in_sync import FollowerProgress, IsrProposal, StaleNodeEpoch
 from tidemill.replication.state import ReplicationState, Role
 from tidemill.replication.waiting import OffsetWaiters, Waiter
 
-__all__ = ("ActiveProducer", "Partition", "Waiter")
+__all__ = ("ActiveProducer", "Partition", "TransactionQuestion", "Waiter")
 
 _NEVER = 2**63 - 1
 _NO_RECORDS = memoryview(b"")
@@ -82,6 +83,19 @@ class ActiveProducer(NamedTuple):
     coordinator_epoch: int
     #: -1: no transaction is open.
     transaction_start_offset: int
+
+
+class TransactionQuestion:
+    """A producer's transaction that a coordinator is being asked about, for one partition.
+
+    The answer tells of a moment that is over: ``is_void`` once it may not be true any more.
+    """
+
+    __slots__ = ("is_void", "producer_id")
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.is_void = False
 
 
 class Partition:
@@ -154,6 +168,8 @@ class Partition:
         self._stopped = False
         #: Producer id → epoch of transactions that may write here, as far as this process was told.
         self._allowed: dict[int, int] = {}
+        #: Questions to coordinators on other nodes whose answers are still out.
+        self._questions: set[TransactionQuestion] = set()
         #: From this offset on somebody needs every record: neither retention nor compaction goes there.
         self.retention_floor: Callable[[], int] = lambda: NO_FLOOR
         if assignment is not None:
@@ -193,6 +209,16 @@ class Partition:
     def log_end_offset(self) -> int:
         """The next offset that this node gives. What lies between the high watermark and it may be cut."""
         return self.local_log.end_offset
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record that this replica has; -1 if there is none."""
+        return self.local_log.epochs.latest_epoch
+
+    @property
+    def compacted_offset(self) -> int:
+        """Everything below was compacted: a key's older records may be gone. Above, every record is there."""
+        return self.local_log.first_dirty_offset
 
     @property
     def size_bytes(self) -> int:
@@ -288,6 +314,7 @@ class Partition:
         if assignment.leader_epoch <= self._state.leader_epoch:
             return
         self.assignment = assignment
+        self._void_questions()
         moved = self._state.become_leader(assignment, self.local_log.end_offset)
         self._watch_followers()
         if moved:
@@ -305,6 +332,7 @@ class Partition:
         self._watch_followers()
         # Coordinators gave these permissions to the leader, which this node no longer is.
         self._allowed.clear()
+        self._void_questions()
         self._fail_waiters(self.not_leader())
         dependents, self._dependents = self._dependents, {}
         for leadership_lost in dependents.values():
@@ -353,6 +381,11 @@ class Partition:
         """The other nodes that hold the partition; none unless this node leads."""
         return () if self._state.in_sync is None else self._state.in_sync.followers.keys()
 
+    @property
+    def follower_progress(self) -> Mapping[int, FollowerProgress]:
+        """What each follower has told this leader; empty unless this node leads."""
+        return {} if self._state.in_sync is None else self._state.in_sync.followers
+
     def check_enough_replicas(self) -> None:
         """Raise ``ApiError`` NOT_ENOUGH_REPLICAS if nothing can be committed now: before acks=all appends."""
         if self._state.in_sync is not None and not self._state.in_sync.has_enough:
@@ -400,6 +433,7 @@ class Partition:
             log_end=self.local_log.end_offset,
             high_watermark=state.high_watermark,
             epoch_start_offset=state.epoch_start_offset,
+            log_start=self.log_start_offset,
             suspected=suspected,
         )
         if proposal is None or not state.in_sync.proposed(proposal):
@@ -412,7 +446,10 @@ class Partition:
             self._high_watermark_moved()
 
     def when_start_durable(self, offset: int, waiter: Waiter) -> None:
-        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk."""
+        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk.
+
+        Not while fewer are in sync than ``min_isr``: one without that start could be elected.
+        """
         in_sync = self._state.in_sync
         if in_sync is None or self.local_log.failure is not None:
             waiter(self.local_log.failure or self.not_leader())
@@ -740,6 +777,15 @@ class Partition:
 
     # --- writing
 
+    @property
+    def has_files(self) -> bool:
+        """Whether an append finds files to write to."""
+        return self.local_log.has_files
+
+    def begin_creation(self) -> LogCreation | None:
+        """What to run in a thread before the first append; None if there is nothing to do."""
+        return self.local_log.begin_creation()
+
     def append(self, data: Buffer, now_ms: int, *, records_checked: bool = False) -> Appended:
         """Check and write one producer batch; with ``records_checked`` the caller has looked at its records.
 
@@ -801,6 +847,36 @@ class Partition:
         """
         self._allowed[producer_id] = producer_epoch
 
+    def ask_about(self, producer_id: int) -> TransactionQuestion:
+        """Note that a coordinator on another node is asked about a producer's transaction.
+
+        ``answer`` has to follow.
+        """
+        question = TransactionQuestion(producer_id)
+        self._questions.add(question)
+        return question
+
+    def answer(self, question: TransactionQuestion, allowed_epoch: int | None) -> bool:
+        """The coordinator has answered; ``allowed_epoch`` is the producer's epoch if it may write.
+
+        Its yes opens the partition only if no marker of the producer was appended since the question, and
+        this node has led since then in the same leader epoch: the marker may have ended the very transaction
+        that the coordinator spoke of. False if the yes came too late.
+        """
+        self._questions.discard(question)
+        if allowed_epoch is None:
+            return True
+        if question.is_void or self._state.role is not _LEADER:
+            return False
+        self.begin_transaction(question.producer_id, allowed_epoch)
+        return True
+
+    def _void_questions(self, producer_id: int | None = None) -> None:
+        """The answers that are still out say nothing any more: of one producer, or of all."""
+        for question in self._questions:
+            if producer_id is None or question.producer_id == producer_id:
+                question.is_void = True
+
     def may_write(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether the producer has a transaction here that is known to its coordinator."""
         if self._allowed.get(producer_id) == producer_epoch:
@@ -834,7 +910,7 @@ class Partition:
             marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms
         )
         appended = self.local_log.append_marker(data, marker, self.leader_epoch, now_ms)
-        self._allowed.pop(producer_id, None)
+        self._ended(producer_id)
         return self._appended(appended, now_ms)
 
     def write_markers(self, ends: Sequence[tuple[int, int, Marker]], *, now_ms: int) -> Appended:
@@ -854,8 +930,14 @@ class Partition:
         ]
         appended = self.local_log.append_markers(built, self.leader_epoch, now_ms)
         for producer_id, _, _ in ends:
-            self._allowed.pop(producer_id, None)
+            self._ended(producer_id)
         return self._appended(appended, now_ms)
+
+    def _ended(self, producer_id: int) -> None:
+        """A marker of the producer was appended: what it may write here has to be asked for again."""
+        self._allowed.pop(producer_id, None)
+        if self._questions:
+            self._void_questions(producer_id)
 
     def expire_producers(self, before_ms: int) -> None:
         """Forget producers that have written nothing since ``before_ms``."""
@@ -959,6 +1041,11 @@ class Partition:
             self._follow_log_start()
             self.on_progress(self)
         self._end_flush()
+
+    def flush_put_off(self, job: FlushJob) -> None:
+        """Undo ``begin_flush``: the job has failed before it synced anything in vain. Another one follows."""
+        self._let_go_if_stopped()
+        self.local_log.undo_flush(job)
 
     def flush_failed(self, error: StorageError) -> None:
         """Stop for good: after a failed sync nobody knows what is on disk."""

@@ -1,15 +1,17 @@
 """All partitions of this node: opened at their first use, kept open, closed in an orderly way.
 
 Where they are: ``logs/<topic>/<topic id>-<partition>``. A topic that is being deleted has a deletion note, a
-file beside its partitions; only a directory with such a note is ever removed. A directory that no
-metadata speaks of is left alone and reported.
+file beside its partitions; so has a single partition that has moved to other nodes. Only a directory with
+such a note is ever removed. A partition's note is kept until its files are gone, whatever the metadata says
+by then: half of a log is no log. A directory that no metadata speaks of is left alone and reported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,7 +21,7 @@ from tidemill.config.topic import TopicConfig
 from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.metrics import Metric, counters, gauge, gauges
 from tidemill.coordination.pools import Pools, thread_pool
-from tidemill.errors import DiskFull, ErrorCode, StorageError
+from tidemill.errors import DiskFull, ErrorCode, StorageError, TooManyFiles
 from tidemill.log.checkpoint import CHECKPOINT_NAME, read_high_watermark
 from tidemill.log.index import IndexCache
 from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
@@ -35,6 +37,8 @@ __all__ = ("LOGS", "REPLICA_METRICS", "PartitionKey", "Placement", "Replicas", "
 LOGS = "logs"
 _NOTE_SUFFIX = ".deleting"
 _CLOSING_THREADS = 16
+#: The name of a partition's directory, or of its removal note.
+_PARTITION_NAME: Final = re.compile(rf"([0-9a-f]{{32}})-(0|[1-9][0-9]{{0,5}})({re.escape(_NOTE_SUFFIX)})?")
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +89,20 @@ class Replicas:
         self._partitions: dict[PartitionKey, Partition] = {}
         #: Partitions that could not be opened, and why.
         self.offline: dict[PartitionKey, tuple[Placement, StorageError]] = {}
+        #: Partitions whose files are being removed: they cannot be opened before that is done.
+        self._removing: set[PartitionKey] = set()
         self.reports: list[RecoveryReport] = []
         #: Batches that did not check out when they were read.
         self.damage = DamageRegister()
-        #: Why no partition takes appends now; None if they do.
+        #: Why partitions take no appends now, but for those of some topics; None if they do.
         self._refusal: StorageError | None = None
+        self._not_refused: Collection[str] = ()
+        #: Why no partition at all takes appends now; None if they do.
+        self._hold: StorageError | None = None
         #: Called when a deletion found no space on the disk; returns whether there is more space now.
         self.give_up_reserve: Callable[[DiskFull], bool] = lambda error: False
+        #: Asked before a partition is opened; raises if too many files are open.
+        self.check_open: Callable[[Placement], None] = lambda placement: None
         #: Told of every partition that is opened.
         self.on_open: Callable[[Partition], None] = lambda partition: None
         #: Each is told of every change of a partition's role, leader or in-sync set.
@@ -137,6 +148,11 @@ class Replicas:
             return partition
         if key in self.offline:
             raise self.offline[key][1]
+        self.check_open(placement)
+        if key in self._removing:
+            raise StorageError(
+                f"the old files of {placement.topic}-{placement.index} are being removed; try again soon"
+            )
         directory = partition_directory(placement.topic, placement.topic_id, placement.index)
         try:
             log, report = open_log(
@@ -147,8 +163,8 @@ class Replicas:
                 now_ms=self._clock_ms(),
                 inventory=self.inventory,
             )
-        except DiskFull:
-            # Recovery had something to keep and no space for it: tried again at the next request.
+        except (DiskFull, TooManyFiles):
+            # No fault of the partition's files: tried again at the next request.
             raise
         except StorageError as error:
             self.offline[key] = placement, error
@@ -156,7 +172,7 @@ class Replicas:
             raise
         self._note(report)
         log.on_damage = partial(self.damage.note, placement.topic, placement.topic_id, placement.index)
-        log.refusal = self._refusal
+        log.refusal = self._refusal_of(placement.topic)
         partition = self._partitions[key] = Partition(
             placement.topic,
             placement.topic_id,
@@ -253,14 +269,32 @@ class Replicas:
         """Why no partition takes appends now; None if they do."""
         return self._refusal
 
-    def refuse_appends(self, refusal: StorageError | None) -> None:
-        """Take no appends to any partition, until this is called with None. Reads go on."""
-        self._refusal = refusal
+    def refuse_appends(self, refusal: StorageError | None, *, but: Collection[str] = ()) -> None:
+        """Take no appends to any partition, ``but`` to those of some topics, until this is called with None.
+
+        Reads go on.
+        """
+        self._refusal, self._not_refused = refusal, but
+        self._tell_refusals()
+
+    def hold_appends(self, refusal: StorageError | None) -> None:
+        """Take no appends to any partition at all, until this is called with None. Reads go on."""
+        self._hold = refusal
+        self._tell_refusals()
+
+    def _tell_refusals(self) -> None:
         for partition in self:
-            partition.local_log.refusal = refusal
+            partition.local_log.refusal = self._refusal_of(partition.topic)
+
+    def _refusal_of(self, topic: str) -> StorageError | None:
+        return self._hold or (None if topic in self._not_refused else self._refusal)
 
     def exists_on_disk(self, placement: Placement) -> bool:
-        return self._storage.exists(partition_directory(placement.topic, placement.topic_id, placement.index))
+        return self.has_files(placement.topic, placement.topic_id, placement.index)
+
+    def has_files(self, topic: str, topic_id: UUID, index: int) -> bool:
+        """Whether the partition has a directory."""
+        return self._storage.exists(partition_directory(topic, topic_id, index))
 
     def closed_high_watermark(self, topic: str, topic_id: UUID, index: int) -> int | None:
         """The high watermark of a partition that is not open, as its checkpoint has it. Slow.
@@ -289,13 +323,7 @@ class Replicas:
         """Before the metadata forgets a topic: note that its directories are meant to go."""
         if not self._storage.exists(f"{LOGS}/{topic}"):
             return
-        try:
-            self._storage.open(self._deletion_note(topic, topic_id), create=True).close()
-        except DiskFull as error:
-            if not self.give_up_reserve(error):
-                raise
-            self._storage.open(self._deletion_note(topic, topic_id), create=True).close()
-        self._storage.sync_dir(f"{LOGS}/{topic}")
+        self._make_note(topic, self._deletion_note(topic, topic_id))
 
     def unmark_deleting(self, topic: str, topic_id: UUID) -> None:
         if self._storage.exists(self._deletion_note(topic, topic_id)):
@@ -315,14 +343,94 @@ class Replicas:
     def remove_files(self, topic: str, topic_id: UUID) -> None:
         """Remove what a deleted topic left on disk. Slow: runs in a thread."""
         folder = f"{LOGS}/{topic}"
-        for name in self._storage.list_dir(folder):
-            if name.startswith(topic_id.hex) and not name.endswith(_NOTE_SUFFIX):
+        names = [name for name in self._storage.list_dir(folder) if name.startswith(topic_id.hex)]
+        for name in names:
+            if not name.endswith(_NOTE_SUFFIX):
                 self._storage.remove_tree(f"{folder}/{name}")
+        for name in names:
+            # Those of partitions that had moved away; the topic's own covers all of them.
+            if name.endswith(_NOTE_SUFFIX) and _noted_topic(name) is None:
+                self._storage.remove(f"{folder}/{name}")
         if self._storage.exists(folder):
             # The note must outlive the files that it covers, also in a crash.
             self._storage.sync_dir(folder)
         self.inventory.remove(folder, f"{topic_id.hex}-")
         self.unmark_deleting(topic, topic_id)
+
+    # --- partitions that have moved to other nodes
+
+    def begin_removal(self, topic: str, topic_id: UUID, index: int) -> None:
+        """Stop a partition of which this node is no replica any more, and note that its files are to go.
+
+        ``remove_partition`` has to follow. Raises ``StorageError`` if the note cannot be written: then the
+        partition is closed, and nothing else has changed.
+        """
+        key = topic_id, index
+        partition = self._partitions.pop(key, None)
+        if partition is not None:
+            partition.stop(
+                StorageError(
+                    f"{topic}-{index} has moved to other nodes", code=ErrorCode.not_leader_or_follower
+                )
+            )
+        self.offline.pop(key, None)
+        self.damage.forget_partition(topic_id, index)
+        if not self._storage.exists(partition_directory(topic, topic_id, index)):
+            return
+        self._make_note(topic, self._removal_note(topic, topic_id, index))
+        self._removing.add(key)
+
+    def remove_partition(self, topic: str, topic_id: UUID, index: int) -> None:
+        """Remove the files of a partition that has a note, and of no other. Slow: runs in a thread."""
+        note = self._removal_note(topic, topic_id, index)
+        if self._storage.exists(note):
+            directory = partition_directory(topic, topic_id, index)
+            self._storage.remove_tree(directory)
+            # The note must outlive the files that it covers, also in a crash.
+            self._storage.sync_dir(f"{LOGS}/{topic}")
+            # Durable before the note goes: if the partition comes back, its files must not count as lost.
+            self.inventory.remove_one(directory)
+            self.inventory.sync()
+            self._storage.remove(note)
+            # Should the partition come back, its new files must not find the old note beside them.
+            self._storage.sync_dir(f"{LOGS}/{topic}")
+        self._removing.discard((topic_id, index))
+
+    def finish_removals(self) -> None:
+        """Finish what a crash has interrupted; before anything is opened. Slow: runs in a thread."""
+        for topic, topic_id, index, is_noted in self._on_disk():
+            if is_noted:
+                self.remove_partition(topic, topic_id, index)
+
+    def found_on_disk(self) -> list[tuple[str, UUID, int]]:
+        """Topic, topic id and index of every directory of a partition. Slow: runs in a thread."""
+        return [
+            (topic, topic_id, index) for topic, topic_id, index, is_noted in self._on_disk() if not is_noted
+        ]
+
+    def _on_disk(self) -> Iterator[tuple[str, UUID, int, bool]]:
+        """Directories of partitions and, with True, removal notes."""
+        for topic in self._storage.list_dir(LOGS):
+            try:
+                names = self._storage.list_dir(f"{LOGS}/{topic}")
+            except StorageError:
+                continue  # A file and not a directory, so it is not ours.
+            for name in names:
+                found = _PARTITION_NAME.fullmatch(name)
+                if found is not None:
+                    yield topic, UUID(hex=found[1]), int(found[2]), found[3] is not None
+
+    def _removal_note(self, topic: str, topic_id: UUID, index: int) -> str:
+        return f"{partition_directory(topic, topic_id, index)}{_NOTE_SUFFIX}"
+
+    def _make_note(self, topic: str, note: str) -> None:
+        try:
+            self._storage.open(note, create=True).close()
+        except DiskFull as error:
+            if not self.give_up_reserve(error):
+                raise
+            self._storage.open(note, create=True).close()
+        self._storage.sync_dir(f"{LOGS}/{topic}")
 
     def leftovers(self, known: Iterable[UUID]) -> tuple[list[tuple[str, UUID]], list[str]]:
         """(topics whose deletion was interrupted, directories that no metadata speaks of)."""

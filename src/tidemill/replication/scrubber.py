@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from tidemill.coordination.metrics import Metric, counter, gauge
+from tidemill.coordination.turns import in_slices
 from tidemill.errors import DamagedBatch, StorageError
 from tidemill.log.batch_checks import check_batches
 from tidemill.log.checked_file import pack_checked, read_checked
@@ -90,7 +91,7 @@ class Scrubber:
     def __init__(
         self,
         replicas: Replicas,
-        placements: Callable[[], list[Placement]],
+        placements: Callable[[], Iterable[Placement]],
         placement: Callable[[PartitionKey], Placement | None],
         pool: Executor,
         *,
@@ -142,7 +143,9 @@ class Scrubber:
 
     async def scrub(self) -> None:
         """Make one pass, or the rest of the one that was begun."""
-        keys = sorted((placement.topic_id, placement.index) for placement in self._placements())
+        keys = await in_slices((placement.topic_id, placement.index) for placement in self._placements())
+        # By the ids' numbers, which is their order: comparing the ids themselves takes ten times as long.
+        keys.sort(key=lambda key: (key[0].int, key[1]))
         first = self.progress.next_partition(keys)
         self.progress = self.progress.resumed(self._clock_ms())
         self.counts.partitions, self.counts.partitions_read = len(keys), first

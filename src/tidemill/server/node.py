@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,7 +67,11 @@ class Node:
     """A node. It runs on the current event loop between ``start`` and ``stop``."""
 
     def __init__(
-        self, settings: Settings, runtime: Runtime | None = None, authorizer: Authorizer | None = None
+        self,
+        settings: Settings,
+        runtime: Runtime | None = None,
+        authorizer: Authorizer | None = None,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         if settings.cluster is None and settings.default_replication == 0:
             # So that clients are told what it comes to.
@@ -75,6 +79,8 @@ class Node:
         self.settings = settings
         #: Decides who may do what; None lets everybody do everything.
         self.authorizer = authorizer
+        #: Told of the lease of the node's session whenever it changes.
+        self._on_lease = on_lease
         self.runtime = runtime or Runtime()
         self.directory = self.runtime.directory(settings.data_dir)
         self.disk = self.runtime.disk_space(settings.data_dir, settings.disk_reserve_bytes)
@@ -145,6 +151,7 @@ class Node:
             disk=self.disk,
             metrics=self.metrics.section(lambda: self.ready),
         )
+        broker.problems = self.problems
         self._started_ms = broker.steady_ms()
         await self.disk.open_reserve()
         await self._open_listener(loop, budget)
@@ -173,6 +180,7 @@ class Node:
         runtime, settings = self.runtime, self.settings
         alone = settings.cluster is None
         if alone:
+            self.directory.check_alone()
             self.directory.check_metadata_present()
         self._store = runtime.metadata_store(settings, self.directory.metadata_path, runtime.pools)
         limits = ControlLimits(partitions_per_topic=settings.max_partitions_per_topic)
@@ -227,9 +235,16 @@ class Node:
         broker, runtime = self.broker, self.runtime
         identity = identify(self.directory, broker.image, self.settings.node_name, runtime.ids.uuid)
         assert self._store is not None
-        self.membership = membership = Membership(broker, self._store, runtime, self.directory, identity)
+        self.membership = membership = Membership(
+            broker, self._store, runtime, self.directory, identity, self._on_lease
+        )
         broker.propose = membership.proposals.propose
+        broker.replica_ends = membership.replica_ends.of
+        broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
+        broker.ask_node = membership.node_requests.ask
+        broker.may_answer_newest = membership.may_answer_newest
         await membership.listen()
+        await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
         held = broker.find.held_placements()
         broker.replicas.take_inventory(held)
@@ -299,7 +314,7 @@ class Node:
                 raise result
         if deferred:
             self._deferred += deferred
-            self.broker.replicas.refuse_appends(
+            self.broker.replicas.hold_appends(
                 DiskFull("the disk is full; writes are taken again when there is room")
             )
             self.disk.when_space(self._commit_deferred)
@@ -314,7 +329,7 @@ class Node:
             raise
         if self._deferred:
             raise DiskFull("no room for the metadata of the start")
-        self.broker.replicas.refuse_appends(self.disk.growth_refusal)
+        self.broker.replicas.hold_appends(None)
 
     def _open_all(self, placements: list[Placement]) -> None:
         for placement in placements:
@@ -363,10 +378,10 @@ class Node:
             await self.membership.stop_replication()
         all_well = not any(self._stopped_partitions())
         all_well = await self.broker.close() and all_well
-        if all_well:
-            self.directory.note_clean_stop(None if self.membership is None else self.membership.incarnation)
         if self.membership is not None:
-            await self.membership.leave()
+            await self.membership.leave(clean=all_well)
+        elif all_well:
+            self.directory.note_clean_stop()
         await self._close_metadata()
         self.directory.release()
 
@@ -389,11 +404,12 @@ class Node:
             if self.membership is not None:
                 await self.membership.stop_replication()
             orderly = await self._broker.close()
-            if self.membership is not None:
-                await self.membership.leave()
+        orderly = orderly and self.directory.stopped_cleanly
+        if self.membership is not None:
+            await self.membership.leave(clean=orderly)
+        elif orderly:
+            self.directory.note_clean_stop()
         await self._close_metadata()
-        if self.directory.stopped_cleanly and orderly:
-            self.directory.note_clean_stop(self.directory.clean_of)
         self.directory.release()
 
     # --- what it tells of itself
@@ -403,7 +419,7 @@ class Node:
         if not self.ready:
             return ["the node is starting or stopping"]
         full = self.disk.problem()
-        found = [] if full is None else [full]
+        found = [each for each in (full, self.broker.open_files.problem()) if each is not None]
         found += self._stopped_partitions()
         found += self._damage()
         if self.unknown_directories:

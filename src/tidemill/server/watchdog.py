@@ -35,8 +35,13 @@ SLOW_TURN_SECONDS = 0.020
 #: A turn with so much processor time is logged, but only one of them in so many seconds.
 _WARNING_SECONDS = 0.200
 _WARNING_INTERVAL_SECONDS = 10.0
-#: How often the heartbeat comes, and how long the longest turn is remembered as a recent one.
-_BEAT_SECONDS = 0.050
+#: How often the heartbeat comes, while the loop has nothing to do and while it works. The latter is often, so
+#: that few long turns fall between two beats unnoticed: a turn is noticed by the beat that it delays.
+_IDLE_BEAT_SECONDS = 0.050
+_BUSY_BEAT_SECONDS = 0.005
+#: So much processor time between two beats means that the loop works.
+_BUSY_CPU_SECONDS = 0.001
+#: How long the longest turn is remembered as a recent one.
 _RECENT_SECONDS = 60.0
 #: The API of turns that no request explains.
 OTHER = "other"
@@ -128,11 +133,14 @@ class LoopWatchdog:
 
     async def beat(self) -> None:
         """The heartbeat; runs until it is cancelled."""
+        interval = _IDLE_BEAT_SECONDS
         while True:
-            due, cpu_before = self._clock() + _BEAT_SECONDS, self._cpu_clock()
+            due, cpu_before = self._clock() + interval, self._cpu_clock()
             self._explained_seconds = self._explained_cpu_seconds = 0.0
-            await asyncio.sleep(_BEAT_SECONDS)
-            self.beaten(self._clock() - due, self._cpu_clock() - cpu_before)
+            await asyncio.sleep(interval)
+            cpu_seconds = self._cpu_clock() - cpu_before
+            self.beaten(self._clock() - due, cpu_seconds)
+            interval = _BUSY_BEAT_SECONDS if cpu_seconds > _BUSY_CPU_SECONDS else _IDLE_BEAT_SECONDS
 
     def beaten(self, late_seconds: float, cpu_seconds: float) -> None:
         """Note a beat that came late, and how long the loop has worked since the one before.
@@ -140,8 +148,12 @@ class LoopWatchdog:
         What requests do not explain is noted as something else.
         """
         unexplained = late_seconds - self._explained_seconds
+        # Not more than the delay: what was done before the beat was due did not hold it up.
+        unexplained_cpu = min(unexplained, cpu_seconds - self._explained_cpu_seconds)
+        if unexplained_cpu > self._longest_cpu.get(OTHER, 0.0):
+            self._longest_cpu[OTHER] = unexplained_cpu
         if unexplained > SLOW_TURN_SECONDS:
-            self._note(unexplained, cpu_seconds - self._explained_cpu_seconds, OTHER, None)
+            self._note(unexplained, unexplained_cpu, OTHER, None)
         now = self._clock()
         if now - self._recent_since > _RECENT_SECONDS:
             self._recent_before, self._recent, self._recent_since = self._recent, _Longest(), now

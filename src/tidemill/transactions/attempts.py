@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "abort",
+    "check_count",
     "check_job",
     "commit",
     "is_free",
@@ -69,6 +70,15 @@ def check_job(job: str) -> None:
         raise ApiError(
             ErrorCode.invalid_request,
             f"a job cannot be called {job!r}: a name has neither '#' nor characters that cannot be printed",
+        )
+
+
+def check_count(listed: int, most: int) -> None:
+    """Raise ``ApiError`` if a request lists more attempts than one may."""
+    if listed > most:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"{listed} attempts in one request, {most} are the most; write with fewer tasks",
         )
 
 

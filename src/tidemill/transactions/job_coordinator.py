@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidemill.coordination.shards import client_error
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.transactions.attempts import check_job
+from tidemill.transactions.attempts import check_count, check_job
 from tidemill.transactions.transaction import ProducerIdNeeded
 from tidemill.wire.jobs import job_key
 
@@ -62,6 +62,10 @@ class JobCoordinator:
             return await with_producer_id(self._next_producer_id, shard, None, handler)
         except TidemillError as failure:
             raise _for_client(failure) from failure
+
+    def check_count(self, listed: int) -> None:
+        """Raise INVALID_REQUEST if a request lists more attempts than one may."""
+        check_count(listed, self._settings.attempts_max)
 
     async def publish(self, job: str, batch: int, listed: Sequence[AttemptId]) -> bool:
         """Make what the listed attempts wrote visible; False if the batch was published before.

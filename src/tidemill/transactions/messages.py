@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidemill.config.values import TopicPartition
-from tidemill.errors import ErrorCode
+from tidemill.errors import ErrorCode, TidemillError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -101,22 +101,27 @@ class TransactionPartitions(Protocol):
         Does nothing for a partition that is not led here: its leader asks the coordinator.
         """
 
-    async def write_marker(self, partition: TopicPartition, marker: TransactionEnd) -> None:
-        """End the transaction there; returns once the marker is durable.
+    def by_leader(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[list[TopicPartition], list[list[TopicPartition]]]:
+        """The partitions that are led here, or exist no more; and the others, those of one leader together.
 
-        Raises TidemillError; UNKNOWN_TOPIC_OR_PARTITION if there is no such partition any more.
+        One that has no leader at the moment is with the others.
         """
 
-    async def write_markers(self, partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
-        """End several transactions there, so that no reader sees the end of one without the others'.
+    async def write(
+        self, markers: Mapping[TopicPartition, Sequence[TransactionEnd]]
+    ) -> Mapping[TopicPartition, TidemillError]:
+        """End transactions in partitions of one leader; returns once that is durable, with what failed.
 
-        Raises as ``write_marker`` does; INVALID_PRODUCER_EPOCH if one of them is too old, and then none of
-        them was written.
+        The markers of one partition are written so that no reader sees the end of one without the others'.
+        UNKNOWN_TOPIC_OR_PARTITION says that there is no such partition any more; INVALID_PRODUCER_EPOCH that
+        one of its markers is too old, and then perhaps none of them was written.
         """
 
     def together(self, partitions: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
-        """Held while the markers of one decision are written to these partitions.
+        """Held while the markers of one decision are written to these partitions, which are led here.
 
         A read of several partitions never falls into the middle of it, as far as partitions and readers are
-        on this node; see ``coordination.moments``.
+        on this node; see ``coordination.moments``. Other leaders hold their own.
         """

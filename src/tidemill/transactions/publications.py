@@ -79,7 +79,7 @@ class Publications:
         Either way other open attempts of the job up to that batch are aborted.
         """
         self._check(job, batch)
-        self._check_count(listed)
+        steps.check_count(len(listed), self._state.settings.attempts_max)
         known = self._state.jobs.get(job, Job())
         published_batch = self._published(job).batch
         if batch <= published_batch:
@@ -109,7 +109,7 @@ class Publications:
         An attempt that is over already is passed over: asking again does no harm.
         """
         self._check(job, batch)
-        self._check_count(listed)
+        steps.check_count(len(listed), self._state.settings.attempts_max)
         known = self._state.jobs.get(job)
         if known is None:
             return []
@@ -164,14 +164,6 @@ class Publications:
                 ErrorCode.invalid_transaction_timeout,
                 f"a timeout of {timeout_ms} ms is not within 1 … {longest_ms}; it counts from the job's last "
                 "sign of life",
-            )
-
-    def _check_count(self, listed: Sequence[AttemptId]) -> None:
-        most = self._state.settings.attempts_max
-        if len(listed) > most:
-            raise ApiError(
-                ErrorCode.invalid_request,
-                f"{len(listed)} attempts in one request, {most} are the most; write with fewer tasks",
             )
 
     def _check_listed(self, job: str, batch: int, listed: Sequence[AttemptId]) -> dict[str, Transaction]:

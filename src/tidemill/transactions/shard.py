@@ -2,7 +2,8 @@
 
 - A decision (PrepareCommit, PrepareAbort) is durable before its first marker is written.
 - What was decided in one append is carried out as one: the markers of one partition are written in one step,
-  and those of several partitions while nobody reads them all (``coordination.moments``).
+  and those of several partitions while nobody reads them all (``coordination.moments``). The markers for
+  partitions that another node leads go there together.
 - Every marker is durable before the transaction is Complete.
 - A decision that a crash interrupted is found when the shard loads, and carried on from the start: a marker
   that a partition has already is written there again, which changes nothing.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
+from tidemill.coordination.turns import give_way, side_by_side
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
@@ -25,13 +27,15 @@ from tidemill.transactions.state import TransactionsState
 from tidemill.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
     from tidemill.transactions.messages import TopicPartition, TransactionPartitions
     from tidemill.transactions.records import StoredRecord
     from tidemill.transactions.settings import TransactionSettings
+
+    _Markers = Mapping[TopicPartition, Sequence[TransactionEnd]]
 
 __all__ = ("TRANSACTIONS_TOPIC", "TransactionShard")
 
@@ -40,7 +44,10 @@ TRANSACTIONS_TOPIC = "__transaction_state"
 _logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_MS = 50
-_LAST_RETRY_MS = 5_000
+#: A new leader is elected within a second where a process has died.
+_LAST_RETRY_MS = 1_000
+#: Markers that are written in one turn of the event loop, and then those of one more partition at most.
+_MARKERS_PER_TURN = 100
 
 
 class TransactionShard(ShardShell):
@@ -148,10 +155,11 @@ class TransactionShard(ShardShell):
                 marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
                 for partition in value.partitions:
                     markers.setdefault(partition, []).append(marker)
-            async with self._partitions.together(markers):
-                await asyncio.gather(
-                    *(self._end_in(partition, markers[partition]) for partition in sorted(markers))
-                )
+                await give_way()
+            here, elsewhere = self._partitions.by_leader(sorted(markers))
+            work = [self._end_here({each: markers[each] for each in here})]
+            work += [self._end({each: markers[each] for each in group}) for group in elsewhere]
+            await side_by_side(((1, each) for each in work), _MARKERS_PER_TURN)
             await self._complete(decided)
         except TidemillError:
             # The shard has stopped: whoever serves the partition next goes on from the log.
@@ -169,41 +177,66 @@ class TransactionShard(ShardShell):
             if self._finishing.get(transactional_id) is current:
                 del self._finishing[transactional_id]
 
-    async def _end_in(self, partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
-        """Write one partition's markers; retries until they are durable or cannot matter any more."""
-        failures = 0
+    async def _end_here(self, markers: _Markers) -> None:
+        """Write the markers of partitions that this node leads, while nobody reads several of them."""
+        async with self._partitions.together(markers):
+            # Each by itself: a partition that takes no marker must not hold up the others.
+            work = ((len(ends), self._end({each: ends})) for each, ends in markers.items())
+            await side_by_side(work, _MARKERS_PER_TURN)
+
+    async def _end(self, markers: _Markers) -> None:
+        """Write the markers of one leader's partitions; retries until they are durable or cannot matter."""
+        attempts = 0
         while True:
             self._raise_if_stopped()
-            try:
-                if len(markers) == 1:
-                    await self._partitions.write_marker(partition, markers[0])
-                else:
-                    await self._partitions.write_markers(partition, markers)
+            here, elsewhere = self._partitions.by_leader(markers)
+            groups = [[each] for each in here] + elsewhere
+            if len(groups) > 1:
+                # By now they are led by several nodes.
+                work = ((len(part), self._end({each: markers[each] for each in part})) for part in groups)
+                await side_by_side(work, _MARKERS_PER_TURN)
                 return
-            except TidemillError as error:
-                if error.code is ErrorCode.transaction_coordinator_fenced:
-                    self.stop(ErrorCode.not_coordinator)
-                    continue
-                if error.code is ErrorCode.unknown_topic_or_partition:
-                    _logger.info("%s-%d is deleted: no marker for %s", *partition, markers[0].producer)
-                    return
-                if error.code is ErrorCode.invalid_producer_epoch:
-                    # A later epoch could write there only after this transaction's end, so its marker is
-                    # there.
-                    _logger.warning("%s-%d refused a marker: %s", *partition, error.message)
-                    if len(markers) > 1:
-                        await asyncio.gather(*(self._end_in(partition, [each]) for each in markers))
-                    return
-                failures += 1
-                delay_ms = backoff_ms(failures, _FIRST_RETRY_MS, _LAST_RETRY_MS)
-                _logger.warning(
-                    "%s-%d: the marker of %s waits %d ms: %s",
-                    *partition,
-                    markers[0].producer,
-                    delay_ms,
-                    error.message,
-                )
+            failures = await self._partitions.write(markers)
+            attempts += 1
+            delay_ms = backoff_ms(attempts, _FIRST_RETRY_MS, _LAST_RETRY_MS)
+            markers = {
+                partition: left
+                for partition, error in failures.items()
+                if (left := await self._after_failure(partition, markers[partition], error, delay_ms))
+            }
+            if not markers:
+                return
             await self._sleep(delay_ms)
+
+    async def _after_failure(
+        self,
+        partition: TopicPartition,
+        markers: Sequence[TransactionEnd],
+        error: TidemillError,
+        delay_ms: int,
+    ) -> Sequence[TransactionEnd]:
+        """The markers of a partition that have to be written again behind an error."""
+        if error.code is ErrorCode.transaction_coordinator_fenced:
+            self.stop(ErrorCode.not_coordinator)
+            self._raise_if_stopped()
+        if error.code is ErrorCode.unknown_topic_or_partition:
+            _logger.info("%s-%d is deleted: no marker for %s", *partition, markers[0].producer)
+            return ()
+        if error.code is ErrorCode.invalid_producer_epoch:
+            # A later epoch could write there only after this transaction's end, so its marker is there.
+            _logger.warning("%s-%d refused a marker: %s", *partition, error.message)
+            if len(markers) > 1:
+                work = ((1, self._end({partition: [each]})) for each in markers)
+                await side_by_side(work, _MARKERS_PER_TURN)
+            return ()
+        _logger.warning(
+            "%s-%d: the marker of %s waits %d ms: %s",
+            *partition,
+            markers[0].producer,
+            delay_ms,
+            error.message,
+        )
+        return markers
 
     async def _complete(self, decided: dict[str, Transaction]) -> None:
         # These need not be atomic: after a crash in between, the rest is finished once more.

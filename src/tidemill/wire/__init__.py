@@ -2,7 +2,8 @@
 
 ``frames``    the limits of a frame, and cutting a buffer into frames
 ``apis``      which APIs and versions are served, and their message classes
-``extra``     message versions that kio does not have yet; ``tables`` has the messages of our own APIs
+``extra``     message versions that kio does not have yet
+``tables``    the messages of our own APIs, with ``cluster``; both are declared by ``extensions``
 ``schema``    what a message class says about its bytes
 ``guard``     the walk over untrusted bytes that makes the native decoder safe
 ``requests``  headers and bodies from bytes to entities

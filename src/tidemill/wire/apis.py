@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,6 +30,7 @@ __all__ = (
     "Api",
     "find_api",
     "is_flexible",
+    "is_loaded",
     "is_served",
     "request_class",
     "request_header_version",
@@ -47,7 +49,7 @@ class Api:
     name: str
     """Kafka's own name, in CamelCase."""
     schema: str
-    """The name of kio's folder; empty for an extension, whose messages are in ``tables``."""
+    """The name of kio's folder; empty for an extension, whose messages are in ``tables`` or ``cluster``."""
     min_version: int
     max_version: int
     extra_versions: frozenset[int] = frozenset()
@@ -98,6 +100,8 @@ _ROWS: Final = (
     Api(42, "DeleteGroups", "delete_groups", 0, 2),
     Api(43, "ElectLeaders", "elect_leaders", 0, 2),
     Api(44, "IncrementalAlterConfigs", "incremental_alter_configs", 0, 1),
+    Api(45, "AlterPartitionReassignments", "alter_partition_reassignments", 0, 1),
+    Api(46, "ListPartitionReassignments", "list_partition_reassignments", 0, 0),
     Api(47, "OffsetDelete", "offset_delete", 0, 0),
     Api(55, "DescribeQuorum", "describe_quorum", 0, 2),
     Api(57, "UpdateFeatures", "update_features", 0, 2),
@@ -138,6 +142,10 @@ _ROWS: Final = (
     Api(1072, "AbortAttempts", "", 0, 0),
     Api(1073, "KeepJob", "", 0, 0),
     Api(1074, "ListJobs", "", 0, 0),
+    # Extensions: their messages are in the module ``cluster``.
+    Api(1080, "DescribeNodes", "", 0, 0),
+    Api(1081, "DescribeReplicas", "", 0, 0),
+    Api(1082, "ElectReplica", "", 0, 0),
 )
 
 APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
@@ -146,6 +154,8 @@ APIS_BY_NAME: Final[dict[str, Api]] = {api.name: api for api in _ROWS}
 
 _EXTRA_MODULE: Final = "tidemill.wire.extra"
 _TABLES_MODULE: Final = "tidemill.wire.tables"
+_CLUSTER_MODULE: Final = "tidemill.wire.cluster"
+_CLUSTER_KEYS: Final = range(1080, 1100)
 
 
 def find_api(api_key: int) -> Api | None:
@@ -174,7 +184,15 @@ def response_class(api_key: int, api_version: int) -> EntityClass:
 @cache
 def is_flexible(api_key: int, api_version: int) -> bool:
     """Whether the version uses compact lengths and tagged fields (KIP-482)."""
+    if api_key in APIS and not APIS[api_key].schema and is_served(api_key, api_version):
+        return True  # All extensions are; their messages take long to load, and may not be needed.
     return bool(request_class(api_key, api_version).__flexible__)
+
+
+def is_loaded(api_key: int) -> bool:
+    """Whether the messages of an API can be read without loading a large module first."""
+    api = APIS.get(api_key)
+    return api is None or bool(api.schema) or _TABLES_MODULE in sys.modules
 
 
 def request_header_version(api_key: int, api_version: int) -> int:
@@ -198,7 +216,7 @@ def _load(api_key: int, api_version: int, side: str) -> EntityClass:
 
 def _module_name(api: Api, api_version: int, side: str) -> str:
     if not api.schema:
-        return _TABLES_MODULE
+        return _CLUSTER_MODULE if api.key in _CLUSTER_KEYS else _TABLES_MODULE
     if api_version in api.extra_versions:
         return _EXTRA_MODULE
     return f"kio.schema.{api.schema}.v{api_version}.{side}"

@@ -8,22 +8,19 @@ a table that is not partitioned has the id 0.
 ``tidemill.wire.declare`` says how fields are written down, and makes the classes.
 """
 
-from typing import Any, Final
+from typing import Final
 
-from kio.schema.request_header.v2.header import RequestHeader
-from kio.schema.response_header.v1.header import ResponseHeader
-from kio.static.constants import EntityType
-from kio.static.primitive import i16
-
-from tidemill.wire.apis import APIS_BY_NAME
-from tidemill.wire.declare import declare
+from tidemill.wire.declare import Field
+from tidemill.wire.extensions import OUTCOME as _OUTCOME
+from tidemill.wire.extensions import Fields as _Fields
+from tidemill.wire.extensions import message_classes
 
 __all__ = ()
 
-_Fields = dict[str, Any]
 _PROPERTIES: Final[_Fields] = {"key": "string", "value": "string"}
-_OUTCOME: Final[_Fields] = {"error_code": "int16", "error_message": "string?"}
 _BUCKET: Final[_Fields] = {"partition_id": "int64", "bucket": "int32"}
+#: The buckets that a request is about, all of which the node must lead; none named means all of the table's.
+_NAMED_BUCKETS: Final = Field([_BUCKET], tag=0, default=())
 _PARTITION: Final[_Fields] = {"partition_id": "int64", "value": "string?", "topic": "string"}
 _SNAPSHOT: Final[_Fields] = _BUCKET | {
     "snapshot_id": "int64",
@@ -141,7 +138,7 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
     "CreateTablePartition": ({"table": "string", "value": "string"}, {"partition": _PARTITION}),
     "DropTablePartition": ({"table": "string", "value": "string"}, {}),
     "TableStats": (
-        {"table": "string"},
+        {"table": "string", "buckets": _NAMED_BUCKETS},
         {
             "buckets": [
                 _BUCKET
@@ -160,8 +157,8 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             ]
         },
     ),
-    "ListSnapshots": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
-    "CreateSnapshot": ({"table": "string"}, {"snapshots": [_SNAPSHOT]}),
+    "ListSnapshots": ({"table": "string", "buckets": _NAMED_BUCKETS}, {"snapshots": [_SNAPSHOT]}),
+    "CreateSnapshot": ({"table": "string", "buckets": _NAMED_BUCKETS}, {"snapshots": [_SNAPSHOT]}),
     "AcquireLease": (
         {
             "table": "string",
@@ -169,6 +166,7 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             "holder": "string",
             "duration_ms": "int64",
             "fresh": "bool",
+            "buckets": _NAMED_BUCKETS,
         },
         {"lease": _LEASE},
     ),
@@ -220,6 +218,8 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             "min_offsets": [_BUCKET | {"offset": "int64"}],
             "max_wait_ms": "int32",
             "idle_ms": "int32",
+            "buckets": _NAMED_BUCKETS,
+            "pin_id": Field("string?", tag=1),
         },
         {
             "pin_id": "string",
@@ -287,20 +287,5 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
     ),
 }
 
-
-def _message(name: str, key: int, kind: EntityType, fields: _Fields) -> type[Any]:
-    """Make the class of one message in kio's shape; nested messages get classes of their own."""
-    header = RequestHeader if kind is EntityType.request else ResponseHeader
-    entity: type[Any] = declare(
-        name, fields, kind=kind, constants={"__api_key__": i16(key), "__header_schema__": header}
-    )
-    return entity
-
-
 # The classes, under the names by which ``apis`` looks them up.
-for _name, (_request, _response) in _MESSAGES.items():
-    _key = APIS_BY_NAME[_name].key
-    globals()[f"{_name}Request"] = _message(f"{_name}Request", _key, EntityType.request, _request)
-    globals()[f"{_name}Response"] = _message(
-        f"{_name}Response", _key, EntityType.response, _OUTCOME | _response
-    )
+globals().update(message_classes(_MESSAGES))

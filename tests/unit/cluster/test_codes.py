@@ -27,6 +27,20 @@ def test_a_code_that_nodes_do_not_have_is_named_in_the_message() -> None:
     assert message_of(ApiError(ErrorCode.not_controller, "ask node 2")) == "ask node 2"
 
 
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_code_of_kafka_survives_the_way_or_comes_near(code: ErrorCode) -> None:
+    error = ApiError(code, "why: so")
+    back = error_of(cluster_code(error), message_of(error))
+    assert back.message == "why: so"
+    assert back.code is code or cluster_code(back) is cluster_code(error) is not ClusterErrorCode.UNKNOWN
+
+
+def test_words_that_only_look_like_a_code_stay() -> None:
+    for words in ("NOT_A_CODE: x", "NOT_CONTROLLER: x", "no code"):
+        error = error_of(ClusterErrorCode.UNKNOWN, words)
+        assert (error.code, error.message) == (ErrorCode.unknown_server_error, words)
+
+
 def test_a_code_of_a_newer_node_is_an_error_all_the_same() -> None:
     error = error_of(4711, "something new")
     assert error.code is ErrorCode.unknown_server_error

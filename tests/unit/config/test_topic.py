@@ -111,6 +111,7 @@ def test_only_a_compacted_topic_rolls_for_its_compaction_lag() -> None:
         ("retention.ms", str(2**63), "a 64-bit integer"),
         ("retention.ms", "9" * 5000, "a 64-bit integer"),
         ("max.message.bytes", str(2**31), "a 32-bit integer"),
+        ("max.message.bytes", str(11 * 1024 * 1024 + 1), "from 0 to 11534336"),
         ("segment.bytes", "1048575", "at least 1048576"),
         ("min.cleanable.dirty.ratio", "1.01", "from 0 to 1"),
         ("min.cleanable.dirty.ratio", "nan", "a number"),
@@ -131,6 +132,15 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(name: str, value: str, a
     assert value[:100] in error.message
     assert allowed in error.message
     assert len(error.message) < 500
+
+
+def test_a_larger_number_that_an_older_release_stored_counts_as_the_largest() -> None:
+    stored = {"max.message.bytes": "90000000"}
+    assert TopicConfig.from_overrides(stored).max_message_bytes == 11 * 1024 * 1024
+    altered = apply_changes(stored, [("retention.ms", 0, "5")])
+    assert altered == stored | {"retention.ms": "5"}, "other configs can be changed"
+    with pytest.raises(ApiError, match=r"max\.message\.bytes"):
+        apply_changes(stored, [("max.message.bytes", 0, "90000001")])
 
 
 def test_an_unknown_name_is_refused_with_the_closest_known_one() -> None:

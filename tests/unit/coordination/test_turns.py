@@ -7,10 +7,12 @@ import gc
 import random
 import weakref
 from collections.abc import Awaitable
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from tidemill.coordination.turns import (
     SLICE_SECONDS,
+    TurnQueue,
     begin_slice,
     distinct_in_slices,
     free_in_slices,
@@ -73,3 +75,30 @@ async def test_a_large_answer_is_freed_in_short_turns() -> None:
     assert sum(ref() is not None for ref in alive) == len(kept)
     assert [len(part["configs"]) for part in kept] == [20, 20], "what somebody else has is left alone"
     assert turns > 2
+
+
+async def test_tasks_that_are_woken_together_go_on_a_few_in_each_turn() -> None:
+    turns, gone_on = TurnQueue(2), list[int]()
+
+    async def go_on(number: int) -> None:
+        await turns.turn()
+        gone_on.append(number)
+
+    tasks = [asyncio.create_task(go_on(number)) for number in range(5)]
+    seen = []
+    while len(gone_on) < 5:
+        await asyncio.sleep(0)
+        seen.append(len(gone_on))
+    assert gone_on == [0, 1, 2, 3, 4]
+    assert max(after - before for before, after in pairwise([0, *seen])) == 2
+    await asyncio.gather(*tasks)
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
+    turns = TurnQueue(1)
+    first, cancelled, waiting = (asyncio.create_task(turns.turn()) for _ in range(3))
+    await asyncio.sleep(0)
+    assert first.done()
+    cancelled.cancel()
+    await asyncio.wait_for(waiting, 10)
+    assert cancelled.cancelled()

@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "shop"))
+for _example in ("shop", "cluster"):
+    sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / _example))

@@ -53,6 +53,9 @@ class Node:
         self.topics = FakeTopics()
         self.coordinator = GroupCoordinator(self, settings, self.clock, self.topics)
 
+    def leads(self, partition: int) -> bool:
+        return True
+
     def partition_count(self) -> int:
         return self.partitions
 
@@ -61,6 +64,9 @@ class Node:
         if partition in self.refuse_open:
             raise self.refuse_open[partition]
         return self.logs.setdefault(partition, MemoryLog())
+
+    async def prepare_append(self, partition: int) -> None:
+        pass
 
     @property
     def log(self) -> MemoryLog:
@@ -192,8 +198,19 @@ class TestFailures:
 
     async def test_a_full_disk_refuses_a_first_join_without_a_trace(self, node: Node) -> None:
         node.log.refuse_with = DiskFull("no room")
-        assert (await node.start_join()).error is ErrorCode.coordinator_not_available
+        # A code that the application gets to see: the others are retried for ever without a word.
+        assert (await node.start_join()).error is ErrorCode.unknown_server_error
         assert (await node.coordinator.list_groups()).groups == ()
+
+    async def test_members_come_and_go_in_the_space_of_the_reserve_but_commits_do_not_take_it(
+        self, node: Node
+    ) -> None:
+        await node.commit(1)
+        node.log.refuse_with, node.log.has_reserve = DiskFull("no room"), True
+        assert await node.commit(2) is ErrorCode.coordinator_not_available
+        assert node.log.has_reserve
+        await node.stable_member()
+        assert not node.log.has_reserve
 
     async def test_what_is_due_is_tried_again_while_the_disk_is_full(
         self, node: Node, caplog: pytest.LogCaptureFixture

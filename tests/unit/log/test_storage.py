@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.faulty_storage import FaultyStorage
-from tidemill.errors import DiskFull, StorageError, SyncFailed
+from tidemill.errors import DiskFull, StorageError, SyncFailed, TooManyFiles
 from tidemill.log.storage import LocalStorage, Storage, write_atomic
 
 
@@ -97,6 +97,26 @@ def test_no_room_is_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(DiskFull, match="f: "):
         file.write(0, [b"x"])
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_file_that_cannot_be_opened_now_is_no_failed_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    storage = LocalStorage(tmp_path)
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    for attempt in (lambda: storage.open("f", create=True), lambda: storage.sync_dir("")):
+        with pytest.raises(TooManyFiles, match="raise the limit of open files"):
+            attempt()
+
+
+def test_a_directory_that_is_gone_cannot_be_synced(tmp_path: Path) -> None:
+    with pytest.raises(SyncFailed):
+        LocalStorage(tmp_path).sync_dir("gone")
 
 
 def test_a_failed_fsync_is_sync_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

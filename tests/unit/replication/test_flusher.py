@@ -16,8 +16,9 @@ from support.leadership import led
 from tidemill.config.topic import TopicConfig
 from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.pools import thread_pool
-from tidemill.errors import StorageError, SyncFailed, TidemillError
+from tidemill.errors import StorageError, SyncFailed, TidemillError, TooManyFiles
 from tidemill.log.recovery import open_log
+from tidemill.replication import flusher as flusher_module
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.partition import Partition
@@ -194,3 +195,23 @@ async def test_drain_flushes_everything_delayed_or_not(
 
 async def test_drain_of_nothing_returns(flusher: Flusher, make: Make) -> None:
     await asyncio.wait_for(flusher.drain([make()]), 10)
+
+
+@pytest.mark.parametrize(("call", "path"), [("sync_dir", "logs/t/0"), ("open", "leader-epochs")])
+async def test_a_flush_that_could_open_no_file_is_tried_again(
+    make: Make, storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch, call: str, path: str
+) -> None:
+    monkeypatch.setattr(flusher_module, "_RETRY_SECONDS", 0.0)
+    partition = make()
+    offset = append(partition)
+    storage.fail_next(call, path, TooManyFiles("too many open files"))
+    before = len(storage.calls)
+    await asyncio.wait_for(wait_committed(partition, offset), 10)
+    assert partition.failure is None
+    tries = [number for number, each in enumerate(storage.calls) if each[0] == call and path in each[1]]
+    tries = [number for number in tries if number >= before]
+    synced = storage.calls.index(("sync", partition.segments[0].log_path))
+    assert len(tries) >= 2, "what was left undone is done later"
+    assert call != "sync_dir" or tries[1] < synced, "names before data, also at the second try"
+    log, _ = open_log(storage.crash(), "logs/t/0", TopicConfig())
+    assert (log.end_offset, log.epochs.latest_epoch) == (1, 0)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from support.batches import plain_batch
-from support.faulty_storage import FaultyStorage
+from support.faulty_storage import FaultyStorage, PowerCut
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, SyncFailed, TidemillError
 from tidemill.log.checkpoint import CHECKPOINT_NAME
 from tidemill.log.inventory import INVENTORY_NAME
 from tidemill.log.storage import LocalStorage, Storage
+from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import LOGS, Placement, Replicas, partition_directory
+from tidemill.replication.state import Role
 
 ID, OTHER = UUID(int=1), UUID(int=2)
 NOW = 1_000_000
@@ -57,6 +60,35 @@ def test_a_partition_is_opened_at_its_first_use_and_kept(storage: FaultyStorage)
     assert not replicas.exists_on_disk(placement()), "an empty partition has no files"
     write(partition, "a")
     assert replicas.exists_on_disk(placement())
+
+
+def test_partitions_take_the_roles_that_the_metadata_gives_and_listeners_hear_of_it(
+    storage: FaultyStorage,
+) -> None:
+    replicas = replicas_on(storage)
+    heard: list[tuple[int, Role, int]] = []
+    replicas.role_listeners.append(lambda each: heard.append((each.index, each.role, each.leader)))
+    here, other = 0, 2
+    follows = PartitionAssignment(other, 3, (other, here), (other, here))
+    leads = PartitionAssignment(here, 4, (other, here), (other, here), partition_epoch=1)
+    assert replicas.apply([replace(placement(), assignment=follows)]) == []
+    assert replicas.apply([replace(placement(), assignment=leads)]) == []
+    assert replicas.apply([replace(placement(), assignment=follows)]) == [], "older news"
+    assert heard == [(0, Role.FOLLOWER, other), (0, Role.LEADER, -1)]
+    partition = replicas.peek(ID, 0)
+    assert partition is not None
+    assert list(partition.followers) == [other]
+
+
+def test_a_partition_that_cannot_be_opened_is_reported_and_the_others_are_applied(
+    storage: FaultyStorage,
+) -> None:
+    write(replicas_on(storage).open(placement()), "a")
+    replicas = replicas_on(storage)
+    storage.fail_next("open", "-0/")
+    failed = replicas.apply([placement(0), placement(1)])
+    assert [placed.index for placed, _ in failed] == [0]
+    assert replicas.peek(ID, 1) is not None
 
 
 def test_a_partition_that_was_closed_is_opened_again(storage: FaultyStorage) -> None:
@@ -154,6 +186,22 @@ def test_while_appends_are_refused_reads_go_on(storage: FaultyStorage) -> None:
     replicas.refuse_appends(None)
     write(opened, "b")
     write(replicas.open(placement(1)), "b")
+
+
+def test_some_topics_take_appends_while_others_are_refused_but_none_while_all_are_held(
+    storage: FaultyStorage,
+) -> None:
+    replicas = replicas_on(storage)
+    opened = replicas.open(placement())
+    replicas.refuse_appends(DiskFull("full"), but={opened.topic})
+    write(opened, "a")
+    replicas.hold_appends(DiskFull("no leader epoch yet"))
+    replicas.refuse_appends(DiskFull("full"), but={opened.topic})
+    for partition in (opened, replicas.open(placement(1))):
+        with pytest.raises(DiskFull, match="no leader epoch yet"):
+            partition.append(plain_batch("b"), NOW)
+    replicas.hold_appends(None)
+    write(opened, "b")
 
 
 def test_producers_read_back_after_a_crash_count_as_active_now(storage: FaultyStorage) -> None:
@@ -298,6 +346,103 @@ def test_what_nobody_knows_is_reported_and_left_alone(tmp_path: Path) -> None:
         f"{LOGS}/t/odd.deleting",
     ]
     assert sorted(tmp_path.rglob("*")) == everything
+
+
+# --- partitions that have moved to other nodes
+
+
+def moved_away(storage: FaultyStorage, index: int = 1) -> Replicas:
+    """Partition ``index`` of many has moved to other nodes; its files are still there."""
+    replicas = replicas_on(storage)
+    for each in (0, 1, 10):
+        write(replicas.open(placement(each)), "a")
+    replicas.begin_removal("t", ID, index)
+    return replicas
+
+
+def test_a_partition_that_has_moved_away_goes_alone(storage: FaultyStorage) -> None:
+    replicas = moved_away(storage)
+    replicas.remove_partition("t", ID, 1)
+    assert storage.list_dir(f"{LOGS}/t") == [f"{ID.hex}-0", f"{ID.hex}-10"]
+    assert sorted(replicas.inventory) == [partition_directory("t", ID, index) for index in (0, 10)]
+    assert replicas.peek(ID, 1) is None
+    assert {each.index for each in replicas} == {0, 10}
+    assert replicas.found_on_disk() == [("t", ID, 0), ("t", ID, 10)]
+
+
+def test_who_waits_for_a_partition_that_moves_away_is_sent_elsewhere(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    partition = replicas.open(placement())
+    partition.append(plain_batch("b"), NOW)
+    told: list[TidemillError | None] = []
+    partition.when_committed(2, told.append)
+    replicas.begin_removal("t", ID, 0)
+    (error,) = told
+    assert error is not None
+    assert error.code is ErrorCode.not_leader_or_follower
+
+
+def test_nothing_is_removed_without_a_note(storage: FaultyStorage) -> None:
+    replicas = replicas_on(storage)
+    write(replicas.open(placement()), "a")
+    replicas.remove_partition("t", ID, 0)
+    replicas.finish_removals()
+    assert storage.list_dir(f"{LOGS}/t") == [f"{ID.hex}-0"]
+    replicas.begin_removal("t", ID, 7)
+    assert storage.list_dir(f"{LOGS}/t") == [f"{ID.hex}-0"], "what has no files needs no note"
+
+
+def test_a_partition_cannot_come_back_before_its_old_files_are_gone(storage: FaultyStorage) -> None:
+    replicas = moved_away(storage)
+    with pytest.raises(StorageError, match="being removed"):
+        replicas.open(placement(1))
+    replicas.remove_partition("t", ID, 1)
+    assert replicas.open(placement(1)).log_end_offset == 0
+
+
+@pytest.mark.parametrize("calls", range(14))
+@pytest.mark.parametrize("seed", range(4))
+def test_power_lost_while_a_partition_is_removed_leaves_it_whole_or_gone(calls: int, seed: int) -> None:
+    storage = FaultyStorage()
+    storage.rng.seed(seed)
+    replicas = replicas_on(storage)
+    for index in (0, 1, 10):
+        write(replicas.open(placement(index)), "a")
+    storage.cut_power_after(calls)
+    try:
+        replicas.begin_removal("t", ID, 1)
+        replicas.remove_partition("t", ID, 1)
+    except PowerCut:
+        pass
+    again = replicas_on(storage.crash(power_loss=True))
+    again.finish_removals()
+    again.take_inventory([placement(index) for index in (0, 1, 10)])
+    assert not again.offline, "it may be a replica again, and what was removed on purpose is not lost"
+    assert again.open(placement(1)).log_end_offset in (0, 1)
+    assert [again.open(placement(index)).log_end_offset for index in (0, 10)] == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_partition_that_has_come_back_is_not_removed_by_an_old_note(seed: int) -> None:
+    storage = FaultyStorage()
+    storage.rng.seed(seed)
+    replicas = moved_away(storage)
+    replicas.remove_partition("t", ID, 1)
+    storage = storage.crash(power_loss=True)
+    assert storage.list_dir(f"{LOGS}/t") == [f"{ID.hex}-0", f"{ID.hex}-10"], "the note is gone for good"
+    replicas = replicas_on(storage)
+    write(replicas.open(placement(1)), "new")
+    again = replicas_on(storage.crash(power_loss=True))
+    again.finish_removals()
+    assert again.open(placement(1)).log_end_offset == 1
+
+
+def test_the_note_of_a_partition_goes_with_its_topic(storage: FaultyStorage) -> None:
+    replicas = moved_away(storage)
+    replicas.mark_deleting("t", ID)
+    replicas.stop_topic("t", ID)
+    replicas.remove_files("t", ID)
+    assert storage.list_dir(f"{LOGS}/t") == []
 
 
 # --- the inventory

@@ -93,6 +93,36 @@ def test_a_late_beat_that_a_request_explains_is_not_counted_twice(
     assert sample(watchdog, "tidemill_loop_turn_seconds_max", "other") is None
 
 
+def test_the_processor_time_of_something_else_is_kept_too(watchdog: LoopWatchdog, clock: Clock) -> None:
+    turn(watchdog, clock, METADATA, 0.010, cpu_seconds=0.010)
+    watchdog.beaten(0.050, 0.045)
+    assert sample(watchdog, "tidemill_loop_turn_cpu_seconds_max", "other") == pytest.approx(0.035)
+    watchdog.beaten(0.001, 0.020)
+    assert sample(watchdog, "tidemill_loop_turn_cpu_seconds_max", "other") == pytest.approx(0.035)
+
+
+def test_work_before_a_beat_was_due_has_not_delayed_it(watchdog: LoopWatchdog, clock: Clock) -> None:
+    watchdog.beaten(0.004, 0.050)
+    assert sample(watchdog, "tidemill_loop_turn_cpu_seconds_max", "other") == pytest.approx(0.004)
+
+
+async def test_the_heart_beats_faster_while_the_loop_works(
+    watchdog: LoopWatchdog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.cpu += 0.002 if len(slept) < 3 else 0.0
+        if len(slept) == 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await watchdog.beat()
+    assert slept == [0.050, 0.005, 0.005, 0.050]
+
+
 def test_a_long_turn_is_told_in_the_log_but_not_each_of_many(
     watchdog: LoopWatchdog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,19 +144,25 @@ def describe(
         bool, typer.Option("--all-configs", "-a", help="Also show configs that have their default.")
     ] = False,
 ) -> None:
-    """Show a topic: its partitions with their offsets and sizes, and its configs."""
+    """Show a topic: its partitions with replicas, offsets and sizes, and its configs.
+
+    Lag is how many records a follower is behind its leader, as node:records.
+    """
+    from tidemill.cli.cluster.inspect import lag_text
     from tidemill.cli.output import Table, human_bytes, show
 
     found = session.run(lambda cluster: _describe(cluster, topic))
     configs = [entry for entry in found["configs"] if all_configs or entry["source"] != "default"]
     partitions = Table(
-        ("partition", "leader", "replicas", "in sync", "start", "end", "size"),
+        ("partition", "leader", "replicas", "in sync", "eligible", "lag", "start", "end", "size"),
         [
             (
                 entry["partition"],
                 entry["leader"],
                 ",".join(map(str, entry["replicas"])),
                 ",".join(map(str, entry["in_sync"])),
+                ",".join(map(str, entry["eligible"])) or None,
+                lag_text(entry["lag"]),
                 entry["start_offset"],
                 entry["end_offset"],
                 None if entry["bytes"] is None else human_bytes(entry["bytes"]),
@@ -173,10 +179,14 @@ def describe(
 
 
 async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
+    from tidemill.cli.cluster.inspect import follower_lags
     from tidemill.client.admin import topics as admin
+    from tidemill.client.admin.replicas import eligible_leaders
     from tidemill.errors import TidemillError
 
     topic = await cluster.topic(name)
+    eligible = await eligible_leaders(cluster, [name])
+    lags = await follower_lags(cluster, [name])
     sizes: dict[TopicPartition, int] = {}
     for directory in await admin.describe_log_directories(cluster):
         sizes |= directory.partition_bytes
@@ -197,6 +207,8 @@ async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
                 "leader_epoch": partition.leader_epoch,
                 "replicas": partition.replicas,
                 "in_sync": partition.isr,
+                "eligible": eligible.get(key, ()),
+                "lag": lags.get(key, {}),
                 "start_offset": start if problem is None else problem,
                 "end_offset": end,
                 "bytes": sizes.get(key),

@@ -7,18 +7,24 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.client.keeping import keep_alive
 from tidemill.client.process_bound import Unpicklable, opening_of_table
+from tidemill.client.tables.leaders import PURPOSE, buckets_by_leader
 from tidemill.client.tables.requests import ask_controller
 from tidemill.client.tables.values import Lease, lease_from
 from tidemill.errors import TableCode, TableError, TidemillError
+from tidemill.net.answers import checked
 
 if TYPE_CHECKING:
     from tidemill.client.tables.table import AsyncTable
 
 __all__ = ("AsyncLease",)
+
+#: Snapshots of all buckets of a node are taken, one after the other.
+_ACQUIRE_MS: Final = 600_000
 
 
 class AsyncLease(Unpicklable):
@@ -92,11 +98,36 @@ class AsyncLease(Unpicklable):
             "fresh": self._fresh,
         }
         what = f"leasing snapshots of table {self._table.name!r}"
-        response = await ask_controller(self._table.cluster, "AcquireLease", body, what)
+        if lease_id is None:
+            response = await self._table.cluster.retrying(partial(self._acquire_once, body, what))
+        else:
+            response = await ask_controller(self._table.cluster, "AcquireLease", body, what)
         known = self._table.definition.partition
         if any(known(each.partition_id) is None for each in response.lease.snapshots):
             await self._table.renew()
         return lease_from(response.lease, self._table.definition)
+
+    async def _acquire_once(self, body: Mapping[str, Any], what: str) -> Any:
+        """Take the lease: each node that leads buckets adds its snapshots to what the one before has begun.
+
+        If one fails, the lease is released, and may be taken again from the beginning.
+        """
+        cluster, response, lease_id = self._table.cluster, None, None
+        by_leader = await buckets_by_leader(cluster, self._table.definition)
+        try:
+            for leader, buckets in sorted(by_leader.items()):
+                connection = await cluster.connection(leader, purpose=PURPOSE)
+                named = {"lease_id": lease_id} | ({"buckets": buckets} if buckets else {})
+                answer = await connection.request("AcquireLease", {**body, **named}, timeout_ms=_ACQUIRE_MS)
+                response = checked(answer, what)
+                lease_id = response.lease.lease_id
+        except TidemillError:
+            if lease_id is not None:
+                # One that cannot be released expires.
+                with contextlib.suppress(TidemillError):
+                    await ask_controller(cluster, "ReleaseLease", {"lease_id": lease_id}, what)
+            raise
+        return response
 
     async def __aenter__(self) -> AsyncLease:
         await self.acquire()

@@ -6,7 +6,7 @@ What only some of its users need is loaded when they first ask for it: writing, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -34,8 +34,10 @@ from tidemill.client.tables.bucket_scanner import (
     AsyncBucketScanner,
     BucketScan,
 )
+from tidemill.client.tables.leaders import ask_leaders
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.lookup import LookUp
+from tidemill.client.tables.pinning import pin_once, release_pin
 from tidemill.client.tables.requests import ask_controller, ask_soon_again, definition_from, pairs
 from tidemill.client.tables.table_scan import AsyncScan, ScanOptions
 from tidemill.client.tables.values import (
@@ -48,7 +50,6 @@ from tidemill.client.tables.values import (
     lease_from,
 )
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
-from tidemill.net.answers import checked
 from tidemill.records.columns import compute as pc
 from tidemill.tables.definition import TableDefinition, pack_schema
 from tidemill.tables.keys.partition_values import partition_texts
@@ -62,6 +63,8 @@ __all__ = ("AsyncTable",)
 
 _T = TypeVar("_T")
 _LEASE_MS = 600_000
+#: How long another node may take to hear of a new lease.
+_LEASE_NEWS_SECONDS = (0.02, 0.1, 0.5)
 
 
 class AsyncTable(Unpicklable):
@@ -275,6 +278,8 @@ class AsyncTable(Unpicklable):
     ) -> AsyncScan:
         """The rows of the table as of one moment, or of a leased snapshot (``lease``).
 
+        If several nodes lead the buckets, it is one moment for each of them, and not the same one.
+
         ``where`` is a SQL predicate or a pyarrow expression; it, ``columns`` and ``key_range`` (from a key,
         or the first columns of one, up to but without another; None is open) are worked out on the server.
         ``parallel`` buckets are read at a time, each in batches of up to ``fetch_max_bytes``.
@@ -307,7 +312,7 @@ class AsyncTable(Unpicklable):
         )
 
     async def count(self, where: Any = None) -> int:
-        """How many rows there are, or pass ``where``: exactly, as of one moment.
+        """How many rows there are, or pass ``where``: exactly, as of one moment on each node.
 
         All rows are read on the server, so that it takes as long as a scan of one column.
         """
@@ -403,6 +408,7 @@ class AsyncTable(Unpicklable):
     async def pin(self, *, idle_ms: int = 0) -> PinnedTable:
         """Pin the state of all buckets. Scans do it by themselves.
 
+        Buckets that one node leads are pinned at one moment; with several nodes there is one for each node.
         It ends when it was not used for ``idle_ms``; 0 leaves that to the server.
         """
         await self._renew_partitions()
@@ -415,64 +421,60 @@ class AsyncTable(Unpicklable):
     async def _pin(self, idle_ms: int) -> PinnedTable | None:
         """Pin once. None if the pin has a table partition that the definition lacks."""
         definition = self.definition
-        by_bucket = {
-            (each.topic, b): (each.id, b) for each in definition.partitions for b in range(self.buckets)
-        }
         topics = {each.id: each.topic for each in definition.partitions}
-        body = {
-            "table_id": definition.table_id,
-            "min_offsets": [
-                {"partition_id": by_bucket[bucket][0], "bucket": by_bucket[bucket][1], "offset": offset}
-                for bucket, offset in self._written.items()
-                if bucket in by_bucket
-            ],
-            "max_wait_ms": self.cluster.timeout_ms,
-            "idle_ms": idle_ms,
+        min_offsets = {
+            (each.id, bucket): self._written[each.topic, bucket]
+            for each in definition.partitions
+            for bucket in range(self.buckets)
+            if (each.topic, bucket) in self._written
         }
-
-        async def ask() -> Any:
-            return checked(await self.cluster.to_any("PinTable", body), f"pinning table {self.name!r}")
-
-        response = await ask_soon_again(self.cluster, ask)
-        if any(each.partition_id not in topics for each in response.buckets):
-            await self.release_pin(response.pin_id)
+        pinning = partial(pin_once, self.cluster, definition, min_offsets, idle_ms)
+        answers = await ask_soon_again(self.cluster, pinning)
+        buckets = [each for answer in answers.values() for each in answer.buckets]
+        pin_id: str = next(iter(answers.values())).pin_id
+        if any(each.partition_id not in topics for each in buckets):
+            await self.release_pin(pin_id, nodes=tuple(answers))
             return None
         return PinnedTable(
-            response.pin_id,
-            {(topics[each.partition_id], each.bucket): each.log_offset for each in response.buckets},
-            response.expires_in_ms,
+            pin_id,
+            {(topics[each.partition_id], each.bucket): each.log_offset for each in buckets},
+            min(answer.expires_in_ms for answer in answers.values()),
+            tuple(answers),
         )
 
-    async def release_pin(self, pin_id: str, *, keep_alive: bool = False) -> None:
-        """Release a pin, or keep it from expiring."""
-        response = await self.cluster.to_any("ReleasePin", {"pin_id": pin_id, "keep_alive": keep_alive})
-        checked(response, f"releasing a pin of table {self.name!r}")
+    async def release_pin(
+        self, pin_id: str, *, keep_alive: bool = False, nodes: Collection[int] = ()
+    ) -> None:
+        """Release a pin, or keep it from expiring, on the nodes that have it; on all if none are given."""
+        await release_pin(
+            self.cluster, pin_id, nodes, f"releasing a pin of table {self.name!r}", keep_alive=keep_alive
+        )
 
     # --- snapshots, leases, numbers
 
     async def stats(self) -> list[BucketStats]:
         """Rows, bytes and offsets of every bucket."""
         await self._renew_partitions()
-        response = await self._ask("TableStats", {"table": self.name})
+        answers = await self._ask_leaders("TableStats")
         names = [name for name in BucketStats.__slots__ if name not in ("partition", "bucket")]
         return [
             BucketStats(
                 self._value(each.partition_id), each.bucket, **{name: getattr(each, name) for name in names}
             )
-            for each in response.buckets
+            for each in sorted(_parts(answers, "buckets"), key=_place)
         ]
 
     async def snapshots(self) -> list[Snapshot]:
         """The durable snapshots of every bucket."""
         await self._renew_partitions()
-        response = await self._ask("ListSnapshots", {"table": self.name})
-        return [self._snapshot(each) for each in response.snapshots]
+        answers = await self._ask_leaders("ListSnapshots")
+        return [self._snapshot(each) for each in sorted(_parts(answers, "snapshots"), key=_place)]
 
     async def create_snapshot(self) -> list[Snapshot]:
-        """Take a durable snapshot of every bucket now."""
+        """Take a durable snapshot of every bucket now; those on one node are of one moment."""
         await self._renew_partitions()
-        response = await self._ask("CreateSnapshot", {"table": self.name})
-        return [self._snapshot(each) for each in response.snapshots]
+        answers = await self._ask_leaders("CreateSnapshot")
+        return [self._snapshot(each) for each in sorted(_parts(answers, "snapshots"), key=_place)]
 
     def lease(self, *, duration_ms: int = _LEASE_MS, holder: str = "", fresh: bool = False) -> AsyncLease:
         """Keep the newest snapshots (``fresh``: new ones) while the ``with`` block lasts, and renew in time.
@@ -491,7 +493,7 @@ class AsyncTable(Unpicklable):
 
     async def held_by(self, lease_id: str) -> Lease:
         """The lease of that id, which must hold nothing that was dropped meanwhile."""
-        for lease in await self.leases():
+        for lease in await self._leases_with(lease_id):
             if lease.lease_id == lease_id:
                 if lease.log_offsets.keys() <= set(self.topic_partitions()):
                     return lease
@@ -502,6 +504,16 @@ class AsyncTable(Unpicklable):
         raise TableError(
             TableCode.lease_not_found, f"table {self.name!r} has no lease {lease_id!r}; it may have expired"
         )
+
+    async def _leases_with(self, lease_id: str) -> list[Lease]:
+        """The leases; asked for again if that one is missing: it may be news to the node that was asked."""
+        found = await self.leases()
+        for pause_seconds in _LEASE_NEWS_SECONDS if len(self.cluster.nodes) > 1 else ():
+            if any(lease.lease_id == lease_id for lease in found):
+                break
+            await asyncio.sleep(pause_seconds)
+            found = await self.leases()
+        return found
 
     # --- changing it
 
@@ -553,6 +565,10 @@ class AsyncTable(Unpicklable):
 
     async def _ask(self, name: str, body: dict[str, Any]) -> Any:
         return await ask_controller(self.cluster, name, body, f"{name} of table {self.name!r}")
+
+    async def _ask_leaders(self, name: str) -> list[Any]:
+        what = f"{name} of table {self.name!r}"
+        return await ask_leaders(self.cluster, self.definition, name, {"table": self.name}, what)
 
     async def _renew_partitions(self) -> None:
         """Read the definition of a partitioned table again: others may have added or dropped partitions."""
@@ -616,6 +632,16 @@ class AsyncTable(Unpicklable):
             each.size_bytes,
             each.problem,
         )
+
+
+def _parts(answers: Sequence[Any], name: str) -> list[Any]:
+    """The entries of all answers under that name."""
+    return [each for answer in answers for each in getattr(answer, name)]
+
+
+def _place(entry: Any) -> tuple[int, int]:
+    """By this, entries of several nodes are in one order; those of one bucket stay in theirs."""
+    return entry.partition_id, entry.bucket
 
 
 def _identities(definition: TableDefinition) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,6 @@
-"""A scan of a whole table: one pin over all buckets, some of them read side by side.
+"""A scan of a whole table: all buckets are pinned, and some of them read side by side.
+
+Each node that leads buckets pins them at a moment of its own; the pins have one id.
 
 Memory is bounded: each bucket that is read has one batch in hand and one on its way. The order of rows is
 that of their keys within a bucket; rows of different buckets come as they arrive.
@@ -211,16 +213,15 @@ class AsyncScan(Unpicklable):
             return
         pin = await self._table.pin()
         pause_seconds = min(_KEEP_ALIVE_SECONDS_MAX, pin.idle_ms / 3000)
-        keeper = asyncio.get_running_loop().create_task(
-            keep_alive(pause_seconds, partial(self._table.release_pin, pin.pin_id, keep_alive=True))
-        )
+        keeping = partial(self._table.release_pin, pin.pin_id, keep_alive=True, nodes=pin.nodes)
+        keeper = asyncio.get_running_loop().create_task(keep_alive(pause_seconds, keeping))
         self._offsets = dict(pin.log_offsets)
         try:
             yield _Held(pin.pin_id, pin.log_offsets, pause_seconds)
         finally:
             keeper.cancel()
             with contextlib.suppress(TidemillError, OSError):
-                await self._table.release_pin(pin.pin_id)
+                await self._table.release_pin(pin.pin_id, nodes=pin.nodes)
 
     def _buckets(self, pin_id: str | None, held: Collection[tuple[str, int]]) -> list[BucketScan]:
         definition, options = self._table.definition, self._options

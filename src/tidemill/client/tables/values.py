@@ -41,12 +41,14 @@ class Written:
 class PinnedTable:
     """A pin of a table's state: its id, and the log offset of each bucket by topic and number.
 
-    It ends when nobody has used it for ``idle_ms``.
+    It ends when nobody has used it for ``idle_ms``. Each of ``nodes`` has the buckets that it leads, as of a
+    moment of its own, under the same id.
     """
 
     pin_id: str
     log_offsets: Mapping[tuple[str, int], int]
     idle_ms: int
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,10 +133,14 @@ class DropTablePartition(Command[TablePartition], frozen=True, kw_only=True):
 
 
 class PutLease(Command[LeaseImage], frozen=True, kw_only=True):
-    """Create a lease or replace it by a later one. With ``renew``, only if it is still there."""
+    """Create a lease or replace it by a later one. With ``renew``, only if it is still there.
+
+    With ``add``, the lease keeps the snapshots that it has of other buckets: each node adds its own.
+    """
 
     lease: LeaseImage
     renew: bool = False
+    add: bool = False
 
 
 class DropLease(Command[LeaseImage], frozen=True, kw_only=True):

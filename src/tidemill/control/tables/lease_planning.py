@@ -6,13 +6,14 @@ that is created while the table is being dropped may stay behind, until it is ov
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.control.plans import Plan, guards, planner, write_one
 from tidemill.control.records import encode
 from tidemill.control.stores.store import TXN_OPERATIONS_MAX
 from tidemill.control.tables.commands import DropExpiredLeases, DropLease, PutLease
-from tidemill.control.tables.images import LeaseImage
+from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
 from tidemill.control.tables.records import LeaseRecord, lease_key, table_key
 from tidemill.control.tables.rules import LEASES_PER_TABLE_MAX, check_lease
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
@@ -49,6 +50,9 @@ def _(command: PutLease, image: MetadataImage, limits: ControlLimits) -> Plan[Le
             f"table {table.name!r} has {LEASES_PER_TABLE_MAX} leases, which is the limit; release some, or"
             " wait until they are over",
         )
+    if command.add and there is not None:
+        lease = replace(lease, snapshots=_with_added(there.snapshots, lease.snapshots))
+        check_lease(lease)
     key = lease_key(lease.lease_id)
     return Plan({key: encode(_record(lease))}, guards(image, (key, table_key(table.name))), lease)
 
@@ -70,6 +74,14 @@ def _(
     dropped = tuple(over[:LEASES_PER_DROP_MAX])
     keys = [lease_key(lease.lease_id) for lease in dropped]
     return Plan(dict.fromkeys(keys), guards(image, keys), dropped)
+
+
+def _with_added(
+    there: tuple[LeasedSnapshot, ...], added: tuple[LeasedSnapshot, ...]
+) -> tuple[LeasedSnapshot, ...]:
+    """All of them, one of each bucket: the added one where there are two."""
+    by_bucket = {(each.partition_id, each.bucket): each for each in (*there, *added)}
+    return tuple(by_bucket[bucket] for bucket in sorted(by_bucket))
 
 
 def _not_found(lease_id: str) -> TableError:

@@ -95,12 +95,18 @@ class TableIdsRecord(Record, frozen=True, kw_only=True):
 
 
 class LeasedSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A snapshot of a bucket that must be kept, and the log behind it from ``log_offset`` on."""
+    """A snapshot of a bucket that must be kept, and the log behind it from ``log_offset`` on.
+
+    Numbers of snapshots are a node's own: ``node_id`` has it under ``snapshot_id``. Everywhere else it is the
+    state at ``log_offset``, whose last record was written in ``leader_epoch``. -1: not known.
+    """
 
     partition_id: int
     bucket: int
     snapshot_id: int
     log_offset: int
+    leader_epoch: int = -1
+    node_id: int = -1
 
 
 class LeaseRecord(Record, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The layout of a RocksDB database: state under one first byte, metadata under another.
 
-    0x00 <name>   metadata: ``format``, ``identity`` and ``applied``
+    0x00 <name>   metadata: ``format``, ``identity``, ``applied`` and, if it is known, ``epoch``
     0x01 <key>    state
 
 So metadata is written in the same atomic batch as the state that it speaks of, and no scan ever meets it.
@@ -12,6 +12,7 @@ import struct
 
 __all__ = (
     "APPLIED_KEY",
+    "EPOCH_KEY",
     "FORMAT_KEY",
     "FORMAT_VERSION",
     "IDENTITY_KEY",
@@ -28,6 +29,8 @@ STATE_END = b"\x02"
 FORMAT_KEY = b"\x00format"
 IDENTITY_KEY = b"\x00identity"
 APPLIED_KEY = b"\x00applied"
+#: The leader epoch of the record before the applied offset. States of older versions do not have it.
+EPOCH_KEY = b"\x00epoch"
 
 _OFFSET = struct.Struct(">q")
 

@@ -29,6 +29,7 @@ from tidemill.kv.rocks.faults import RocksTranslated, is_stall
 from tidemill.kv.rocks.gate import Gate
 from tidemill.kv.rocks.keyspace import (
     APPLIED_KEY,
+    EPOCH_KEY,
     FORMAT_KEY,
     FORMAT_VERSION,
     IDENTITY_KEY,
@@ -44,6 +45,7 @@ __all__ = ("BATCH_ROWS_MAX", "RocksReader", "RocksStore", "open_read_only")
 #: The most rows that callers should put into one write.
 BATCH_ROWS_MAX = 2_000
 
+_UNKNOWN_EPOCH = -1
 #: The fewest that RocksDB allows: a copy is only inspected, so its files need not be kept open.
 _COPY_OPEN_FILES = 20
 _STALL_PAUSE_SECONDS = 0.005
@@ -62,12 +64,18 @@ class _Database:
         self._views_lock = threading.Lock()
         self._reading = RocksTranslated("read", path)
         self._applied_offset = 0
+        self._leader_epoch = _UNKNOWN_EPOCH
         self.identity = b""
 
     @property
     def applied_offset(self) -> int:
         """The log offset that the state has reached: everything below it is in the state."""
         return self._applied_offset
+
+    @property
+    def leader_epoch(self) -> int:
+        """The leader epoch that wrote the last record below ``applied_offset``; -1 if it is not known."""
+        return self._leader_epoch
 
     @property
     def is_closed(self) -> bool:
@@ -128,8 +136,10 @@ class _Database:
     def _load(self, identity: bytes | None) -> bool:
         """Read the metadata and check the identity. False if the database is new and has no metadata."""
         with self._reading:
-            stored: list[bytes | None] = self._database.get([FORMAT_KEY, IDENTITY_KEY, APPLIED_KEY])
-        version, found, applied = stored
+            stored: list[bytes | None] = self._database.get(
+                [FORMAT_KEY, IDENTITY_KEY, APPLIED_KEY, EPOCH_KEY]
+            )
+        version, found, applied, epoch = stored
         if version is None and found is None and applied is None:
             if self._first_key() is not None:
                 raise CorruptData("there are rows, but no metadata", path=self.path, position=0)
@@ -146,6 +156,7 @@ class _Database:
         self.identity = found
         try:
             self._applied_offset = unpack_offset(applied)
+            self._leader_epoch = _UNKNOWN_EPOCH if epoch is None else unpack_offset(epoch)
         except ValueError as error:
             raise CorruptData(f"no applied offset: {error}", path=self.path, position=0) from error
         return True
@@ -212,18 +223,19 @@ class RocksStore(_Database):
         puts_values: Collection[bytes],
         deletes: Collection[bytes],
         applied_offset: int,
+        leader_epoch: int = _UNKNOWN_EPOCH,
     ) -> None:
-        """Put, then delete, and set ``applied_offset``: all of it or nothing.
+        """Put, then delete, and set ``applied_offset`` and ``leader_epoch``: all of it or nothing.
 
         Durable after the next ``flush``; before that a crash may take it back, and everything after it.
         """
         with self._gate, self._write_lock, self._writing:
             assert applied_offset >= self._applied_offset, "the applied offset never goes back"
             stalled_since: float | None = None
-            while not self._try_write(puts_keys, puts_values, deletes, applied_offset):
+            while not self._try_write(puts_keys, puts_values, deletes, applied_offset, leader_epoch):
                 stalled_since = stalled_since or time.monotonic()
                 self._wait_in_stall(stalled_since)
-            self._applied_offset = applied_offset
+            self._applied_offset, self._leader_epoch = applied_offset, leader_epoch
         self._resources.relieve()
 
     def flush(self) -> None:
@@ -293,6 +305,7 @@ class RocksStore(_Database):
         puts_values: Collection[bytes],
         deletes: Collection[bytes],
         applied_offset: int,
+        leader_epoch: int,
     ) -> bool:
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
@@ -301,6 +314,8 @@ class RocksStore(_Database):
         for key in deletes:
             delete(STATE_PREFIX + key)
         put(APPLIED_KEY, pack_offset(applied_offset))
+        if leader_epoch != self._leader_epoch:
+            put(EPOCH_KEY, pack_offset(leader_epoch))
         try:
             self._database.write(batch)
         except Exception as error:

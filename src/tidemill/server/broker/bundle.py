@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from tidemill.control.image import INTERNAL_TOPICS
 from tidemill.coordination.metrics import Metrics
 from tidemill.coordination.moments import MomentGate
+from tidemill.errors import NodeUnavailable
 from tidemill.replication.compactor import Compactor
 from tidemill.replication.flusher import Flusher
 from tidemill.replication.scrubber import Scrubber
@@ -21,19 +23,22 @@ from tidemill.server.broker.removal import FileRemoval
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import CoordinatorRow, Coordinators
 from tidemill.server.coordinators.transactions import TRANSACTIONS
+from tidemill.server.disk.open_files import OpenFiles
 from tidemill.server.disk.space import DiskSpace
 from tidemill.server.tables.lazy_tables import LazyTables
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from tidemill.config.settings import Settings
     from tidemill.control.commands import Command
     from tidemill.control.controller import Controller
-    from tidemill.control.image import MetadataImage
+    from tidemill.control.image import MetadataImage, TopicImage
     from tidemill.errors import DiskFull
     from tidemill.groups.coordinator import GroupCoordinator
-    from tidemill.replication.replicas import Replicas
+    from tidemill.replication.partition import Partition
+    from tidemill.replication.replicas import Placement, Replicas
+    from tidemill.server.cluster.replica_ends import Ends
     from tidemill.server.connections.budget import ByteBudget
     from tidemill.server.runtime import Runtime
     from tidemill.transactions.coordinator import TransactionCoordinator
@@ -43,6 +48,16 @@ __all__ = ("COORDINATORS", "Broker")
 #: The rows of all coordinators of a node. A coordinator may use those of rows before its own.
 COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, TRANSACTIONS)
 _WORKER_THREADS = 2
+_FILE_THREADS = 8
+
+
+async def _no_ends(topic: TopicImage, indexes: Sequence[int]) -> Mapping[int, Ends]:
+    """The ends that a node which is alone asks for: nobody else has a replica."""
+    return {}
+
+
+async def _ask_nobody(node_id: int, api: str, version: int, body: Mapping[str, Any]) -> Any:
+    raise NodeUnavailable(f"node {node_id} cannot be asked for {api}: this node is not part of a cluster")
 
 
 class Broker:
@@ -90,7 +105,10 @@ class Broker:
         #: each may unpack ``max_decompressed_bytes``.
         self.workers = self.pools("work", _WORKER_THREADS)
 
-        self.find = PartitionFinder(settings, controller, replicas)
+        #: Threads for the first files of partitions, which wait for the disk.
+        self._file_pool = self.pools("create", _FILE_THREADS)
+
+        self.find = PartitionFinder(settings, controller, replicas, self._file_pool)
         self.compactor = self._make_compactor()
         self.removal = FileRemoval(replicas, self.compactor, self.pools("delete", 1))
         self.log_cleanup = LogCleanup(
@@ -109,8 +127,19 @@ class Broker:
         )
         #: Has the controller commit a command; on a node that is alone, that is this node.
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
+        #: Asks live nodes how far their replicas of a topic's partitions reach: by partition, by node.
+        self.replica_ends: Callable[[TopicImage, Sequence[int]], Awaitable[Mapping[int, Ends]]] = _no_ends
+        #: The node's problems in words, and how far the clocks of other nodes are ahead of this one's.
+        self.problems: Callable[[], list[str]] = list
+        self.clocks_ahead_ms: Callable[[], Mapping[int, int]] = dict
+        #: Sends another node a request of Kafka's protocol that only nodes send: node, API, version, body.
+        self.ask_node: Callable[[int, str, int, Mapping[str, Any]], Awaitable[Any]] = _ask_nobody
+        #: Whether answers may say what is newest in a partition that this node leads; alone, it always may.
+        self.may_answer_newest: Callable[[Partition], bool] = lambda partition: True
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
+        self.open_files = OpenFiles()
+        replicas.check_open = self._check_open
         controller.give_up_reserve = replicas.give_up_reserve = self.give_up_reserve
         self.disk.on_growth_refused = self._refuse_growth
 
@@ -148,10 +177,17 @@ class Broker:
         return self.settings.node_id
 
     def _refuse_growth(self, refusal: DiskFull | None) -> None:
-        """Refuse whatever makes the data grow, until this is called with None. Any thread may call it."""
-        self.replicas.refuse_appends(refusal)
+        """Refuse whatever makes the data grow, until this is called with None. Any thread may call it.
+
+        Not the little that members of groups write when they come and go: without it nobody could read with
+        a group. Commits of offsets to the same topic are refused by their handlers.
+        """
+        self.replicas.refuse_appends(refusal, but={GROUPS.topic})
         self.controller.growth_refusal = refusal
         self.tables.pause_compactions(refusal is not None)
+
+    def _check_open(self, placement: Placement) -> None:
+        self.open_files.check(internal=placement.topic in INTERNAL_TOPICS)
 
     def chores(self) -> list[Chore]:
         """The chores of the housekeeping."""
@@ -167,7 +203,8 @@ class Broker:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
         # First, because their batches go into the logs, which must be open for that.
         await self.gated_writes.finish()
-        self.workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.workers, self._file_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         await self.tables.close()
         self.compactor.close()
         self.scrubber.close()

@@ -143,6 +143,8 @@ class TopicCatalogue:
         await self._forget([topic.name])
 
     async def _forget(self, topics: Sequence[str]) -> None:
+        if self._controller.image.replicated:
+            return  # The coordinators of every node hear of it from the metadata.
         try:
             await self._coordinators.on_topics_deleted(topics)
         except DiskFull:

@@ -5,6 +5,10 @@ Every look-up asks the metadata image. An open log alone does not say that this 
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -22,14 +26,22 @@ if TYPE_CHECKING:
 
 __all__ = ("PartitionFinder",)
 
+_MAX_BYTES = "max.message.bytes"
+
+logger = logging.getLogger(__name__)
+
 
 class PartitionFinder:
     """Finds topics in the image, and the partitions that this node leads. Keeps open ones up to the image."""
 
-    def __init__(self, settings: Settings, controller: Controller, replicas: Replicas) -> None:
+    def __init__(
+        self, settings: Settings, controller: Controller, replicas: Replicas, file_pool: Executor
+    ) -> None:
+        """``file_pool``: where the first files of partitions are made."""
         self._settings = settings
         self._controller = controller
         self._replicas = replicas
+        self._file_pool = file_pool
         #: Effective configs by topic id; they are asked for with every batch.
         self._configs: dict[UUID, TopicConfig] = {}
         controller.subscribe(self._metadata_changed)
@@ -58,6 +70,14 @@ class PartitionFinder:
         if config is None:
             config = TopicConfig.from_overrides(topic.configs, self._settings.topic_defaults)
             self._configs[topic.id] = config
+            if int(topic.configs.get(_MAX_BYTES, 0)) > config.max_message_bytes:
+                logger.warning(
+                    "topic %s: %s is %s, but no batch above %d bytes is accepted any more; lower it",
+                    topic.name,
+                    _MAX_BYTES,
+                    topic.configs[_MAX_BYTES],
+                    config.max_message_bytes,
+                )
         return config
 
     def partition(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> Partition:
@@ -78,18 +98,37 @@ class PartitionFinder:
             topic = self.topic_by_id(topic.id)
         return self._replicas.open(self._placement(topic, index, self._led(topic, index, leader_epoch)))
 
+    def has_files(self, topic: TopicImage, index: int) -> bool:
+        """Whether the partition is open, and has files that a batch can be appended to."""
+        partition = self._replicas.peek(topic.id, index)
+        return partition is not None and partition.has_files
+
+    async def partition_with_files(self, topic_name: str, index: int) -> Partition:
+        """The partition, with the files that its first append needs: they are made in a thread.
+
+        Raises as ``partition`` does.
+        """
+        partition = self.partition(self.topic(topic_name), index)
+        while not partition.has_files and (creation := partition.begin_creation()) is not None:
+            await asyncio.get_running_loop().run_in_executor(self._file_pool, creation.run)
+            # It may have been deleted meanwhile, and another of the same name created.
+            partition = self.partition(self.topic(topic_name), index)
+        return partition
+
     def placement(self, topic: TopicImage, index: int) -> Placement:
         """The placement of a partition that this node leads. Raises ``ApiError``."""
         return self._placement(topic, index, self._led(topic, index))
 
-    def led_placements(self) -> list[Placement]:
-        """Every partition that this node leads, by the metadata."""
-        return [
-            self._placement(topic, index, placed)
-            for topic in self.image.topics.values()
-            for index, placed in enumerate(topic.partitions)
-            if placed.leader == self._settings.node_id
-        ]
+    def led_placements(self) -> Iterator[Placement]:
+        """Every partition that this node leads, by the metadata; topics that are new meanwhile are left out.
+
+        There may be very many: the caller lets others have their turn in between.
+        """
+        for name in self.image.topics:
+            topic = self.image.topics.get(name)
+            for index, placed in enumerate(() if topic is None else topic.partitions):
+                if topic is not None and placed.leader == self._settings.node_id:
+                    yield self._placement(topic, index, placed)
 
     def led_placement(self, key: PartitionKey) -> Placement | None:
         """The placement of a partition by its topic's id; None if it is gone, or another node leads it."""

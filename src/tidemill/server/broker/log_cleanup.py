@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import StorageError
 
 if TYPE_CHECKING:
     from tidemill.replication.compactor import Compactor
+    from tidemill.replication.partition import Partition
     from tidemill.replication.replicas import Placement, Replicas
     from tidemill.server.broker.finding import PartitionFinder
     from tidemill.server.broker.removal import FileRemoval
@@ -48,7 +50,7 @@ class LogCleanup:
 
         Partitions that were opened for it are closed again. If one fails, the others are still cleaned up.
         """
-        for listed in self._find.led_placements():
+        for listed in await in_slices(self._find.led_placements()):
             # The partition was deleted, or another node leads it, since they were listed.
             if (placement := self._find.led_placement((listed.topic_id, listed.index))) is None:
                 continue
@@ -81,14 +83,17 @@ class LogCleanup:
             return
         found = []
         for placement in self._find.led_placements():
-            if not placement.config.compacts:
-                continue
-            try:
-                partition = self._replicas.peek(placement.topic_id, placement.index)
-                if partition is None and self._replicas.exists_on_disk(placement):
-                    partition = self._replicas.open(placement)
-            except StorageError:
-                continue  # The error was noted and logged when it was opened.
-            if partition is not None:
+            if placement.config.compacts and (partition := self._with_data(placement)) is not None:
                 found.append(partition)
+            await give_way()
         await self._compactor.compact(found)
+
+    def _with_data(self, placement: Placement) -> Partition | None:
+        """The partition if it has data and can be used. An error was noted and logged when it was opened."""
+        partition = self._replicas.peek(placement.topic_id, placement.index)
+        try:
+            if partition is None and self._replicas.exists_on_disk(placement):
+                partition = self._replicas.open(placement)
+        except StorageError:
+            return None
+        return partition

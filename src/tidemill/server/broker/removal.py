@@ -35,6 +35,14 @@ class FileRemoval:
         self._compactor.wait_until_off(topic_id)
         self._replicas.remove_files(topic, topic_id)
 
+    def remove_partition(self, topic: str, topic_id: UUID, index: int) -> Future[None]:
+        """Remove the files of a partition that has moved away, once the compactor no longer uses them."""
+        return self._submit(self._remove_partition, topic, topic_id, index)
+
+    def _remove_partition(self, topic: str, topic_id: UUID, index: int) -> None:
+        self._compactor.wait_until_off(topic_id)
+        self._replicas.remove_partition(topic, topic_id, index)
+
     def discard(self, partition: Partition, segments: list[Segment]) -> None:
         """Remove old segments that are not part of their log any more."""
         self._replicas.damage.forget_below(partition.topic_id, partition.index, partition.log_start_offset)

@@ -2,7 +2,12 @@
 
 Followers have to be open to fetch, and leaders to be fetched from. So a node of a cluster opens everything
 that it holds, a few partitions at a time. What a reassignment or a deletion has taken from it is removed from
-its disk, and the metadata is told when that is done.
+its disk; of a deletion, the metadata is told when that is done.
+
+A partition is removed while its topic exists and this node is none of its replicas. A node that a move
+removes is a replica until the move is complete. The image never goes back, and a node whose image is older
+than its directory does not start. If this node is a replica again at a newer revision than its image's, it
+has not begun to follow there, so nobody counts on what is removed.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -38,8 +44,9 @@ class HeldPartitions:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Look at everything once, and at what changes from then on."""
+    def start(self, on_disk: Iterable[tuple[UUID, int]] = ()) -> None:
+        """Look at everything once, also at what is ``on_disk``, and at what changes from then on."""
+        self._due.update(dict.fromkeys(on_disk))
         self._due.update(
             dict.fromkeys((each.topic_id, each.index) for each in self._broker.find.held_placements())
         )
@@ -68,26 +75,53 @@ class HeldPartitions:
             await self._news.wait()
             self._news.clear()
             try:
-                await self._open_due()
+                await self._look_at_due()
                 await self._remove_deleted()
             except TidemillError as error:
                 logger.warning("partitions of this node are looked at again: %s", error.message)
                 await asyncio.sleep(_RETRY_S)
                 self._news.set()
 
-    async def _open_due(self) -> None:
+    async def _look_at_due(self) -> None:
         begin_slice()
-        broker = self._broker
         while self._due:
             key = next(iter(self._due))
             del self._due[key]
-            placement = broker.find.held_placement(*key)
-            if placement is None or broker.replicas.peek(*key) is not None:
-                continue
+            try:
+                if self._broker.find.held_placement(*key) is None:
+                    await self._remove(*key)
+                else:
+                    self._open(*key)
+            except TidemillError:
+                self._due[key] = None
+                raise
+            await give_way()
+
+    def _open(self, topic_id: UUID, index: int) -> None:
+        broker = self._broker
+        placement = broker.find.held_placement(topic_id, index)
+        if placement is not None and broker.replicas.peek(topic_id, index) is None:
             # An error was noted and logged when it was opened; this replica stays behind.
             with contextlib.suppress(StorageError):
                 broker.replicas.open(placement)
-            await give_way()
+
+    async def _remove(self, topic_id: UUID, index: int) -> None:
+        """Remove the files of a partition that has moved to other nodes. Raises ``StorageError``."""
+        broker = self._broker
+        topic = broker.image.topic_by_id(topic_id)
+        # The files of a deleted topic go with the topic.
+        if topic is None or index >= len(topic.partitions):
+            return
+        replicas = broker.replicas
+        is_here = replicas.peek(topic_id, index) is not None
+        if not is_here and not replicas.has_files(topic.name, topic_id, index):
+            return
+        placed = topic.partitions[index]
+        logger.info("%s-%d is on nodes %s now; it is removed here", topic.name, index, placed.replicas)
+        replicas.begin_removal(topic.name, topic_id, index)
+        await asyncio.wrap_future(broker.removal.remove_partition(topic.name, topic_id, index))
+        # It may have come back meanwhile.
+        self._open(topic_id, index)
 
     async def _remove_deleted(self) -> None:
         """Remove the files of topics that were deleted, and say so."""

@@ -6,20 +6,34 @@ metadata that is older was lost or restored, and then only an operator can say w
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
+from tidemill.cluster.peer import Peer, PeerContext
 from tidemill.config.settings import Settings
+from tidemill.config.values import Address
 from tidemill.control.image import MetadataImage
-from tidemill.errors import ApiError, ConfigError, ErrorCode
+from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
 from tidemill.net.transport import TcpTransport, Transport
 from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
 
-__all__ = ("cluster_transport", "identify", "note_seen", "read_file", "read_secret")
+__all__ = ("cluster_transport", "greet", "identify", "note_seen", "read_file", "read_secret")
+
+_GREETING_MS: Final = 3_000
+#: Answers that no waiting changes: another secret, another cluster, no common version of the protocol.
+_REFUSALS: Final = frozenset(
+    {
+        ErrorCode.sasl_authentication_failed,
+        ErrorCode.inconsistent_cluster_id,
+        ErrorCode.unsupported_version,
+    }
+)
 
 
 def identify(
@@ -81,6 +95,32 @@ def read_file(setting: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path} (setting {setting}): {error.strerror}") from error
+
+
+async def greet(nodes: Mapping[int, Address], context: PeerContext) -> None:
+    """Connect to the live nodes once, before this node registers.
+
+    Raises ``ApiError`` if they refuse this node: it could follow and lead nothing. Nodes that do not answer
+    refuse nothing, and one that takes this node is enough.
+    """
+    answers = await asyncio.gather(
+        *(_greet(node_id, address, context) for node_id, address in nodes.items()), return_exceptions=True
+    )
+    refused = None
+    for answer in answers:
+        if answer is None:
+            return
+        if isinstance(answer, ApiError) and answer.code in _REFUSALS:
+            refused = answer
+        elif not isinstance(answer, TidemillError):
+            raise answer
+    if refused is not None:
+        raise refused
+
+
+async def _greet(node_id: int, address: Address, context: PeerContext) -> None:
+    peer = await Peer.open(node_id, address, context, timeout_ms=_GREETING_MS)
+    await peer.close()
 
 
 def cluster_transport(settings: Settings, transport: Transport) -> Transport:

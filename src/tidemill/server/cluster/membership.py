@@ -34,9 +34,12 @@ from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
 from tidemill.server.cluster.held_partitions import HeldPartitions
-from tidemill.server.cluster.joining import cluster_transport, note_seen, read_secret
+from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
+from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
+from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
+from tidemill.server.cluster.replica_ends import ReplicaEnds
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataDelta, MetadataImage
@@ -81,6 +84,7 @@ class Membership:
         runtime: Runtime,
         directory: DataDirectory,
         identity: DirectoryIdentity,
+        on_lease: Callable[[int], None] | None = None,
     ) -> None:
         settings, loop = broker.settings, asyncio.get_running_loop()
         self._broker = broker
@@ -91,7 +95,7 @@ class Membership:
         self.incarnation = runtime.ids.uuid()
         self._registration: _Registration | None = None
         #: For intervals; it goes on while the machine sleeps, where the system has such a clock.
-        self._steady_ms = lambda: int(loop.time() * 1000)
+        self._steady_ms: Callable[[], int] = lambda: int(loop.time() * 1000)
         secret = read_secret(settings, broker.image)
         transport = cluster_transport(settings, runtime.transport)
         assert broker.image.cluster_id is not None
@@ -102,7 +106,8 @@ class Membership:
             secret,
             lambda: broker.image.node_epoch(broker.node_id),
         )
-        self.peers = Peers(PeerContext(shown, transport, runtime.ids, runtime.wall_ms), self._address_of)
+        self._context = PeerContext(shown, transport, runtime.ids, runtime.wall_ms)
+        self.peers = Peers(self._context, self._address_of)
         self.session = Session(
             store,
             broker.node_id,
@@ -110,9 +115,22 @@ class Membership:
             clock_ms=self._steady_ms,
             ttl_ms=settings.session_timeout_ms,
             renew_ms=settings.session_timeout_ms // _RENEWALS_PER_SESSION,
+            on_lease=on_lease,
         )
-        self.elected = ClusterController(broker.controller, store, self.session, broker.node_id)
+        self.probing = Probing(
+            broker.node_id,
+            self.peers,
+            lambda: broker.image,
+            seed=runtime.ids.token(8),
+            clock_ms=self._steady_ms,
+            wall_ms=runtime.wall_ms,
+            on_change=self._suspects_changed,
+        )
+        self.elected = ClusterController(
+            broker.controller, store, self.session, broker.node_id, suspects=self.probing.suspects
+        )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
+        self.node_requests = NodeRequests(self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
             broker.replicas,
@@ -120,13 +138,18 @@ class Membership:
             broker.clock,
             propose=self._propose_in_sync,
             report_unfit=self._report_unfit,
+            suspected=self._doubtful,
+            disk_is_full=lambda: broker.disk.is_full,
         )
         self.held = HeldPartitions(broker)
+        self.replica_ends = ReplicaEnds(broker, self.peers)
         self._listener = ClusterListener(
             shown, handlers_of(self, broker), transport=transport, ids=runtime.ids, wall_ms=runtime.wall_ms
         )
         self.address = settings.cluster_listen
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: Partitions whose leadership is on its way to the successor that the metadata names.
+        self._giving_up: set[tuple[UUID, int]] = set()
         self._unsubscribe: Callable[[], None] | None = None
 
     def _address_of(self, node_id: int) -> Address | None:
@@ -134,6 +157,17 @@ class Membership:
         return (
             None if node is None or not node.cluster_port else Address(node.cluster_host, node.cluster_port)
         )
+
+    def _live_addresses(self) -> dict[int, Address]:
+        """The cluster addresses of the other nodes that are live."""
+        others = self._broker.image.live_nodes - {self._broker.node_id}
+        found = {node_id: self._address_of(node_id) for node_id in others}
+        return {node_id: address for node_id, address in found.items() if address is not None}
+
+    def _doubtful(self) -> frozenset[int]:
+        """The nodes that are not live, and those that seem to be gone though they are."""
+        image = self._broker.image
+        return frozenset(image.nodes) - image.live_nodes | self.probing.suspects()
 
     # --- joining
 
@@ -153,16 +187,20 @@ class Membership:
         self._registration = _Registration(
             broker.advertised.host, broker.advertised.port, advertised, self._identity.directory_id
         )
+        await greet(self._live_addresses(), self._context)
+        await self._register(self._directory.clean_of)
+        # Only now: what a follower tells its leader counts for the registration that it names.
         broker.replicas.role_listeners += [self.fetcher.update, self.leaders.update]
         for partition in broker.replicas:
             self.fetcher.update(partition)
             self.leaders.update(partition)
-        await self._register(self._directory.clean_of)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
         await self.session.start(self.incarnation)
         self.elected.start()
         self.leaders.start()
-        self.held.start()
+        self.probing.start()
+        on_disk = await asyncio.to_thread(broker.replicas.found_on_disk)
+        self.held.start((topic_id, index) for _, topic_id, index in on_disk)
         await self._wait_admitted()
 
     async def _register(self, clean_of: UUID | None) -> None:
@@ -191,6 +229,7 @@ class Membership:
         logger.warning("the session of node %d was lost; it registers again", self._broker.node_id)
         before, self.incarnation = self.incarnation, self._runtime.ids.uuid()
         await self._register(before)
+        self.fetcher.report_all()
         return self.incarnation
 
     async def _wait_admitted(self) -> None:
@@ -225,19 +264,40 @@ class Membership:
         for node_id in old.nodes.keys() - new.nodes.keys():
             self.peers.forget(node_id)
         self.held.metadata_changed(new, delta)
-        for changed in delta.replicas_changed:
-            self._make_way(new, *changed)
+        for changed in (*delta.leader_changed, *delta.replicas_changed):
+            topic = new.topics[changed.topic]
+            placed = topic.partitions[changed.partition]
+            if placed.leader == self._broker.node_id and placed.successor not in (NO_LEADER, placed.leader):
+                self._run(self._give_up_to_successor(topic.id, changed.partition, placed.leader_epoch))
 
-    def _make_way(self, image: MetadataImage, topic: str, index: int) -> None:
-        """Give up the leadership of a partition that another replica shall lead.
+    async def _give_up_to_successor(self, topic_id: UUID, index: int, leader_epoch: int) -> None:
+        """Resign because the metadata wants another leader, until the wish is granted or gone."""
+        key = topic_id, index
+        if key in self._giving_up:
+            return
+        self._giving_up.add(key)
+        try:
+            while self._has_successor(topic_id, index, leader_epoch):
+                partition = self._broker.replicas.peek(topic_id, index)
+                if partition is not None:
+                    await self._resign(partition, unfit=False)
+                if self._has_successor(topic_id, index, leader_epoch):
+                    await asyncio.sleep(_RESIGN_AGAIN_S)
+        finally:
+            self._giving_up.discard(key)
 
-        The controller takes it from nobody who is live: it says who is next, and the leader resigns.
-        """
-        placed, node_id = image.topics[topic].partitions[index], self._broker.node_id
-        partition = self._broker.replicas.peek(image.topics[topic].id, index)
-        has_successor = placed.successor not in (NO_LEADER, node_id)
-        if placed.leader == node_id and has_successor and partition is not None:
-            self._run(self._resign(partition, unfit=False))
+    def _has_successor(self, topic_id: UUID, index: int, leader_epoch: int) -> bool:
+        topic = self._broker.image.topic_by_id(topic_id)
+        if topic is None or index >= len(topic.partitions):
+            return False
+        placed = topic.partitions[index]
+        is_mine = (placed.leader, placed.leader_epoch) == (self._broker.node_id, leader_epoch)
+        return is_mine and placed.successor not in (NO_LEADER, placed.leader)
+
+    def _suspects_changed(self) -> None:
+        logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
+        if self.elected.epoch is not None:
+            self.elected.look_again()
 
     # --- in-sync sets and leaderships
 
@@ -258,6 +318,17 @@ class Membership:
             if is_certain_refusal(error):
                 raise ProposalRefused(error.message) from error
             raise
+
+    def may_answer_newest(self, partition: Partition) -> bool:
+        """Whether no other node can have become the leader yet of a partition that this one leads.
+
+        Leadership leaves a session that lives only by its own resignation; and where there is no other
+        replica there is nobody to go to.
+        """
+        assignment = partition.assignment
+        if assignment is not None and len(assignment.replicas) == 1:
+            return True
+        return self._steady_ms() < self.session.serving_until_ms
 
     def _report_unfit(self, partition: Partition, reason: str) -> None:
         if partition.assignment is not None and partition.assignment.leader == self._broker.node_id:
@@ -314,6 +385,7 @@ class Membership:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+        await self.probing.stop()
         await self.elected.stop()
         for task in list(self._tasks):
             task.cancel()
@@ -325,10 +397,16 @@ class Membership:
         await self._listener.close()
         await self.peers.close()
 
-    async def leave(self) -> None:
-        """End the session: everything is on disk, and noted as such."""
+    async def leave(self, *, clean: bool) -> None:
+        """End the session; ``clean`` says that everything is on disk, which is noted first.
+
+        The note names the incarnation that the cluster knows: this one, once it has begun its session.
+        """
         with contextlib.suppress(TidemillError):
             self._identity = note_seen(self._directory, self._identity, self._broker.image.revision)
+        registered = self.session.incarnation or self._directory.clean_of
+        if clean and registered is not None:
+            self._directory.note_clean_stop(registered)
         await self.session.revoke()
 
     # --- what it tells of itself

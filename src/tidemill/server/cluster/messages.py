@@ -26,6 +26,8 @@ from tidemill.cluster.messages import (
     ProbeRequest,
     ProbeResponse,
     ProposeMetadataRequest,
+    ReplicaEndsRequest,
+    ReplicaEndsResponse,
     ReplicaStateAckResponse,
     ReplicaStateRequest,
     TopicMetadata,
@@ -33,6 +35,7 @@ from tidemill.cluster.messages import (
 from tidemill.control.commands import Election, ElectLeaders, Resign
 from tidemill.coordination.turns import begin_slice, give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.server.cluster.kafka_requests import serve_node_request
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage, TopicImage
@@ -56,6 +59,7 @@ def handlers_of(membership: Membership, broker: Broker) -> Handlers:
         HeartbeatRequest: served.heartbeat,
         AppendRequest: served.append,
         ElectLeaderRequest: served.elect_leader,
+        ReplicaEndsRequest: served.replica_ends,
         ProbeRequest: served.probe,
         KafkaRequest: served.kafka,
     }
@@ -129,6 +133,15 @@ class _Served:
         leader = None if placed.leader == _NO_NODE else placed.leader
         return ElectLeaderResponse(request.header.answer(), leader=leader, epoch=placed.leader_epoch)
 
+    async def replica_ends(self, peer: PeerInfo, request: ReplicaEndsRequest) -> ReplicaEndsResponse:
+        """Tell how far this node's replicas reach."""
+        begin_slice()
+        ends = []
+        for where in request.partitions:
+            ends.append(self._membership.replica_ends.here(where))
+            await give_way()
+        return ReplicaEndsResponse(request.header.answer(), partitions=ends)
+
     # --- replication
 
     async def fetch(self, peer: PeerInfo, request: FetchRequest) -> FetchResponse:
@@ -160,13 +173,13 @@ class _Served:
     # --- liveness, and Kafka's own requests
 
     async def probe(self, peer: PeerInfo, request: ProbeRequest) -> ProbeResponse:
-        """Say that this node is well."""
-        return ProbeResponse(request.header.answer(), wall_ms=self._broker.clock_ms())
+        """Say that this node is well, or ask another one for the asking node."""
+        return await self._membership.probing.answer(request)
 
     async def kafka(self, peer: PeerInfo, request: KafkaRequest) -> KafkaResponse:
         """Serve a Kafka request that only nodes may send."""
-        frame = await self._broker.serve_node_request(peer.node_id, request.frame)
-        return KafkaResponse(request.header.answer(), frame=memoryview(frame))
+        frame = await serve_node_request(self._broker, peer.node_id, request.frame)
+        return KafkaResponse(request.header.answer(), frame=frame)
 
 
 async def _wait(partition: Partition, offset: int, *, committed: bool) -> None:

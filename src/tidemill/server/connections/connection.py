@@ -35,7 +35,7 @@ from tidemill.server.connections.frame_buffers import FrameBuffers
 from tidemill.server.requests.authorization import ANONYMOUS
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.watchdog import begin_turn
-from tidemill.wire.apis import PRODUCE, is_served
+from tidemill.wire.apis import PRODUCE, is_loaded, is_served
 from tidemill.wire.frames import FRAME_LENGTH_BYTES, frame_length
 from tidemill.wire.requests import (
     QUICK_REQUEST_ELEMENTS,
@@ -509,18 +509,21 @@ class Connection(asyncio.BufferedProtocol):
             self.principal,
         )
         try:
-            if is_served(header.api_key, header.api_version):
+            served = is_served(header.api_key, header.api_version)
+            is_slow = served and not is_loaded(header.api_key)
+            if served and not is_slow:
                 call.request = decode_request(header, frame, QUICK_REQUEST_ELEMENTS)
-            is_large = False
         except TooManyElements:
+            is_slow = True
+        if is_slow:
             # It is decoded in a thread, and later requests wait for that.
-            is_large = slot.barrier = True
+            slot.barrier = True
         slot.call = call
         self._queued_bytes -= len(frame)
         self._slots.append(slot)
         self._running_barrier = slot.barrier
         self.client_id = header.client_id or self.client_id
-        if is_large:
+        if is_slow:
             slot.in_thread = True
             work = partial(decode_large_request, header, frame, Pace().breathe)
             decoding = self._loop.run_in_executor(None, work)
@@ -529,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
             self._dispatch(call, frame)
 
     def _decoded(self, slot: _Slot, call: Call, frame: bytes | memoryview, done: asyncio.Future[Any]) -> None:
-        """Dispatch a large request that was decoded in a thread."""
+        """Dispatch a request that was decoded in a thread."""
         slot.in_thread = False
         if self._transport is None:
             slot.call = None

@@ -8,13 +8,17 @@ coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.metrics import Metric, Metrics, gauges
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.errors import ApiError, DiskFull, ErrorCode, TidemillError
+from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
 from tidemill.server.broker.housekeeping import Chore
 
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
     from tidemill.server.requests.authorization import ResourceType
 
 __all__ = ("COORDINATOR_METRICS", "CoordinatorRow", "Coordinators", "InternalTopic")
+
+logger = logging.getLogger(__name__)
+
+_TRACES_RETRY_S: Final = 1.0
 
 C = TypeVar("C", bound=Coordinator[Any])
 
@@ -76,6 +84,14 @@ class InternalTopic:
         topic = self.image
         return self._row.partitions(self._broker.settings) if topic is None else len(topic.partitions)
 
+    def leads(self, partition: int) -> bool:
+        topic = self.image
+        return (
+            topic is not None
+            and partition < len(topic.partitions)
+            and topic.partitions[partition].leader == self._broker.node_id
+        )
+
     async def ensure(self) -> None:
         """Create the topic if it does not exist. Raises ``TidemillError``."""
         await self._broker.catalogue.ensure_internal_topic(self._row.topic, self.partition_count())
@@ -88,8 +104,15 @@ class InternalTopic:
         except ApiError as error:
             raise ApiError(ErrorCode.not_coordinator, error.message) from error
         return PartitionCoordinatorLog(
-            leader, self._broker.clock_ms, compress_above_bytes=self._row.compress_above_bytes
+            leader,
+            self._broker.clock_ms,
+            compress_above_bytes=self._row.compress_above_bytes,
+            give_up_reserve=self._broker.disk.give_up_reserve,
         )
+
+    async def prepare_append(self, partition: int) -> None:
+        with contextlib.suppress(TidemillError):
+            await self._broker.find.partition_with_files(self._row.topic, partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +132,10 @@ class Coordinators:
         self._broker = broker
         self._entries: dict[str, _Entry] = {}
         self._started = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Topics that were deleted, and whose traces in this node's shards are still to be removed.
+        self._deleted: set[str] = set()
+        self._may_have_traces = asyncio.Event()
         broker.controller.subscribe(self._metadata_changed)
 
     def add(self, row: CoordinatorRow[C]) -> C:
@@ -138,6 +165,13 @@ class Coordinators:
         """Topic and partition in which the state of ``key`` is kept."""
         return row.topic, self.of(row).partition_of(key)
 
+    def leader_of(self, row: CoordinatorRow[Any], key: str) -> int:
+        """The node that coordinates ``key`` by the metadata; ``NO_LEADER`` if there is none at the moment."""
+        topic, index = self._broker.image.topics.get(row.topic), self.of(row).partition_of(key)
+        if topic is None or index >= len(topic.partitions):
+            return NO_LEADER
+        return topic.partitions[index].leader
+
     # --- their topics
 
     def has_topic(self, row: CoordinatorRow[Any]) -> bool:
@@ -152,6 +186,9 @@ class Coordinators:
         """Make sure that this coordinator can write; returns the error for its client if it cannot."""
         try:
             await self.ensure_topic(row)
+        except DiskFull:
+            # Clients retry the other code for ever without a word; this one they show to their application.
+            return ErrorCode.unknown_server_error
         except TidemillError:
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
@@ -167,6 +204,13 @@ class Coordinators:
             if entry.topic.image is not None:
                 await entry.coordinator.start(settle_ms)
         self._started = True
+        if self._broker.image.replicated:
+            self._run(self._remove_traces())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def forget_missing_topics(self) -> None:
         """Forget what is kept about topics that do not exist.
@@ -195,17 +239,46 @@ class Coordinators:
     async def close(self) -> None:
         """Answer all callers that wait and stop, in the reverse order of the rows."""
         self._started = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for entry in reversed(self._entries.values()):
             await entry.coordinator.close()
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         """Load shards that this node leads now. Those that it no longer leads are told by their logs."""
-        for changed in delta.leader_changed if self._started else ():
+        if not self._started:
+            return
+        if new.replicated and delta.deleted:
+            self._deleted.update(topic.name for topic in delta.deleted)
+            self._may_have_traces.set()
+        for changed in delta.leader_changed:
             entry = self._entries.get(changed.topic)
-            if entry is not None:
-                leader = new.topics[changed.topic].partitions[changed.partition].leader
-                if leader == self._broker.node_id:
-                    entry.coordinator.take_over(changed.partition)
+            if entry is not None and entry.topic.leads(changed.partition):
+                self._run(self._take_over(entry, changed.partition))
+
+    async def _take_over(self, entry: _Entry, partition: int) -> None:
+        await entry.coordinator.take_over(partition)
+        # Its last leader may have failed between the deletion of a topic and that of what it kept about it.
+        # This node knows every topic that the last leader knew.
+        self._may_have_traces.set()
+
+    async def _remove_traces(self) -> None:
+        """Forget what this node's shards keep about topics that were deleted, on whatever node."""
+        while True:
+            await self._may_have_traces.wait()
+            self._may_have_traces.clear()
+            deleted, self._deleted = self._deleted, set()
+            try:
+                if deleted:
+                    await self.on_topics_deleted(sorted(deleted))
+                await self.forget_missing_topics()
+            except DiskFull:
+                self._broker.disk.when_writable(self.forget_missing_topics)
+            except TidemillError as error:
+                logger.info("what is kept about deleted topics is removed later: %s", error.message)
+                await asyncio.sleep(_TRACES_RETRY_S)
+                self._may_have_traces.set()
 
     # --- what they tell of themselves
 

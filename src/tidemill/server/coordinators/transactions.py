@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import CoordinatorRow
-from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
+from tidemill.server.coordinators.transaction_partitions import (
+    LocalTransactionPartitions,
+    NodeTransactionPartitions,
+)
 from tidemill.server.requests.authorization import TRANSACTIONAL_ID
 from tidemill.transactions.coordinator import TRANSACTION_METRICS, TransactionCoordinator
 from tidemill.transactions.settings import TransactionSettings
@@ -29,10 +32,14 @@ def _make(broker: Broker, logs: LogAccess) -> TransactionCoordinator:
         expiration_ms=broker.settings.transactional_id_expiration_ms,
         publication_retention_ms=broker.settings.job_publication_retention_ms,
     )
+    local = LocalTransactionPartitions(
+        broker.find, broker.coordinators.of(GROUPS), broker.moments, broker.clock_ms
+    )
     return TransactionCoordinator(
         logs,
-        LocalTransactionPartitions(
-            broker.find, broker.coordinators.of(GROUPS), broker.moments, broker.clock_ms
+        # How other nodes are asked is known later.
+        NodeTransactionPartitions(
+            local, broker.find, broker.node_id, lambda *request: broker.ask_node(*request)
         ),
         settings,
         broker.clock,

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import msgspec
 
-from tidemill.errors import CorruptData, DataDirectoryInUse, StorageError
+from tidemill.errors import ConfigError, CorruptData, DataDirectoryInUse, StorageError
 
 __all__ = ("DataDirectory", "DirectoryIdentity", "describe_owner")
 
@@ -130,6 +130,16 @@ class DataDirectory:
     @property
     def metadata_path(self) -> Path:
         return self.path / "metadata.db"
+
+    def check_alone(self) -> None:
+        """Raise ``ConfigError`` if the directory belongs to a cluster: on its own it would go its own way."""
+        identity = self.read_identity()
+        if identity is not None:
+            raise ConfigError(
+                f"the data directory {self.path} is that of node {identity.node_name!r} of cluster "
+                f"{identity.cluster_id}; start it with --cluster etcd://... --name {identity.node_name}. If "
+                f"'tidemill cluster upgrade' was interrupted, run it again"
+            )
 
     def check_metadata_present(self) -> None:
         """Raise if there are logs but no metadata: the node would look empty, and forget its data."""

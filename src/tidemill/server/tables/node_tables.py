@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from tidemill.errors import StorageError, TidemillError
+from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.kv.contract import KvEngine
 from tidemill.server.broker import Broker
 from tidemill.server.tables.definitions import TableDefinitions
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 #: How many buckets are opened before the node is ready, and how long that may take.
 _PREPARED_BUCKETS_MAX = 64
 _PREPARED_BUCKETS_MS = 2_000
+#: As many as a table can have buckets on one node.
+_NAMED_BUCKETS_MAX = 30_000
 #: The directory of the rehearsal, below the data directory; it is removed afterwards.
 _REHEARSAL_DIRECTORY = "rehearsal"
 #: Kafka's APIs that a client of tables begins with.
@@ -113,6 +115,15 @@ class NodeTables:
             request.table_id if table_id is None else table_id, request.partition_id, request.bucket
         )
 
+    def named_buckets(self, request: Any, table_id: int) -> list[BucketKey]:
+        """The buckets that a request names; none if it is about the whole table."""
+        if len(request.buckets) > _NAMED_BUCKETS_MAX:
+            raise ApiError(
+                ErrorCode.invalid_request,
+                f"{len(request.buckets)} buckets in one request, {_NAMED_BUCKETS_MAX} are the most",
+            )
+        return [self.bucket_key(each, table_id) for each in request.buckets]
+
     def open_scan(self, request: Any) -> OpenScan:
         """The scan that a request opens."""
         return OpenScan(
@@ -140,14 +151,16 @@ class NodeTables:
         limits = SplitLimits(request.max_rows, request.max_bytes, request.max_pieces)
         return await self.splitting.split(scan, limits)
 
-    async def create_snapshots(self, table_name: str) -> list[dict[str, Any]]:
-        """Take a snapshot of every bucket, all of one moment."""
+    async def create_snapshots(
+        self, table_name: str, named: Sequence[BucketKey] = ()
+    ) -> list[dict[str, Any]]:
+        """Take a snapshot of every bucket, or of the named ones, all of one moment."""
         refusal = self._broker.disk.growth_refusal
         if refusal is not None:
             raise refusal
         table = self.service.keyed(self.service.named(table_name).table_id)
         buckets: list[Bucket] = [
-            await self.service.ready_bucket(key) for key in self.service.bucket_keys(table)
+            await self.service.ready_bucket(key) for key in self.service.chosen_keys(table, named)
         ]
         taken = await snapshots_of_one_moment(buckets, self._broker.moments)
         for bucket in buckets:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from tidemill.errors import TidemillError
+from tidemill.coordination.turns import give_way
+from tidemill.errors import ErrorCode, TidemillError
 from tidemill.kv.contract import KvStore
 from tidemill.kv.snapshots import BrokenSnapshot, SnapshotInfo
 from tidemill.tables.scanning.service import ScanService
@@ -30,15 +31,19 @@ class TableStatistics:
         self._service = service
         self._scans = scans
 
-    async def of_buckets(self, table_name: str) -> list[dict[str, Any]]:
-        """Rows, bytes and offsets of every bucket; for one with a problem, the problem."""
-        table = self._service.named(table_name)
-        return [
-            await self._bucket_stats(key, keyed=table.has_primary_key)
-            for key in self._service.bucket_keys(table)
-        ]
+    async def of_buckets(self, table_name: str, named: Sequence[BucketKey] = ()) -> list[dict[str, Any]]:
+        """Rows, bytes and offsets of every bucket; for one with a problem, the problem.
 
-    async def _bucket_stats(self, key: BucketKey, *, keyed: bool) -> dict[str, Any]:
+        Of ``named`` ones only, if there are any: raises ``ApiError`` if this node does not lead one of them.
+        """
+        table = self._service.named(table_name)
+        found = []
+        for key in self._service.chosen_keys(table, named):
+            found.append(await self._bucket_stats(key, keyed=table.has_primary_key, must_lead=bool(named)))
+            await give_way()
+        return found
+
+    async def _bucket_stats(self, key: BucketKey, *, keyed: bool, must_lead: bool) -> dict[str, Any]:
         stats: dict[str, Any] = {
             "partition_id": key.partition_id,
             "bucket": key.bucket,
@@ -56,6 +61,8 @@ class TableStatistics:
             if keyed:
                 stats |= await self._state_stats(key)
         except TidemillError as error:
+            if must_lead and error.code == ErrorCode.not_leader_or_follower:
+                raise
             stats["problem"] = str(error)
         return stats
 
@@ -72,11 +79,14 @@ class TableStatistics:
             "scanner_count": self._scans.sessions.count(key),
         }
 
-    async def of_snapshots(self, table_name: str) -> list[dict[str, Any]]:
-        """Every snapshot of a table; those that do not check out with what is wrong with them."""
+    async def of_snapshots(self, table_name: str, named: Sequence[BucketKey] = ()) -> list[dict[str, Any]]:
+        """Every snapshot of a table, or of the named buckets.
+
+        Those that do not check out come with what is wrong with them.
+        """
         table = self._service.keyed(self._service.named(table_name).table_id)
         found = []
-        for key in self._service.bucket_keys(table):
+        for key in self._service.chosen_keys(table, named):
             bucket = self._service.bucket(key)
             found += [snapshot_body(key, each) for each in await self._in_thread(bucket.snapshots.list)]
             found += [

@@ -1,9 +1,9 @@
-"""Pins: the state of all buckets of a table, kept as it is under one id while many read it.
+"""Pins: the state of the buckets of a table on this node, kept as it is under one id while many read it.
 
-A pin is cheap and lives in memory only: views, one per bucket. It expires when nobody has used
-it for its time; a session that reads it keeps it in use, and keeps its own view when the pin is released.
-Whoever pinned has a share of the pins (``coordination/shares.py``); any client may use a pin that it knows
-the id of.
+A pin is cheap and lives in memory only: views, one per bucket. If several nodes lead the buckets, each has a
+pin of its own under the same id, which the client has chosen. It expires when nobody has used it for its
+time; a session that reads it keeps it in use, and keeps its own view when the pin is released. Whoever pinned
+has a share of the pins (``coordination/shares.py``); any client may use a pin that it knows the id of.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SharedView:
 
 @dataclass(slots=True)
 class Pin:
-    """Views of all buckets of a table, with the leader epochs under which they were taken."""
+    """Views of buckets of a table, with the leader epochs under which they were taken."""
 
     id: str
     table_id: int
@@ -91,6 +91,13 @@ class Pins:
         if not self._shares.of_address(address):
             address = max((pin.client.address for pin in pins), key=self._shares.of_address)
         return own or [pin for pin in pins if pin.client.address == address]
+
+    def check_unused(self, pin_id: str) -> None:
+        """Raise ``TableError`` if there is a pin of that id: whoever knows the id relies on its moment."""
+        if pin_id in self._pins:
+            raise TableError(
+                TableCode.invalid_scan_request, "there is a pin of that id already; choose another one"
+            )
 
     def add(self, pin: Pin) -> None:
         self._pins[pin.id] = pin

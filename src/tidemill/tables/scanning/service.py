@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,10 @@ from tidemill.control.tables.images import LeasedSnapshot
 from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.moments import MomentGate
 from tidemill.coordination.shares import Client
+from tidemill.coordination.turns import give_way
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvView
+from tidemill.kv.snapshots import SnapshotInfo
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.predicates.predicate import bind, decode
 from tidemill.tables.scanning.pins import Pin, Pins, SharedView
@@ -35,6 +38,8 @@ _T = TypeVar("_T")
 
 _KEYS_MAX = 100_000
 _PIN_IDLE_MS_MAX = 3_600_000
+_PIN_ID_BYTES = 12
+_PIN_ID = re.compile(rf"[0-9a-f]{{{2 * _PIN_ID_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,7 @@ class ScanService:
                 TableCode.invalid_scan_request, f"{len(keys)} keys in one look-up, {_KEYS_MAX} are the most"
             )
         log = self._service.log(key, leader_epoch)
+        epoch = log.leader_epoch
         # The state may be behind the log: a look-up waits for what was acknowledged before it.
         wanted = max(min_offset, log.last_stable_offset)
         bucket = await self._service.ready_bucket(key, wanted, max_wait_ms)
@@ -127,12 +133,14 @@ class ScanService:
         max_bytes = min(max_bytes, self._max_bytes)
         work = partial(_look_up, find_table, bucket.store, keys, list(columns) or None, max_bytes)
         try:
-            return LookedUp(offset, await self._read(bucket, work))
+            records = await self._read(bucket, work)
         except TableError as error:
             if error.table_code != TableCode.scanner_expired:
                 raise
             # A look-up holds nothing, so the client can simply ask again.
             raise TableError(TableCode.state_not_ready, error.message) from error
+        self._service.check_newest(key, epoch)
+        return LookedUp(offset, records)
 
     # -- pins ----------------------------------------------------------------------------------------------
 
@@ -143,27 +151,36 @@ class ScanService:
         max_wait_ms: int,
         idle_ms: int,
         client: Client,
+        *,
+        named: Sequence[BucketKey] = (),
+        pin_id: str | None = None,
     ) -> Pin:
-        """Pin the state of all buckets of a table that this node leads."""
+        """Pin the state of the named buckets of a table, or of all; this node must lead every one of them.
+
+        All of them as of one moment. ``pin_id`` is the client's own choice, for pins on several nodes.
+        """
         table = self._service.keyed(table_id)
+        pin_id = self._pin_id(pin_id)
         self.pins.check_capacity(self._service.host.steady_ms(), client)
         views: dict[BucketKey, SharedView] = {}
         epochs: dict[BucketKey, int] = {}
         try:
             # The logs first, because a log that this node does not lead refuses the pin.
-            for key in self._service.bucket_keys(table):
+            for key in self._service.chosen_keys(table, named):
                 epochs[key] = self._service.log(key).leader_epoch
-            buckets = await asyncio.gather(
-                *(self._service.ready_bucket(key, min_offsets.get(key, -1), max_wait_ms) for key in epochs)
+                await give_way()
+            buckets = await self._service.ready_buckets(
+                {key: min_offsets.get(key, -1) for key in epochs}, max_wait_ms
             )
             taken = await _all_views(buckets, self._service.host.moments)
             for key, (view, log_offset) in zip(epochs, taken, strict=True):
                 views[key] = SharedView(view, log_offset, view.close)
             now_ms = self._service.host.steady_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
-            pin = Pin(
-                self._service.host.ids.token(12).hex(), table_id, views, epochs, idle_ms, now_ms, client
-            )
+            pin = Pin(pin_id, table_id, views, epochs, idle_ms, now_ms, client)
+            for key, epoch in epochs.items():
+                self._service.check_newest(key, epoch)
+            self.pins.check_unused(pin_id)
             self.pins.check_capacity(now_ms, client)
         except BaseException:
             for shared in views.values():
@@ -171,6 +188,17 @@ class ScanService:
             raise
         self.pins.add(pin)
         return pin
+
+    def _pin_id(self, chosen: str | None) -> str:
+        if chosen is None:
+            return self._service.host.ids.token(_PIN_ID_BYTES).hex()
+        if not _PIN_ID.fullmatch(chosen):
+            raise TableError(
+                TableCode.invalid_scan_request,
+                f"the id of a pin is {2 * _PIN_ID_BYTES} random hexadecimal digits, which nobody can guess",
+            )
+        self.pins.check_unused(chosen)
+        return chosen
 
     def keep_pin(self, pin_id: str) -> None:
         """Keep a pin from expiring."""
@@ -192,10 +220,12 @@ class ScanService:
             raise TableError(TableCode.invalid_scan_request, f"a scan is opened by call 0, not {sequence}")
         if scan.limit < 0:
             raise TableError(TableCode.invalid_scan_request, f"a scan cannot give {scan.limit} rows")
-        self._service.log(scan.bucket, scan.leader_epoch)
+        epoch = self._service.log(scan.bucket, scan.leader_epoch).leader_epoch
         self.sessions.check_capacity(scan.bucket, client)
         view = await self._view_of(scan)
         try:
+            if scan.pin_id is None and scan.lease_id is None:
+                self._service.check_newest(scan.bucket, epoch)
             # Asked for again, because rows may be of a schema that the table got meanwhile.
             newest = self._service.keyed(scan.bucket.table_id)
             if newest is not table:
@@ -334,32 +364,28 @@ class ScanService:
     async def _snapshot_view(self, bucket: Bucket, lease_id: str, held: LeasedSnapshot) -> SharedView:
         """Open a leased snapshot for reading. Its files stay until it is closed, also if the lease ends."""
         keeper = self._service.keeper
-        keeper.keep(bucket.key, held.snapshot_id)
+        async with bucket.snapshots_turn:
+            # Nobody may remove the snapshot before ``keep``.
+            info = await self._read_leased(bucket, lease_id, partial(_leased_snapshot, bucket, held))
+            if info is None:
+                info = await self._service.rebuild_leased(bucket, held)
+            keeper.keep(bucket.key, info.snapshot_id)
         try:
-            work = partial(self._open_snapshot, bucket, held)
-            reader = await self._read_leased(bucket, lease_id, work)
+            work = partial(self._service.engine.open_read_only, info.path, info.identity)
+            reader: KvView = await self._read_leased(bucket, lease_id, work)
         except BaseException:
-            keeper.let_go(bucket.key, held.snapshot_id)
+            keeper.let_go(bucket.key, info.snapshot_id)
             raise
 
         def close() -> None:
             try:
                 # In a thread, because closing a database takes time.
                 closing = asyncio.get_running_loop().run_in_executor(self._service.threads, reader.close)
-                closing.add_done_callback(lambda _: keeper.let_go(bucket.key, held.snapshot_id))
+                closing.add_done_callback(lambda _: keeper.let_go(bucket.key, info.snapshot_id))
             except RuntimeError:  # The threads are gone: the node stops.
                 reader.close()
 
         return SharedView(reader, held.log_offset, close)
-
-    def _open_snapshot(self, bucket: Bucket, held: LeasedSnapshot) -> KvView:
-        for info in bucket.snapshots.list():
-            if (info.snapshot_id, info.log_offset) == (held.snapshot_id, held.log_offset):
-                return self._service.engine.open_read_only(info.path, info.identity)
-        raise TableError(
-            TableCode.snapshot_not_found,
-            f"the leased snapshot {held.snapshot_id} of {bucket.name} is not usable any more",
-        )
 
     # -- endings -------------------------------------------------------------------------------------------
 
@@ -406,6 +432,18 @@ class ScanService:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, work)
+
+
+def _leased_snapshot(bucket: Bucket, held: LeasedSnapshot) -> SnapshotInfo | None:
+    """This node's snapshot of the leased state; None if it has none.
+
+    Numbers are a node's own. The state of a log at an offset is one and the same, if the epoch is the same.
+    """
+    for info in bucket.snapshots.list():
+        known = -1 not in (info.leader_epoch, held.leader_epoch)
+        if info.log_offset == held.log_offset and (not known or info.leader_epoch == held.leader_epoch):
+            return info
+    return None
 
 
 def _shape(table: TableDefinition, scan: OpenScan) -> ScanShape:

@@ -26,10 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tidemill.coordination.turns import TurnQueue
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore, KvView
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
+from tidemill.log.epochs import EpochHistory
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.net.retry import backoff_ms
 from tidemill.records.batch import parse_header
@@ -37,7 +39,7 @@ from tidemill.replication.partition import Partition
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.changes import Changes
-from tidemill.tables.state.folding import PreparedChanges, fold_batches
+from tidemill.tables.state.folding import PreparedChanges, fold_batches, read_for_fold
 
 __all__ = ("Bucket", "BucketCounts", "bucket_identity")
 
@@ -45,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: How many bytes of the log one step reads.
-_STEP_BYTES = 1024 * 1024
 _PREPARED_BYTES_MAX = 8 * 1024 * 1024
 #: How many rows the fold may be behind before writers wait for it, and how long they wait.
 _BEHIND_ROWS_MAX = 20_000
@@ -103,6 +103,7 @@ class Bucket:
         steady_ms: Callable[[], int],
         *,
         max_decompressed_bytes: int,
+        turns: TurnQueue | None = None,
     ) -> None:
         self.key = key
         self.log = log
@@ -118,6 +119,7 @@ class Bucket:
         self._clock_ms = clock_ms
         self._steady_ms = steady_ms
         self._max_decompressed_bytes = max_decompressed_bytes
+        self._turns = turns or TurnQueue(1)
         self._store: KvStore | None = None
         #: Whether the state may be shown: not ahead of what is stable, nor behind what was shown before.
         self._is_current = False
@@ -287,8 +289,9 @@ class Bucket:
         try:
             if after is not None:
                 await asyncio.wait([after])
+            await self._turns.turn()
             while await self._go_on():
-                pass
+                await self._turns.turn()
         except Exception as error:
             logger.exception("the fold of %s failed", self.name)
             self._stop(TableError(TableCode.state_damaged, f"the fold of {self.name} failed: {error!r}"))
@@ -298,9 +301,11 @@ class Bucket:
         try:
             if self._store is None:
                 await self._recover()
+            # Before the goal: what an earlier leader has shown lies below a goal that is found after it.
+            was_caught_up = self.log.has_reached_epoch_start
             goal = min([self.log.last_stable_offset, *(stop.offset for stop in self._stops)])
             await self._fold_to(goal)
-            if self._may_be_shown():
+            if self._may_be_shown(was_caught_up):
                 self._release_waiters()
                 await self._make_stops()
         except StorageError as error:
@@ -313,12 +318,10 @@ class Bucket:
             await self._wanted.wait()
         return True
 
-    def _may_be_shown(self) -> bool:
+    def _may_be_shown(self, was_caught_up: bool) -> bool:
         assert self._store is not None
         if not self._is_current:
-            self._is_current = (
-                self.log.has_reached_epoch_start and self._store.applied_offset <= self.log.last_stable_offset
-            )
+            self._is_current = was_caught_up and self._store.applied_offset <= self.log.last_stable_offset
         return self._is_current
 
     async def _recover(self) -> None:
@@ -329,11 +332,16 @@ class Bucket:
         complete = log.log_start_offset == 0
         self._is_current = False
         # The log end, not the high watermark: state between the two is valid.
+        log_end = log.log_end_offset
+        # Copied, because it changes on the event loop.
+        is_of_log = partial(_is_part, log.epochs.copy(), log_end)
         await self._in_thread(
-            partial(self._open_state, log.log_start_offset, log.log_end_offset, log_is_complete=complete)
+            partial(self._open_state, log.log_start_offset, log_end, is_of_log, log_is_complete=complete)
         )
 
-    def _open_state(self, log_start: int, log_end: int, *, log_is_complete: bool) -> None:
+    def _open_state(
+        self, log_start: int, log_end: int, is_of_log: Callable[[int, int], bool], *, log_is_complete: bool
+    ) -> None:
         # Set here, in the thread, so that ``close`` finds the store also if nobody waits for it any more.
         if not self._closed:
             self._store = recover(
@@ -344,6 +352,7 @@ class Bucket:
                 log_end=log_end,
                 log_is_complete=log_is_complete,
                 on_warning=partial(logger.warning, "%s: %s", self.name),
+                is_of_log=is_of_log,
             )
 
     async def _fold_to(self, goal: int) -> None:
@@ -351,10 +360,11 @@ class Bucket:
         assert store is not None
         while store.applied_offset < goal:
             before = store.applied_offset
-            data, aborted = self._read_log(before)
+            data, aborted = read_for_fold(self.log, before)
             if not data or parse_header(data).base_offset >= goal:
                 # Compaction has left nothing between here and the goal.
-                await self._in_thread(partial(store.write, [], [], [], goal))
+                epoch = self.log.epochs.epoch_at(goal - 1)
+                await self._in_thread(partial(store.write, [], [], [], goal, epoch))
             else:
                 await self._in_thread(partial(self._fold_step, store, data, aborted, goal))
             assert store.applied_offset > before, "a step of the fold goes forward"
@@ -362,16 +372,6 @@ class Bucket:
                 # Whoever waits for less than the goal need not wait for all of it.
                 self._release_waiters()
             self._failures = 0
-
-    def _read_log(self, offset: int) -> tuple[bytes, list[AbortedTransaction]]:
-        try:
-            data = self.log.read(offset, _STEP_BYTES, at_least_one=True, committed=True)
-            return bytes(data), self.log.aborted_in(data)
-        except StorageError as error:
-            # Not an error of the state, which is as valid as before.
-            raise TableError(
-                TableCode.state_damaged, f"the log of {self.name} cannot be read: {error}"
-            ) from error
 
     def _fold_step(self, store: KvStore, data: bytes, aborted: list[AbortedTransaction], goal: int) -> None:
         self.counts.folded_rows += fold_batches(
@@ -495,6 +495,14 @@ class Bucket:
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise
+
+
+def _is_part(history: EpochHistory, log_end: int, leader_epoch: int, offset: int) -> bool:
+    """Whether a state at ``offset``, whose last record is of ``leader_epoch``, is one of the log's own."""
+    if offset == 0:
+        return True
+    known, end_offset = history.end_offset_for(leader_epoch, log_end)
+    return known == leader_epoch and offset <= end_offset
 
 
 def _close_quietly(store: KvStore) -> None:

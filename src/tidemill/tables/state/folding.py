@@ -10,16 +10,19 @@ from typing import cast
 
 import numpy as np
 
-from tidemill.errors import ApiError, TableCode, TableError
+from tidemill.errors import ApiError, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvStore
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.records.columns.read import read_columns
+from tidemill.replication.partition import Partition
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state.changes import Changes, prepare, state_values
 
-__all__ = ("PreparedChanges", "apply", "fold_batches")
+__all__ = ("PreparedChanges", "apply", "fold_batches", "read_for_fold")
 
+#: How many bytes of the log one step of a fold reads.
+_STEP_BYTES = 1024 * 1024
 #: How many rows one write to the engine has: a write holds Python's lock.
 _WRITE_ROWS = 1_000
 
@@ -54,6 +57,18 @@ class PreparedChanges:
             return changes if len(changes.offsets) == header.record_count else None
 
 
+def read_for_fold(log: Partition, offset: int) -> tuple[bytes, list[AbortedTransaction]]:
+    """Whole batches of the log from ``offset`` on, up to what is stable; on the event loop."""
+    try:
+        data = log.read(offset, _STEP_BYTES, at_least_one=True, committed=True)
+        return bytes(data), log.aborted_in(data)
+    except StorageError as error:
+        # Not an error of the state, which is as valid as before.
+        raise TableError(
+            TableCode.state_damaged, f"the log of {log.topic}-{log.index} cannot be read: {error}"
+        ) from error
+
+
 def fold_batches(
     store: KvStore,
     table: TableDefinition,
@@ -80,17 +95,20 @@ def fold_batches(
             continue
         changes = prepared.take(header)
         if header.is_control or header.record_count == 0 or _is_aborted(header, aborted):
-            store.write([], [], [], header.next_offset)
+            store.write([], [], [], header.next_offset, header.leader_epoch)
             continue
         if changes is None:
             changes = _changes_of(table, batch, header, max_decompressed_bytes)
-        apply(store, changes, header.next_offset)
+        apply(store, changes, header.next_offset, header.leader_epoch)
         rows += len(changes.state_keys)
     return rows
 
 
-def apply(store: KvStore, changes: Changes, next_offset: int) -> None:
-    """Write the changes in several writes; after each, the state is that of the log at some offset."""
+def apply(store: KvStore, changes: Changes, next_offset: int, leader_epoch: int = -1) -> None:
+    """Write the changes of a batch in several writes; after each, the state is that of the log somewhere.
+
+    ``leader_epoch`` is that of the batch; -1 if it is not known.
+    """
     keys: list[bytes] = changes.state_keys.to_pylist()
     values: list[bytes | None] = state_values(changes).to_pylist()
     offsets = changes.offsets
@@ -103,9 +121,9 @@ def apply(store: KvStore, changes: Changes, next_offset: int) -> None:
         deleted = [key for key, value in latest.items() if value is None]
         put = {key: value for key, value in latest.items() if value is not None} if deleted else latest
         reached = next_offset if behind == len(keys) else int(offsets[behind])
-        store.write(put.keys(), cast("Collection[bytes]", put.values()), deleted, reached)
+        store.write(put.keys(), cast("Collection[bytes]", put.values()), deleted, reached, leader_epoch)
     if store.applied_offset < next_offset:
-        store.write([], [], [], next_offset)
+        store.write([], [], [], next_offset, leader_epoch)
 
 
 def _is_aborted(header: BatchHeader, aborted: list[AbortedTransaction]) -> bool:

@@ -35,9 +35,20 @@ class Leases:
         self._service = service
 
     async def acquire(
-        self, table_name: str, lease_id: str | None, holder: str, duration_ms: int, *, fresh: bool
+        self,
+        table_name: str,
+        lease_id: str | None,
+        holder: str,
+        duration_ms: int,
+        *,
+        fresh: bool,
+        named: Sequence[BucketKey] = (),
     ) -> LeaseImage:
-        """Take a lease of the newest snapshots (``fresh``: of new ones), or renew ``lease_id``."""
+        """Take a lease of the newest snapshots (``fresh``: of new ones), or renew ``lease_id``.
+
+        With ``named`` buckets, only their snapshots, which are added to ``lease_id`` if that is given: so a
+        client leases a table whose buckets several nodes lead.
+        """
         host = self._service.host
         if not 1 <= duration_ms <= _DURATION_MS_MAX:
             raise TableError(
@@ -46,15 +57,16 @@ class Leases:
                 "renewed",
             )
         expires_at_ms = host.steady_ms() + duration_ms
-        if lease_id is not None:
+        if lease_id is not None and not named:
             held = self.get(lease_id)
             return await host.controller.submit(
                 PutLease(lease=replace(held, expires_at_ms=expires_at_ms), renew=True)
             )
         table = self._service.keyed(self._service.named(table_name).table_id)
+        keys = self._service.chosen_keys(table, named)
         kept: Counter[tuple[BucketKey, int]] = Counter()
         try:
-            buckets = [await self._service.ready_bucket(key) for key in self._service.bucket_keys(table)]
+            buckets = [await self._service.ready_bucket(key) for key in keys]
             async with contextlib.AsyncExitStack() as turns:
                 for bucket in buckets:
                     # Nobody may remove the snapshot between the choice and ``keep``.
@@ -65,19 +77,25 @@ class Leases:
                     self._service.keeper.keep(bucket.key, taken.snapshot_id)
             snapshots = [
                 LeasedSnapshot(
-                    bucket.key.partition_id, bucket.key.bucket, taken.snapshot_id, taken.log_offset
+                    bucket.key.partition_id,
+                    bucket.key.bucket,
+                    taken.snapshot_id,
+                    taken.log_offset,
+                    bucket.log.epochs.epoch_at(taken.log_offset - 1),
+                    host.settings.node_id,
                 )
                 for bucket, taken in zip(buckets, chosen, strict=True)
             ]
             return await host.controller.submit(
                 PutLease(
                     lease=LeaseImage(
-                        lease_id=self._service.host.ids.uuid().hex,
+                        lease_id=lease_id or host.ids.uuid().hex,
                         table_id=table.table_id,
                         holder=holder[:HOLDER_CHARACTERS_MAX],
                         expires_at_ms=expires_at_ms,
                         snapshots=tuple(snapshots),
-                    )
+                    ),
+                    add=lease_id is not None,
                 )
             )
         finally:

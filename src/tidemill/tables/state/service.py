@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +18,11 @@ from uuid import UUID
 from tidemill.config.settings import Settings
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
-from tidemill.control.tables.images import TableImage
+from tidemill.control.tables.images import LeasedSnapshot, TableImage
 from tidemill.coordination.ids import Ids
 from tidemill.coordination.moments import MomentGate
 from tidemill.coordination.pools import Pools
+from tidemill.coordination.turns import TurnQueue, give_way
 from tidemill.errors import (
     ApiError,
     ErrorCode,
@@ -32,7 +33,7 @@ from tidemill.errors import (
 )
 from tidemill.kv.contract import KvEngine
 from tidemill.kv.files import Files
-from tidemill.kv.snapshots import SnapshotStore
+from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 from tidemill.records.batch import BatchHeader, check_batch
 from tidemill.records.columns.read import read_columns
 from tidemill.replication.epochs import NO_EPOCH
@@ -43,6 +44,7 @@ from tidemill.tables.properties import TableProperties
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.bucket import Bucket
 from tidemill.tables.state.changes import Changes, prepare_checked
+from tidemill.tables.state.rebuilding import rebuild
 from tidemill.tables.state.snapshot_keeping import SnapshotKeeper, is_snapshot_due
 
 __all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of")
@@ -52,6 +54,7 @@ logger = logging.getLogger(__name__)
 KV_FOLDER = "kv"
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
+_FOLDS_PER_TURN = 50
 #: Less than clients wait for an answer: otherwise they would give up the connection.
 _READY_SECONDS = 20.0
 #: Columns of records take some 150 bytes for each record while they are made, however small it is.
@@ -94,6 +97,9 @@ class TableHost(Protocol):
 
     @property
     def find(self) -> LogFinder: ...
+    @property
+    def may_answer_newest(self) -> Callable[[Partition], bool]:
+        """Whether nobody else can have become the leader of a partition that this node leads by its image."""
 
 
 def definition_of(table: TableImage) -> TableDefinition:
@@ -128,6 +134,8 @@ class TableService:
         self._buckets: dict[BucketKey, Bucket] = {}
         #: Buckets that another node leads now, until their files are closed.
         self._resigning: dict[BucketKey, asyncio.Task[None]] = {}
+        #: A pin wakes the folds of all buckets of a table at once.
+        self._folds = TurnQueue(_FOLDS_PER_TURN)
         self._removals: set[asyncio.Task[None]] = set()
         self._closed = False
         self.keeper = SnapshotKeeper(
@@ -191,6 +199,10 @@ class TableService:
             for number in range(table.buckets):
                 yield BucketKey(table.table_id, partition.id, number)
 
+    def chosen_keys(self, table: TableDefinition, named: Iterable[BucketKey]) -> list[BucketKey]:
+        """The buckets that a request names, each once; all buckets of the table if it names none."""
+        return list(dict.fromkeys(named)) or list(self.bucket_keys(table))
+
     def log(self, key: BucketKey, leader_epoch: int = NO_EPOCH) -> Partition:
         """The log of a bucket that this node leads, at the epoch that a request names if it does.
 
@@ -213,6 +225,20 @@ class TableService:
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {partition.topic!r}")
         return self._host.find.partition(topic, key.bucket, leader_epoch)
 
+    def check_newest(self, key: BucketKey, leader_epoch: int) -> None:
+        """Raise ``ApiError`` unless state that was just read as of now is the newest that anybody has seen.
+
+        For right before the answer: this node has led since the call came, in that epoch, and nobody else
+        can lead yet.
+        """
+        log = self.log(key, leader_epoch)
+        if not self._host.may_answer_newest(log):
+            raise ApiError(
+                ErrorCode.not_leader_or_follower,
+                f"node {self._host.settings.node_id} may not lead {log.topic}-{log.index} any more: its "
+                "session could not be renewed in time; try again",
+            )
+
     def bucket(self, key: BucketKey) -> Bucket:
         """The bucket, which is opened if it is not. Raises what ``log`` raises; it may not be ready yet."""
         bucket = self._buckets.get(key)
@@ -230,9 +256,32 @@ class TableService:
                 self._host.clock_ms,
                 self._host.steady_ms,
                 max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
+                turns=self._folds,
             )
             bucket.start(after=self._resigning.get(key))
         return bucket
+
+    async def rebuild_leased(self, bucket: Bucket, held: LeasedSnapshot) -> SnapshotInfo:
+        """Build a leased state, of which this node has no snapshot, from the log. Raises ``TableError``.
+
+        That is how a lease outlives the node that took its snapshot. Hold the bucket's ``snapshots_turn``.
+        """
+        refusal = self._host.controller.growth_refusal
+        if refusal is not None:
+            raise refusal
+        await bucket.ready(held.log_offset, _READY_SECONDS)
+        info = await rebuild(
+            bucket.log,
+            held,
+            table=partial(self.by_id, bucket.key.table_id),
+            engine=self.engine,
+            snapshots=bucket.snapshots,
+            threads=self.threads,
+            created_ms=self._host.clock_ms(),
+            max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
+        )
+        self.keeper.forget_floor(bucket)
+        return info
 
     def peek(self, key: BucketKey) -> Bucket | None:
         """The bucket if it is open, else None."""
@@ -246,6 +295,19 @@ class TableService:
         seconds = _READY_SECONDS if max_wait_ms is None else min(_READY_SECONDS, max(0, max_wait_ms) / 1000)
         await bucket.ready(min_offset, seconds)
         return bucket
+
+    async def ready_buckets(self, min_offsets: Mapping[BucketKey, int], max_wait_ms: int) -> list[Bucket]:
+        """Many buckets, each as ``ready_bucket`` gives it; all of them have the same time to get there."""
+        until_ms = self._host.steady_ms() + max_wait_ms
+        for key in min_offsets:
+            # All are opened before one is waited for, so that they recover side by side.
+            self.bucket(key)
+            await give_way()
+        ready = []
+        for key, min_offset in min_offsets.items():
+            ready.append(await self.ready_bucket(key, min_offset, until_ms - self._host.steady_ms()))
+            await give_way()
+        return ready
 
     def directory(self, topic_id: UUID, index: int) -> Path:
         return self._host.settings.data_dir / KV_FOLDER / f"{topic_id.hex}-{index}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from uuid import UUID
@@ -69,28 +69,37 @@ class SnapshotKeeper:
     async def prune(self, bucket: Bucket) -> None:
         """Remove the snapshots that nobody needs."""
         async with bucket.snapshots_turn:
-            needed = {
-                held.snapshot_id
-                for lease in self._image().leases_of(bucket.key.table_id)
-                for held in lease.snapshots
-                if (held.partition_id, held.bucket) == (bucket.key.partition_id, bucket.key.bucket)
-            }
-            needed |= {snapshot_id for key, snapshot_id in self._kept if key == bucket.key}
-            work = partial(_prune, bucket.snapshots, self._newest_kept, needed)
+            leased = set(self._leased_offsets(bucket.key))
+            needed = {snapshot_id for key, snapshot_id in self._kept if key == bucket.key}
+            work = partial(_prune, bucket.snapshots, self._newest_kept, needed, leased)
             floor = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         self._floors[bucket.log.topic_id, bucket.log.index] = floor
+
+    def _leased_offsets(self, key: BucketKey) -> Iterator[int]:
+        """The offsets of a bucket's leased snapshots, whichever node took them."""
+        for lease in self._image().leases_of(key.table_id):
+            for held in lease.snapshots:
+                if (held.partition_id, held.bucket) == (key.partition_id, key.bucket):
+                    yield held.log_offset
 
     # --- floors
 
     def floor(self, topic_id: UUID, index: int) -> int:
-        """The offset from which on the state may need every record of the log again."""
+        """The offset from which on the state may need every record of the log again.
+
+        Leases count on every replica: one that has no such snapshot builds the state again from its log.
+        """
         owner = self._image().table_of_topic(topic_id)
         if owner is not None and not owner[0].primary_key:
             return NO_FLOOR
+        leased = NO_FLOOR
+        if owner is not None:
+            key = BucketKey(owner[0].id, owner[1].id, index)
+            leased = min(self._leased_offsets(key), default=NO_FLOOR)
         log = topic_id, index
         if log not in self._floors and log not in self._listings:
             self._listings[log] = asyncio.get_running_loop().create_task(self._list(log))
-        return self._floors.get(log, 0)
+        return min(self._floors.get(log, 0), leased)
 
     async def _list(self, log: _BucketLog) -> None:
         try:
@@ -151,8 +160,11 @@ def is_snapshot_due(bucket: Bucket, properties: TableProperties, now_ms: int) ->
     )
 
 
-def _prune(snapshots: SnapshotStore, keep: int, needed: Iterable[int]) -> int:
-    snapshots.prune(keep, frozenset(needed))
+def _prune(
+    snapshots: SnapshotStore, keep: int, needed: Iterable[int], leased_offsets: Collection[int]
+) -> int:
+    leased = (info.snapshot_id for info in snapshots.list() if info.log_offset in leased_offsets)
+    snapshots.prune(keep, frozenset([*needed, *leased]))
     return _floor(snapshots)
 
 

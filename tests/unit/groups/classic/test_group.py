@@ -512,12 +512,17 @@ class TestGroups:
     def test_a_group_that_does_not_exist_is_described_as_dead(self, script: Script) -> None:
         assert script.state.describe_group("g").state == "Dead"
 
-    def test_list_filters_by_state_and_type_without_case(self, script: Script) -> None:
+    def test_list_filters_by_state_and_type(self, script: Script) -> None:
         script.stable("a")
-        assert [group.group_id for group in script.state.list_groups((), ())] == ["g"]
-        assert script.state.list_groups([" STABLE "], ["Classic"])
-        assert not script.state.list_groups(["Empty"], ())
-        assert not script.state.list_groups((), ["share"])
+        none: frozenset[str] = frozenset()
+
+        def listed(states: frozenset[str] = none, types: frozenset[str] = none) -> list[str]:
+            return [each.group_id for each in script.state.list_groups(["g", "gone"], states, types)]
+
+        assert listed() == ["g"]
+        assert listed(frozenset({"stable"}), frozenset({"classic"})) == ["g"]
+        assert listed(frozenset({"empty"})) == []
+        assert listed(types=frozenset({"share"})) == []
 
     def test_delete_takes_only_empty_groups(self, script: Script) -> None:
         assert script.state.delete_group("g", 0) is ErrorCode.group_id_not_found

@@ -478,14 +478,14 @@ def test_a_group_is_deleted_when_it_is_empty(script: ConsumerScript) -> None:
 
 def test_lists_and_descriptions_tell_the_kinds_of_groups_apart(script: ConsumerScript) -> None:
     script.join("a", "t", instance_id="i", rack_id="r")
-    (listed,) = script.state.list_groups((), ("Consumer",))
+    (listed,) = script.state.list_groups(script.state.groups, frozenset(), frozenset({"consumer"}))
     assert (listed.group_id, listed.group_type, listed.protocol_type, listed.state) == (
         "g",
         "consumer",
         "consumer",
         "Stable",
     )
-    assert not script.state.list_groups((), ("classic",))
+    assert not script.state.list_groups(script.state.groups, frozenset(), frozenset({"classic"}))
     assert script.state.describe_group("g").state == "Dead"
     described = script.state.consumers.describe("g")
     assert (described.state, described.epoch, described.target_epoch, described.assignor) == (

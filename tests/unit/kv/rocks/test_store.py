@@ -327,7 +327,7 @@ def test_rocksdb_refuses_a_write_in_a_stall_and_this_is_recognised(
     store = RocksStore.open(tmp_path / "live", small_resources, ID)
     # Without background work memtables are never flushed, and soon there is no room for another.
     store._database.cancel_all_background(True)
-    assert not all(store._try_write([b"%d" % i], [os.urandom(4000)], [], i) for i in range(1000))
+    assert not all(store._try_write([b"%d" % i], [os.urandom(4000)], [], i, -1) for i in range(1000))
     with contextlib.suppress(StorageError):
         store.close()
 

@@ -31,7 +31,7 @@ async def test_a_partition_of_another_node_is_refused(broker: Broker) -> None:
     object.__setattr__(broker.settings, "node_id", 7)
     await create(broker, "t")
     assert refused(broker.find.partition, broker.find.topic("t"), 0) == ErrorCode.not_leader_or_follower
-    assert broker.find.led_placements() == []
+    assert list(broker.find.led_placements()) == []
 
 
 async def test_an_open_partition_is_not_served_once_another_node_leads_it(broker: Broker) -> None:

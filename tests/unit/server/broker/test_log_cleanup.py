@@ -78,7 +78,7 @@ async def test_a_topic_deleted_while_retention_is_under_way_is_not_opened_again(
 ) -> None:
     await create(broker, "t")
     await write(broker, "t", "a")
-    listed_before = broker.find.led_placements()
+    listed_before = list(broker.find.led_placements())
     await broker.controller.submit(DeleteTopic(name="t"))
     monkeypatch.setattr(broker.find, "led_placements", lambda: listed_before)
     opened: list[Placement] = []

@@ -186,6 +186,11 @@ def requests(table_id: int, lease_id: str = "") -> dict[str, dict[str, Any]]:
         "CreatePartitions": {"topics": [{**topic, "count": 3}], "timeout": 1_000},
         "DeleteGroups": {"groups_names": ["g"]},
         "ElectLeaders": {"topic_partitions": [{"topic": "secret", "partitions": [0]}]},
+        "AlterPartitionReassignments": {
+            "topics": [{**topic, "partitions": [{**part, "replicas": [1]}]}],
+            "timeout": 1_000,
+        },
+        "ListPartitionReassignments": {"topics": None, "timeout": 1_000},
         "OffsetDelete": {"group_id": "g", "topics": [{**topic, "partitions": [part]}]},
         "DescribeQuorum": {"topics": [{"topic_name": "__cluster_metadata", "partitions": [part]}]},
         "UpdateFeatures": {"feature_updates": []},
@@ -230,6 +235,9 @@ def requests(table_id: int, lease_id: str = "") -> dict[str, dict[str, Any]]:
         "AbortAttempts": attempt,
         "KeepJob": {"job": "j"},
         "ListJobs": {},
+        "DescribeNodes": {},
+        "DescribeReplicas": {"topics": []},
+        "ElectReplica": {"topic": "secret", "partition": 0, "leader": 1},
     }
 
 

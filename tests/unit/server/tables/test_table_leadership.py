@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.leadership import elect, follower_flushed, led
+from support.leadership import change_in_sync, elect, follower_flushed, led
 from support.table_world import TableWorld
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.log.recovery import open_log
@@ -83,6 +83,7 @@ async def test_a_bucket_is_opened_anew_where_it_was_when_this_node_leads_again(
     await hand_over(world, table, leader=1)
     after = bucket_of(world, table)
     assert after is not before
+    change_in_sync(after.log, ())
     await world.upsert(table, [row(10)])
     assert len(await all_rows(world, table)) == 11
     assert not caplog.records, "its state is good, and nothing was given up"

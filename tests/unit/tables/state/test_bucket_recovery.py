@@ -19,6 +19,7 @@ from tidemill.errors import CorruptData, TableCode, TableError
 from tidemill.kv.contract import KvLimits
 from tidemill.kv.rocks.engine import make_engine
 from tidemill.kv.rocks.store import RocksStore
+from tidemill.log.epochs import EpochHistory
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.bucket import Bucket
 
@@ -36,6 +37,7 @@ def empty_log(*, first_offset: int) -> Any:
         log_end_offset=first_offset,
         has_reached_epoch_start=True,
         last_stable_offset=first_offset,
+        epochs=EpochHistory([(0, 0)]),
         subscribe=lambda key, wake: None,
         unsubscribe=lambda key: None,
     )

@@ -1,5 +1,8 @@
 """Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator: who leads and coordinates what.
 
+- Clients are sent to live nodes only. A node that is down is an offline replica, and leads and coordinates
+  nothing, also while the metadata still names it. Any node takes requests for the controller; clients are
+  told the real one if there is one.
 - A partition whose log is stopped on this node has no leader (LEADER_NOT_AVAILABLE), and this node is among
   its offline replicas: what Kafka says of a partition in a log directory that failed.
 - Authorized operations are told to clients that ask for them; DescribeTopicPartitions tells them always.
@@ -63,10 +66,18 @@ async def metadata(broker: Broker, call: Call) -> dict[str, Any]:
     return {
         "brokers": _nodes(broker, "node_id"),
         "cluster_id": broker.image.cluster_id,
-        "controller_id": broker.node_id,
+        "controller_id": _controller_id(broker),
         "cluster_authorized_operations": _cluster_operations(call),
         "topics": topics,
     }
+
+
+def _controller_id(broker: Broker) -> int:
+    """The controller; while there is none, a live node, which passes requests on when there is one."""
+    live, controller = broker.image.live_nodes, broker.image.controller
+    if controller is not None and controller.node_id in live:
+        return controller.node_id
+    return broker.node_id if broker.node_id in live else min(live, default=_NO_NODE)
 
 
 def _cluster_operations(call: Call) -> int:
@@ -149,12 +160,13 @@ def _named(broker: Broker, name: str) -> TopicImage:
 
 
 def _topic_body(broker: Broker, call: Call, topic: TopicImage) -> dict[str, Any]:
-    partitions = [_partition_body(broker, topic, index) for index in range(len(topic.partitions))]
+    live = broker.image.live_nodes
+    partitions = [_partition_body(broker, topic, index, live) for index in range(len(topic.partitions))]
     for body in partitions:
         if body["leader_id"] == _NO_NODE:
             body["error_code"] = ErrorCode.leader_not_available
         elif call.version == 0:
-            _leave_out_unknown_nodes(broker, body)
+            _leave_out_unknown_nodes(live, body)
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,
@@ -169,18 +181,20 @@ def _topic_body(broker: Broker, call: Call, topic: TopicImage) -> dict[str, Any]
     }
 
 
-def _leave_out_unknown_nodes(broker: Broker, body: dict[str, Any]) -> None:
-    """For the first version: name only nodes that exist, and say that others are missing."""
+def _leave_out_unknown_nodes(live: frozenset[int], body: dict[str, Any]) -> None:
+    """For the first version: name only nodes that are among the brokers, and say that others are missing."""
     for field in ("replica_nodes", "isr_nodes"):
-        present = [node_id for node_id in body[field] if node_id in broker.image.nodes]
+        present = [node_id for node_id in body[field] if node_id in live]
         if len(present) < len(body[field]):
             body[field] = present
             body["error_code"] = ErrorCode.replica_not_available
 
 
-def _partition_body(broker: Broker, topic: TopicImage, index: int) -> dict[str, Any]:
+def _partition_body(broker: Broker, topic: TopicImage, index: int, live: frozenset[int]) -> dict[str, Any]:
     placed = topic.partitions[index]
-    offline = [node for node in placed.replicas if not _is_online(broker, topic, index, node)]
+    offline = [
+        node for node in placed.replicas if node not in live or not _is_in_service(broker, topic, index, node)
+    ]
     return {
         "error_code": ErrorCode.none,
         "partition_index": index,
@@ -196,21 +210,24 @@ def _leader(placed: PartitionImage, offline: list[int]) -> int:
     return _NO_NODE if placed.leader in offline else placed.leader
 
 
-def _is_online(broker: Broker, topic: TopicImage, index: int, node_id: int) -> bool:
+def _is_in_service(broker: Broker, topic: TopicImage, index: int, node_id: int) -> bool:
+    """Whether a replica's log is not stopped, as far as this node knows."""
     if node_id != broker.node_id:
-        return node_id in broker.image.nodes
+        return True
     if (topic.id, index) in broker.replicas.offline:
         return False
     partition = broker.replicas.peek(topic.id, index)
     return partition is None or partition.failure is None
 
 
-def _nodes(broker: Broker, id_field: str) -> list[dict[str, Any]]:
-    bodies = []
-    for node_id in sorted(broker.image.nodes):
+def _nodes(broker: Broker, id_field: str, *, with_fenced: bool = False) -> list[dict[str, Any]]:
+    live, bodies = broker.image.live_nodes, []
+    for node_id in sorted(broker.image.nodes if with_fenced else live):
         address = _address(broker, node_id)
         rack = broker.image.nodes[node_id].rack
         bodies.append({id_field: node_id, "host": address.host, "port": address.port, "rack": rack})
+        if with_fenced:
+            bodies[-1]["is_fenced"] = node_id not in live
     return bodies
 
 
@@ -226,7 +243,7 @@ def _address(broker: Broker, node_id: int) -> Address:
 
 @serves("DescribeCluster")
 async def describe_cluster(broker: Broker, call: Call) -> dict[str, Any]:
-    """The nodes and the cluster's name."""
+    """The live nodes and the cluster's name; those that are down, too, if they are asked for."""
     endpoint_type = call.field("endpoint_type", _ENDPOINT_BROKER)
     if endpoint_type != _ENDPOINT_BROKER:
         known = endpoint_type == _ENDPOINT_CONTROLLER
@@ -236,8 +253,8 @@ async def describe_cluster(broker: Broker, call: Call) -> dict[str, Any]:
     return {
         "endpoint_type": _ENDPOINT_BROKER,
         "cluster_id": broker.image.cluster_id or "",
-        "controller_id": broker.node_id,
-        "brokers": _nodes(broker, "broker_id"),
+        "controller_id": _controller_id(broker),
+        "brokers": _nodes(broker, "broker_id", with_fenced=bool(call.field("include_fenced_brokers", False))),
         "cluster_authorized_operations": _cluster_operations(call),
     }
 
@@ -290,13 +307,21 @@ def _cursor_problem(cursor: Any, asked: Iterable[str]) -> ApiError | None:
 
 
 def _described(broker: Broker, call: Call, topic: TopicImage, indexes: range) -> dict[str, Any]:
-    bodies = [_partition_body(broker, topic, index) for index in indexes]
+    live = broker.image.live_nodes
+    bodies = [
+        {
+            **_partition_body(broker, topic, index, live),
+            "eligible_leader_replicas": topic.partitions[index].elr,
+            "last_known_elr": (),
+        }
+        for index in indexes
+    ]
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,
         "topic_id": topic.id,
         "is_internal": topic.internal,
-        "partitions": [{**body, "eligible_leader_replicas": (), "last_known_elr": ()} for body in bodies],
+        "partitions": bodies,
         "topic_authorized_operations": authorized_operations(call, TOPIC, topic.name),
     }
 
@@ -342,7 +367,8 @@ async def _coordinator_id(broker: Broker, call: Call, key_type: int, key: str) -
     except TidemillError as error:
         raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
     exists = index < len(topic.partitions)
-    leader = int(_partition_body(broker, topic, index)["leader_id"]) if exists else _NO_NODE
+    live = broker.image.live_nodes
+    leader = int(_partition_body(broker, topic, index, live)["leader_id"]) if exists else _NO_NODE
     if leader == _NO_NODE:
         raise ApiError(
             ErrorCode.coordinator_not_available,

@@ -52,6 +52,10 @@ _DEAD: Final = "Dead"
 _PROTOCOLS_MAX: Final = 1_000
 #: Bytes of metadata that one member may send, for all of its protocols together.
 _MEMBER_METADATA_BYTES_MAX: Final = 1024 * 1024
+#: Bytes of assignments that a leader may send for all members: they are stored as one record.
+_ASSIGNMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+#: States and types in one request; there are fewer than ten of them.
+_FILTERS_MAX: Final = 1_000
 _LEAVING_AT_ONCE_MAX: Final = 500
 
 _FIRST_JOIN_WITH_NULL_PROTOCOL: Final = 7
@@ -121,6 +125,8 @@ async def sync_group(broker: Broker, call: Call) -> dict[str, Any]:
         reply = SyncReply(ErrorCode.inconsistent_group_protocol)
     elif request.group_id and not broker.coordinators.has_topic(GROUPS):
         reply = SyncReply(ErrorCode.unknown_member_id)
+    elif sum(len(each.assignment) for each in request.assignments) > _ASSIGNMENT_BYTES_MAX:
+        reply = SyncReply(ErrorCode.invalid_request)
     else:
         reply = await broker.groups.sync(
             SyncRequest(
@@ -198,11 +204,12 @@ async def _leave(broker: Broker, group_id: str, leaving: Sequence[LeavingMember]
 @serves("ListGroups", for_each(DESCRIBE, CLUSTER), for_each(DESCRIBE, GROUP))
 async def list_groups(broker: Broker, call: Call) -> dict[str, Any]:
     """The groups that this node coordinates, filtered by state and type."""
+    states, types = call.field("states_filter", ()), call.field("types_filter", ())
     result = ListGroupsResult()
-    if broker.coordinators.has_topic(GROUPS):
-        result = await broker.groups.list_groups(
-            call.field("states_filter", ()), call.field("types_filter", ())
-        )
+    if len(states) + len(types) > _FILTERS_MAX:
+        result = ListGroupsResult(ErrorCode.invalid_request)
+    elif broker.coordinators.has_topic(GROUPS):
+        result = await broker.groups.list_groups(states, types)
     groups = await in_slices(
         {
             "group_id": each.group_id,

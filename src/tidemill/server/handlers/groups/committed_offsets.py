@@ -83,7 +83,12 @@ async def commit_existing(
         checked.append((topic, partitions))
     committed: dict[TopicPartition, ErrorCode] = {}
     for chunk in in_chunks(offsets, _COMMITTED_AT_ONCE_MAX):
-        committed.update(await commit(broker, call, list(chunk)))
+        if broker.disk.growth_refusal is not None:
+            # The log itself would take them, for the sake of members that come and go.
+            refused = ErrorCode.coordinator_not_available
+            committed.update(dict.fromkeys(((each.topic, each.partition) for each in chunk), refused))
+        else:
+            committed.update(await commit(broker, call, list(chunk)))
     topics = []
     for topic, partitions in checked:
         bodies = (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.control.image import TopicImage
 from tidemill.control.tables.images import TableImage, TablePartition
-from tidemill.coordination.turns import give_way, in_slices
+from tidemill.coordination.turns import give_way, in_chunks, in_slices
 from tidemill.errors import TidemillError
 from tidemill.log.incoming import QUICK_RECORDS, PreparedBatch, is_quick, prepare_quickly
 from tidemill.log.pace import Pace
@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 #: A request within these limits may be checked on the event loop, if each of its batches may.
 _QUICK_PARTITIONS = 128
 _QUICK_BYTES = 4 * 1024 * 1024
+
+#: So many partitions that were never written to get their first files at a time.
+_CREATED_AT_ONCE = 4
 
 _Owner = tuple[TableImage, TablePartition]
 
@@ -107,6 +110,8 @@ def look_quickly(broker: Broker, call: Call, headers: BatchHeaders) -> CheckedBa
     for partition, topic, owner, entry in _writes(broker, call):
         config = broker.find.topic_config(topic)
         if owner is not None or partition in broker.gated_writes:
+            return None
+        if not broker.find.has_files(topic, entry.index):
             return None
         size_bytes += len(entry.records)
         if len(entry.records) < HEADER_BYTES:
@@ -190,7 +195,30 @@ async def _check(
         checked |= await asyncio.get_running_loop().run_in_executor(broker.workers, work)
     if before:
         await asyncio.wait(before)
+    await _create_files(broker, writes, refused, checked)
     await in_slices(append(refused, checked))
+
+
+async def _create_files(
+    broker: Broker, writes: list[_Write], refused: Refusals, checked: CheckedBatches
+) -> None:
+    """Give partitions that were never written to their first files, in threads, a few at a time."""
+
+    async def create(write: _Write) -> None:
+        try:
+            await broker.find.partition_with_files(*write.partition)
+        except TidemillError as error:
+            checked[id(write.entry)] = without_traceback(error)
+
+    new = [
+        write
+        for write in writes
+        if write.partition not in refused
+        and not isinstance(checked.get(id(write.entry)), TidemillError)
+        and not broker.find.has_files(write.topic, write.partition[1])
+    ]
+    for some in in_chunks(new, _CREATED_AT_ONCE):
+        await asyncio.gather(*map(create, some))
 
 
 async def _check_rows(broker: Broker, write: _Write, owner: _Owner, partition: Partition) -> CheckedBatch:

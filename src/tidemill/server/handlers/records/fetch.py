@@ -33,6 +33,7 @@ from tidemill.server.broker.fetch_sessions import (
     FetchSession,
     SessionPartition,
 )
+from tidemill.server.handlers.records.current_leaders import CurrentLeaders
 from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import READ, TOPIC, for_each
 from tidemill.server.requests.call import Call
@@ -43,6 +44,7 @@ __all__ = ("fetch",)
 
 _TOPIC_ID_MIN_VERSION = 13
 _SESSION_MIN_VERSION = 7
+_LEADER_MIN_VERSION = 16
 _READ_COMMITTED = 1
 _NO_TOPIC_ID = UUID(int=0)
 #: A request for more partitions is answered with breaks, so that others have their turn.
@@ -150,6 +152,7 @@ class _Fetch:
         "_call",
         "_committed",
         "_incremental",
+        "_leaders",
         "_min_bytes",
         "_session",
         "_subscribed",
@@ -179,6 +182,7 @@ class _Fetch:
         self._waiting_since = 0.0
         self._woken = False
         self._answering = False
+        self._leaders = CurrentLeaders(broker) if call.version >= _LEADER_MIN_VERSION else None
 
     def start(self) -> None:
         self._run(self._begin())
@@ -292,6 +296,7 @@ class _Fetch:
             ErrorCode.none,
             self._session.session_id if self._session is not None else 0,
             list(topics.items()),
+            node_endpoints=() if self._leaders is None else self._leaders.endpoints,
         )
         if len(self._wanted) <= _STEPPED_PARTITIONS_MIN:
             self._call.reply_buffers(encode())
@@ -376,7 +381,9 @@ class _Fetch:
 
     def _refused(self, wanted: SessionPartition, error: ApiError) -> FetchPartition:
         if error.code != ErrorCode.offset_out_of_range:
-            return FetchPartition(wanted.index, error.code, -1)
+            leaders = self._leaders
+            leader = None if leaders is None else leaders.of(wanted.topic, wanted.index, error.code)
+            return FetchPartition(wanted.index, error.code, -1, current_leader=leader)
         partition = self._partition(wanted)
         return FetchPartition(
             wanted.index,

@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.log.by_time import BatchLookup, TimedOffset, TimeSearch
-from tidemill.replication.coordinator_log import wait_committed
+from tidemill.replication.coordinator_log import wait_committed, wait_deleted
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
 from tidemill.server.requests.api_table import serves
@@ -198,9 +198,23 @@ async def _delete_one(broker: Broker, call: Call, topic_name: str, entry: Any) -
             )
         await _wait_until_durable(partition, entry.offset, ms(call.request.timeout))
         broker.removal.discard(partition, partition.delete_records(entry.offset))
+        await _wait_until_deleted(partition, ms(call.request.timeout))
     except TidemillError as error:
         return {"partition_index": index, "error_code": error.code, "low_watermark": -1}
     return {"partition_index": index, "low_watermark": partition.log_start_offset}
+
+
+async def _wait_until_deleted(partition: Partition, timeout_ms: int) -> None:
+    """Wait until no replica that could be elected has the records any more."""
+    start = partition.log_start_offset
+    try:
+        await asyncio.wait_for(wait_deleted(partition, start), max(0, timeout_ms) / 1000)
+    except TimeoutError:
+        raise ApiError(
+            ErrorCode.request_timed_out,
+            f"not every in-sync replica of {partition.topic}-{partition.index} had deleted up to offset "
+            f"{start} in {timeout_ms} ms; the others follow",
+        ) from None
 
 
 async def _wait_until_durable(partition: Partition, offset: int, timeout_ms: int) -> None:

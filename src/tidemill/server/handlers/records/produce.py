@@ -4,7 +4,7 @@
 the high watermark has passed it. While this node is the whole in-sync set, both wait for the same flush.
 Acknowledged means synced, and whoever was acknowledged can read the batch.
 
-A batch that is refused has changed nothing.
+A batch that is refused has changed nothing. A client that is at the wrong node is told the leader.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tidemill.server.handlers.records.batch_gate import (
     look_quickly,
     without_traceback,
 )
+from tidemill.server.handlers.records.current_leaders import CurrentLeaders
 from tidemill.server.handlers.records.produce_gate import (
     TOPIC_ID_MIN_VERSION,
     BatchHeaders,
@@ -40,13 +41,14 @@ from tidemill.server.handlers.records.produce_gate import (
 from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import TOPIC, TRANSACTIONAL_ID, WRITE, for_each
 from tidemill.server.requests.call import Call
-from tidemill.wire.hot import PartitionResult, encode_produce_response
+from tidemill.wire.hot import NodeEndpoint, PartitionResult, encode_produce_response
 from tidemill.wire.requests import ms
 
 __all__ = ("produce",)
 
 _ACKS_ALL = -1
 _ZSTD_MIN_VERSION = 7
+_LEADER_MIN_VERSION = 10
 _NO_TOPIC_ID = UUID(int=0)
 #: Names in messages come from clients, and the old string format ends at 32767 bytes.
 _MESSAGE_CHARACTERS_MAX = 1_000
@@ -82,7 +84,7 @@ def _look_and_append(broker: Broker, call: Call, headers: BatchHeaders, refusals
 def _append_all(broker: Broker, call: Call, refusals: Refusals, checked: CheckedBatches) -> Iterator[None]:
     """Append the batches, one at each step, and have the answer sent when it is due."""
     request = call.request
-    pending = _Pending(call)
+    pending = _Pending(broker, call)
     for topic in request.topic_data:
         # The id of all zeros, which is decoded as None, is answered like any other that nobody has.
         name = (topic.topic_id or _NO_TOPIC_ID) if call.version >= TOPIC_ID_MIN_VERSION else topic.name
@@ -122,7 +124,7 @@ def _append_one(
         records = _checked_records(entry.records, call.version)
         partition = broker.find.partition(topic, entry.index)
         if request.acks == _ACKS_ALL:
-            _check_in_sync(topic, partition)
+            partition.check_enough_replicas()
         now_ms = broker.clock_ms()
         appended, newest_ms = _write(broker, topic, partition, records, checked, now_ms)
         partition.bytes_in += len(records)
@@ -204,16 +206,6 @@ def _check_acks(acks: int) -> None:
         raise ApiError(ErrorCode.invalid_required_acks, f"acks must be 0, 1 or -1 (all), not {acks}")
 
 
-def _check_in_sync(topic: TopicImage, partition: Partition) -> None:
-    in_sync = len(topic.partitions[partition.index].isr)
-    wanted = partition.config.min_insync_replicas
-    if in_sync < wanted:
-        raise ApiError(
-            ErrorCode.not_enough_replicas,
-            f"{topic.name}-{partition.index} has {in_sync} replicas in sync, min.insync.replicas is {wanted}",
-        )
-
-
 def _checked_records(records: bytes | None, version: int) -> Buffer:
     if not records:
         raise ApiError(ErrorCode.invalid_record, "the request holds no record batch for this partition")
@@ -239,9 +231,20 @@ def _refusal(index: int, error: TidemillError, record_errors_max: int = 0) -> Pa
 class _Pending:
     """An answer to Produce that waits for its partitions."""
 
-    __slots__ = ("_call", "_sent", "_started", "_task", "_timer", "_waiting", "record_errors_left", "topics")
+    __slots__ = (
+        "_broker",
+        "_call",
+        "_sent",
+        "_started",
+        "_task",
+        "_timer",
+        "_waiting",
+        "record_errors_left",
+        "topics",
+    )
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, broker: Broker, call: Call) -> None:
+        self._broker = broker
         self._call = call
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -303,11 +306,29 @@ class _Pending:
         if self._call.request.acks == 0:
             self._finish_without_answer()
             return
-        encode = partial(encode_produce_response, header.api_version, header.correlation_id, self.topics)
+        endpoints = self._name_leaders() if header.api_version >= _LEADER_MIN_VERSION else []
+        encode = partial(
+            encode_produce_response,
+            header.api_version,
+            header.correlation_id,
+            self.topics,
+            node_endpoints=endpoints,
+        )
         if sum(len(results) for _, results in self.topics) > _ENCODED_AT_ONCE_MAX:
             self._task = self._call.start_task(self._send_from_thread(encode))
         else:
             self._call.reply_buffers([encode()])
+
+    def _name_leaders(self) -> list[NodeEndpoint]:
+        """Complete refusals with the present leaders; gives their addresses."""
+        leaders: CurrentLeaders | None = None
+        for topic, results in self.topics:
+            for position, result in enumerate(results):
+                if result.error_code:
+                    leaders = leaders or CurrentLeaders(self._broker)
+                    leader = leaders.of(topic, result.partition_index, result.error_code)
+                    results[position] = result._replace(current_leader=leader)
+        return [] if leaders is None else leaders.endpoints
 
     async def _send_from_thread(self, encode: Callable[[], bytes]) -> None:
         self._call.reply_buffers([await asyncio.get_running_loop().run_in_executor(None, encode)])

@@ -14,6 +14,7 @@ from typing import Any
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.server.broker import Broker
+from tidemill.server.coordinators.transaction_entry import enter_transaction
 from tidemill.server.requests.authorization import TOPIC, WRITE
 from tidemill.server.requests.call import Call
 from tidemill.transactions.messages import Producer, TopicPartition
@@ -93,11 +94,8 @@ async def _open(broker: Broker, call: Call, producer: Producer, closed: list[Top
     transactional_id = call.request.transactional_id
     if not closed:
         return {}
-    if call.version >= _IMPLICIT_ADD_MIN_VERSION:
-        code = await broker.transactions.add_partitions(transactional_id, producer, closed)
-        codes = dict.fromkeys(closed, code)
-    else:
-        codes = await broker.transactions.verify_all(transactional_id, producer, closed)
+    adds = call.version >= _IMPLICIT_ADD_MIN_VERSION
+    codes = await enter_transaction(broker, transactional_id, producer, closed, add=adds)
     return {
         partition: _refusal(partition, code, call)
         for partition, code in codes.items()

@@ -104,7 +104,7 @@ async def alter_database(broker: Broker, call: Call) -> dict[str, Any]:
             name=request.name,
             comment=request.comment,
             set_properties=_properties(request.set_properties),
-            unset_properties=tuple(request.unset_properties),
+            unset_properties=_unset(request.unset_properties),
         )
     )
     return {}
@@ -249,8 +249,9 @@ async def alter_table(broker: Broker, call: Call) -> dict[str, Any]:
     tables = await broker.tables.load()
     for attempt in range(1, _ALTER_ATTEMPTS + 1):
         table = _table(broker, request.name)
-        set_properties, unset = _properties(request.set_properties), tuple(request.unset_properties)
-        properties = {name: value for name, value in table.properties.items() if name not in unset}
+        set_properties, unset = _properties(request.set_properties), _unset(request.unset_properties)
+        kept = table.properties.keys() - unset
+        properties = {name: value for name, value in table.properties.items() if name in kept}
         definitions, columns = tables.definitions, request.add_columns
         configs = definitions.topic_configs({**properties, **set_properties}, keyed=bool(table.primary_key))
         added = None if columns is None else definitions.widened_schema(table, columns)
@@ -322,6 +323,12 @@ def _properties(pairs: Sequence[Any]) -> dict[str, str]:
     if len({pair.key for pair in pairs}) != len(pairs):
         raise refused("a property is given more than once")
     return {pair.key: pair.value for pair in pairs}
+
+
+def _unset(names: Sequence[str]) -> tuple[str, ...]:
+    if len(names) > _PROPERTIES_MAX:
+        raise refused(f"{len(names)} properties to unset, {_PROPERTIES_MAX} are the most")
+    return tuple(names)
 
 
 def _pairs(properties: Mapping[str, str]) -> list[dict[str, str]]:

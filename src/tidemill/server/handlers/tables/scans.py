@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.control.tables.images import LeaseImage
 from tidemill.server.broker import Broker
@@ -19,6 +19,10 @@ from tidemill.server.requests.authorization import (
     for_one,
 )
 from tidemill.server.requests.call import Call
+
+if TYPE_CHECKING:
+    from tidemill.server.tables.node_tables import NodeTables
+    from tidemill.tables.scanning.sessions import BucketKey
 
 __all__ = (
     "acquire_lease",
@@ -113,7 +117,15 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
     if len(request.min_offsets) > _MIN_OFFSETS_MAX:
         raise refused(f"{len(request.min_offsets)} offsets to wait for, {_MIN_OFFSETS_MAX} are the most")
     wanted = {tables.bucket_key(each, request.table_id): each.offset for each in request.min_offsets}
-    pin = await tables.scans.pin(request.table_id, wanted, request.max_wait_ms, request.idle_ms, call.client)
+    pin = await tables.scans.pin(
+        request.table_id,
+        wanted,
+        request.max_wait_ms,
+        request.idle_ms,
+        call.client,
+        named=tables.named_buckets(request, request.table_id),
+        pin_id=request.pin_id,
+    )
     return {
         "pin_id": pin.id,
         "expires_in_ms": pin.idle_ms,
@@ -147,7 +159,7 @@ async def release_pin(broker: Broker, call: Call) -> dict[str, Any]:
 async def table_stats(broker: Broker, call: Call) -> dict[str, Any]:
     """Report rows, bytes and offsets of every bucket."""
     tables = await broker.tables.load()
-    return {"buckets": await tables.statistics.of_buckets(call.request.table)}
+    return {"buckets": await tables.statistics.of_buckets(call.request.table, _named(tables, call.request))}
 
 
 @serves("ListSnapshots", for_one(DESCRIBE, TOPIC, "table"))
@@ -155,7 +167,8 @@ async def table_stats(broker: Broker, call: Call) -> dict[str, Any]:
 async def list_snapshots(broker: Broker, call: Call) -> dict[str, Any]:
     """List the durable snapshots of a table."""
     tables = await broker.tables.load()
-    return {"snapshots": await tables.statistics.of_snapshots(call.request.table)}
+    named = _named(tables, call.request)
+    return {"snapshots": await tables.statistics.of_snapshots(call.request.table, named)}
 
 
 @serves("CreateSnapshot", for_one(ALTER, TOPIC, "table"))
@@ -163,7 +176,8 @@ async def list_snapshots(broker: Broker, call: Call) -> dict[str, Any]:
 async def create_snapshot(broker: Broker, call: Call) -> dict[str, Any]:
     """Take a snapshot of every bucket."""
     tables = await broker.tables.load()
-    return {"snapshots": await tables.create_snapshots(call.request.table)}
+    named = _named(tables, call.request)
+    return {"snapshots": await tables.create_snapshots(call.request.table, named)}
 
 
 @serves("AcquireLease", for_one(READ, TOPIC, "table"))
@@ -173,7 +187,12 @@ async def acquire_lease(broker: Broker, call: Call) -> dict[str, Any]:
     request = call.request
     tables = await broker.tables.load()
     lease = await tables.leases.acquire(
-        request.table, request.lease_id, request.holder, request.duration_ms, fresh=request.fresh
+        request.table,
+        request.lease_id,
+        request.holder,
+        request.duration_ms,
+        fresh=request.fresh,
+        named=_named(tables, request),
     )
     return {"lease": _lease(broker, lease)}
 
@@ -196,6 +215,11 @@ async def list_leases(broker: Broker, call: Call) -> dict[str, Any]:
     leases = (await broker.tables.load()).leases.of_table(call.request.table)
     bodies = [_lease(broker, lease) for lease in leases]
     return {"leases": [body for body in bodies if call.may(DESCRIBE, TOPIC, body["table"])]}
+
+
+def _named(tables: NodeTables, request: Any) -> list[BucketKey]:
+    """The buckets that a request about a table by name is for; none if it is about all."""
+    return tables.named_buckets(request, tables.service.named(request.table).table_id)
 
 
 def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""CreateTopics, DeleteTopics, CreatePartitions, ElectLeaders.
+"""CreateTopics, DeleteTopics, CreatePartitions.
 
 Topics that the cluster itself writes come into being when they are needed, with the shape that they need;
 clients cannot create, delete or grow them.
@@ -13,12 +13,11 @@ from uuid import UUID
 
 from tidemill.config.topic import check_overrides
 from tidemill.config.topic_names import check_topic_name
-from tidemill.control.commands import Command, CreatePartitions, CreateTopic, Election, ElectLeaders
+from tidemill.control.commands import Command, CreatePartitions, CreateTopic
 from tidemill.control.image import INTERNAL_TOPICS, TopicImage
 from tidemill.coordination.turns import (
     distinct_in_slices,
     give_way,
-    in_chunks,
     in_slices,
     repeated_in_slices,
 )
@@ -30,7 +29,6 @@ from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import (
     ALTER,
     CLUSTER,
-    CLUSTER_NAME,
     CREATE,
     DELETE,
     TOPIC,
@@ -39,19 +37,11 @@ from tidemill.server.requests.authorization import (
 )
 from tidemill.server.requests.call import Call
 
-__all__ = ("create_partitions", "create_topics", "delete_topics", "elect_leaders")
+__all__ = ("create_partitions", "create_topics", "delete_topics")
 
 _DEFAULT: Final = -1
-_ELECTED_AT_ONCE_MAX: Final = 1_000
 _RESERVED: Final = INTERNAL_TOPICS | {"__cluster_metadata"}
 _CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
-_ELECTIONS: Final = {0: Election.PREFERRED, 1: Election.UNCLEAN}
-_ELECTION_MESSAGES: Final = {
-    ErrorCode.election_not_needed: "the partition has the leader that this election would give it",
-    ErrorCode.preferred_leader_not_available: "the preferred leader is not in sync; try again when it is",
-    ErrorCode.eligible_leaders_not_available: "no replica can lead the partition",
-    ErrorCode.unknown_topic_or_partition: "there is no such partition",
-}
 
 logger = logging.getLogger(__name__)
 
@@ -269,64 +259,3 @@ async def _delete(broker: Broker, topic: TopicImage) -> None:
         if broker.image.topic_by_id(topic.id) is not None:
             raise
         logger.warning("topic %s is deleted; cleaning up after it failed: %s", topic.name, error.message)
-
-
-# --- ElectLeaders
-
-
-@serves("ElectLeaders", for_each(ALTER, CLUSTER))
-async def elect_leaders(broker: Broker, call: Call) -> dict[str, Any]:
-    """Elect leaders of partitions. For all partitions, only those are answered that needed an election."""
-    asked = call.request.topic_partitions
-    wanted: dict[str, list[int]] = {}
-    if not call.may(ALTER, CLUSTER, CLUSTER_NAME):
-        return _no_election(call, refusal(ALTER, CLUSTER, CLUSTER_NAME))
-    if asked is None:
-        wanted = {name: list(range(len(topic.partitions))) for name, topic in broker.image.topics.items()}
-    for topic in asked or ():
-        wanted.setdefault(topic.topic, []).extend(topic.partitions)
-    election = _ELECTIONS.get(call.field("election_type", 0))
-    results = []
-    for name, indexes in wanted.items():
-        if election is None:
-            error = refused("there is no such election type; 0 is preferred, 1 is unclean")
-            outcomes = dict(await in_slices((index, outcome(error)) for index in indexes))
-        else:
-            outcomes = {}
-            for chunk in in_chunks(tuple(dict.fromkeys(indexes)), _ELECTED_AT_ONCE_MAX):
-                outcomes |= await _elect(broker, name, chunk, election)
-        partitions = await in_slices(
-            {"partition_id": index, **body}
-            for index, body in outcomes.items()
-            if asked is not None or body["error_code"] is not ErrorCode.election_not_needed
-        )
-        if partitions or asked is not None:
-            results.append({"topic": name, "partition_result": partitions})
-    code = ErrorCode.none if election is not None else ErrorCode.invalid_request
-    return {"error_code": code, "replica_election_results": results}
-
-
-def _no_election(call: Call, error: ApiError) -> dict[str, Any]:
-    """The answer of a refused request. Each partition has the error: the first version has no other field."""
-    results = [
-        {
-            "topic": topic.topic,
-            "partition_result": [{"partition_id": index, **outcome(error)} for index in topic.partitions],
-        }
-        for topic in call.request.topic_partitions or ()
-    ]
-    return {"error_code": error.code, "replica_election_results": results}
-
-
-async def _elect(
-    broker: Broker, name: str, indexes: Sequence[int], election: Election
-) -> dict[int, dict[str, Any]]:
-    try:
-        command = ElectLeaders(name=name, partitions=tuple(indexes), election=election)
-        codes = await broker.controller.submit(command)
-    except TidemillError as error:
-        return {index: outcome(error) for index in indexes}
-    return {
-        index: {"error_code": code, "error_message": _ELECTION_MESSAGES.get(code)}
-        for index, code in codes.items()
-    }

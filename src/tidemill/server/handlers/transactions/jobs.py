@@ -37,6 +37,7 @@ async def publish_attempts(broker: Broker, call: Call) -> dict[str, Any]:
     """Make what a batch's attempts wrote visible, all at once and only once."""
     request = call.request
     await _prepare(broker, call)
+    broker.transactions.jobs.check_count(len(request.attempts))
     published = await broker.transactions.jobs.publish(request.job, request.batch, _attempts(request))
     return {"already_published": not published}
 
@@ -50,6 +51,7 @@ async def abort_attempts(broker: Broker, call: Call) -> dict[str, Any]:
     check_job(request.job)
     if not broker.coordinators.has_topic(TRANSACTIONS):
         return {"aborted_count": 0}
+    broker.transactions.jobs.check_count(len(request.attempts))
     aborted = await broker.transactions.jobs.abort(request.job, request.batch, _attempts(request))
     return {"aborted_count": aborted}
 

@@ -16,12 +16,14 @@ from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, Transa
 from tidemill.groups.patterns import matching_topics
 from tidemill.server.broker import Broker
 from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.coordinators.transaction_entry import enter_transaction, unknown_id
 from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.handlers.groups.committed_offsets import commit_existing
 from tidemill.server.handlers.outcome import outcome
 from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import (
+    ALTER,
     CLUSTER,
     CLUSTER_ACTION,
     CLUSTER_NAME,
@@ -63,6 +65,14 @@ _FIRST_ADD_OF_SEVERAL: Final = 4
 _FIRST_END_WITH_NEW_EPOCH: Final = 5
 _FIRST_COMMIT_WITH_ABORTABLE: Final = 4
 _FIRST_COMMIT_THAT_ADDS: Final = 5
+#: What a group coordinator says of its partition and writers of markers do not know.
+_NOT_LOADED: Final = frozenset(
+    {
+        ErrorCode.not_coordinator,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.coordinator_load_in_progress,
+    }
+)
 
 
 def known_to_version(code: ErrorCode, version: int, first_version: int) -> ErrorCode:
@@ -162,7 +172,7 @@ async def _add_or_verify(
     if not transaction.transactional_id:
         return dict.fromkeys(partitions, ErrorCode.invalid_request)
     if not broker.coordinators.has_topic(TRANSACTIONS):
-        return dict.fromkeys(partitions, ErrorCode.invalid_producer_id_mapping)
+        return dict.fromkeys(partitions, unknown_id(broker))
     if transaction.verify_only:
         return await broker.transactions.verify_all(transaction.transactional_id, producer, partitions)
     code = ErrorCode.none
@@ -181,7 +191,7 @@ async def add_offsets_to_txn(broker: Broker, call: Call) -> dict[str, Any]:
     request = call.request
     code = await broker.coordinators.prepare(GROUPS)
     if code is ErrorCode.none and not broker.coordinators.has_topic(TRANSACTIONS):
-        code = ErrorCode.invalid_producer_id_mapping
+        code = unknown_id(broker)
     if code is ErrorCode.none:
         code = await broker.transactions.add_partitions(
             request.transactional_id,
@@ -237,11 +247,10 @@ async def _enter_transaction(broker: Broker, call: Call) -> ErrorCode:
     if not request.transactional_id:
         return ErrorCode.invalid_request
     if not broker.coordinators.has_topic(TRANSACTIONS):
-        return ErrorCode.invalid_producer_id_mapping
-    if call.version >= _FIRST_COMMIT_THAT_ADDS:
-        code = await broker.transactions.add_partitions(request.transactional_id, producer, [partition])
-    else:
-        code = await broker.transactions.verify(request.transactional_id, *producer, *partition)
+        return unknown_id(broker)
+    adds = call.version >= _FIRST_COMMIT_THAT_ADDS
+    codes = await enter_transaction(broker, request.transactional_id, producer, [partition], add=adds)
+    code = codes[partition]
     if code is ErrorCode.producer_fenced:
         return ErrorCode.invalid_producer_epoch
     if code is ErrorCode.transaction_abortable and call.version < _FIRST_COMMIT_WITH_ABORTABLE:
@@ -259,7 +268,7 @@ async def end_txn(broker: Broker, call: Call) -> dict[str, Any]:
     if not request.transactional_id:
         result = EndResult(ErrorCode.invalid_request)
     elif not broker.coordinators.has_topic(TRANSACTIONS):
-        result = EndResult(ErrorCode.invalid_producer_id_mapping)
+        result = EndResult(unknown_id(broker))
     else:
         result = await broker.transactions.end(
             request.transactional_id,
@@ -274,49 +283,55 @@ async def end_txn(broker: Broker, call: Call) -> dict[str, Any]:
     }
 
 
-@serves("WriteTxnMarkers", for_each(CLUSTER_ACTION, CLUSTER))
+@serves("WriteTxnMarkers", for_each(CLUSTER_ACTION, CLUSTER), for_each(ALTER, CLUSTER))
 async def write_txn_markers(broker: Broker, call: Call) -> dict[str, Any]:
-    """Write markers to partitions of this node, whatever a coordinator here knows of the transactions."""
-    partitions = LocalTransactionPartitions(broker.find, broker.groups, broker.moments, broker.clock_ms)
-    is_allowed = call.may(CLUSTER_ACTION, CLUSTER, CLUSTER_NAME)
-    bodies = []
+    """Write markers to partitions of this node, whatever a coordinator here knows of the transactions.
+
+    The markers of one partition are written together, and no pin takes a moment while it is done.
+    """
+    wanted: dict[TopicPartition, list[TransactionEnd]] = {}
     for each in call.request.markers:
         marker = TransactionEnd(
             Producer(each.producer_id, each.producer_epoch), each.transaction_result, each.coordinator_epoch
         )
-        topics = [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": index,
-                        "error_code": await _write_marker(partitions, (topic.name, index), marker)
-                        if is_allowed
-                        else ErrorCode.cluster_authorization_failed,
-                    }
-                    for index in topic.partition_indexes
-                ],
-            }
-            for topic in each.topics
-        ]
-        bodies.append({"producer_id": each.producer_id, "topics": topics})
-    return {"markers": bodies}
+        for topic in each.topics:
+            for index in topic.partition_indexes:
+                wanted.setdefault((topic.name, index), []).append(marker)
+        await give_way()
+    may_write = (CLUSTER_ACTION, ALTER)
+    if any(call.may(operation, CLUSTER, CLUSTER_NAME) for operation in may_write):
+        codes = await _write_markers(broker, wanted)
+    else:
+        codes = dict.fromkeys(wanted, ErrorCode.cluster_authorization_failed)
+    return {"markers": await in_slices(_marker_body(each, codes) for each in call.request.markers)}
 
 
-async def _write_marker(
-    partitions: LocalTransactionPartitions, partition: TopicPartition, marker: TransactionEnd
-) -> ErrorCode:
-    await give_way()
-    try:
-        await partitions.write_marker(partition, marker)
-    except TidemillError as error:
-        not_ready = (
-            ErrorCode.not_coordinator,
-            ErrorCode.coordinator_not_available,
-            ErrorCode.coordinator_load_in_progress,
-        )
-        return ErrorCode.not_leader_or_follower if error.code in not_ready else error.code
-    return ErrorCode.none
+def _marker_body(marker: Any, codes: Mapping[TopicPartition, ErrorCode]) -> dict[str, Any]:
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {"partition_index": index, "error_code": codes[topic.name, index]}
+                for index in topic.partition_indexes
+            ],
+        }
+        for topic in marker.topics
+    ]
+    return {"producer_id": marker.producer_id, "topics": topics}
+
+
+async def _write_markers(
+    broker: Broker, wanted: Mapping[TopicPartition, list[TransactionEnd]]
+) -> dict[TopicPartition, ErrorCode]:
+    """What became of the markers of each partition."""
+    partitions = LocalTransactionPartitions(broker.find, broker.groups, broker.moments, broker.clock_ms)
+    async with partitions.together(wanted):
+        failures = await partitions.write_all(wanted)
+    codes = dict.fromkeys(wanted, ErrorCode.none)
+    for partition, error in failures.items():
+        is_loading = error.code in _NOT_LOADED
+        codes[partition] = ErrorCode.not_leader_or_follower if is_loading else error.code
+    return codes
 
 
 # --- looking

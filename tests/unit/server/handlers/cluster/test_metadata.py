@@ -8,7 +8,9 @@ from uuid import uuid4
 
 import pytest
 
+from support.other_nodes import FakeCluster
 from tidemill.control.commands import CreateTopic, RegisterNode
+from tidemill.control.records import PartitionImage
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.server.broker import Broker
 from tidemill.server.coordinators.groups import GROUPS
@@ -354,3 +356,90 @@ async def test_find_coordinator_is_not_available_without_the_offsets_topic(
     answer = await ask(broker, "FindCoordinator", 3, key="g", key_type=0)
     assert answer.error_code is ErrorCode.coordinator_not_available
     assert "3 replicas" in answer.error_message
+
+
+# --- several nodes
+
+
+@pytest.fixture
+async def cluster(broker: Broker) -> FakeCluster:
+    """Nodes 1 to 3, all live; node 1 is the broker's."""
+    return await FakeCluster.around(broker, {2: "b", 3: None})
+
+
+@pytest.mark.parametrize("version", VERSIONS["Metadata"])
+async def test_metadata_sends_clients_to_live_nodes_only(
+    broker: Broker, cluster: FakeCluster, ask: Ask, version: int
+) -> None:
+    await create(broker, "t", assignments=((3, 1), (1, 3)))
+    await cluster.make_controller(2)
+    await cluster.kill(3)
+    answer = await ask(broker, "Metadata", version, topics=named("t"))
+    assert [(node.node_id, node.host) for node in answer.brokers] == [(1, "advertised"), (2, "host2")]
+    orphan, led = answer.topics[0].partitions
+    assert (orphan.error_code, orphan.leader_id) == (ErrorCode.leader_not_available, -1)
+    assert led.leader_id == 1
+    if version == 0:
+        assert (led.error_code, led.replica_nodes) == (ErrorCode.replica_not_available, (1,))
+    else:
+        assert (led.error_code, led.replica_nodes, answer.controller_id) == (ErrorCode.none, (1, 3), 2)
+    if version >= 5:
+        assert (orphan.offline_replicas, led.offline_replicas) == ((3,), (3,))
+
+
+@pytest.mark.parametrize("controller", [None, 3])
+async def test_while_there_is_no_controller_clients_are_told_a_live_node(
+    broker: Broker, cluster: FakeCluster, ask: Ask, controller: int | None
+) -> None:
+    await cluster.make_controller(controller)
+    await cluster.kill(3)
+    assert (await ask(broker, "Metadata", 12, topics=[])).controller_id == 1
+    await cluster.kill(1)
+    assert (await ask(broker, "DescribeCluster", 1)).controller_id == 2
+
+
+@pytest.mark.parametrize("version", VERSIONS["DescribeCluster"])
+async def test_describe_cluster_has_dead_nodes_for_those_who_ask(
+    broker: Broker, cluster: FakeCluster, ask: Ask, version: int
+) -> None:
+    await cluster.make_controller(2)
+    await cluster.kill(3)
+    answer = await ask(broker, "DescribeCluster", version)
+    assert ([node.broker_id for node in answer.brokers], answer.controller_id) == ([1, 2], 2)
+    if version >= 2:
+        asked = await ask(broker, "DescribeCluster", version, include_fenced_brokers=True)
+        assert [(node.broker_id, node.is_fenced) for node in asked.brokers] == [
+            (1, False),
+            (2, False),
+            (3, True),
+        ]
+
+
+async def test_describe_topic_partitions_has_the_eligible_leader_replicas(
+    broker: Broker, cluster: FakeCluster, ask: Ask
+) -> None:
+    await create(broker, "t", assignments=((1, 2, 3),))
+    await cluster.place("t", 0, PartitionImage(1, 3, (1, 2, 3), (1,), elr=(2,), min_isr=2))
+    answer = await ask(broker, "DescribeTopicPartitions", 0, topics=named("t"), response_partition_limit=9)
+    (partition,) = answer.topics[0].partitions
+    assert (partition.leader_id, partition.isr_nodes, partition.eligible_leader_replicas) == (1, (1,), (2,))
+
+
+@pytest.mark.parametrize("version", VERSIONS["FindCoordinator"])
+async def test_a_dead_node_coordinates_nothing(
+    broker: Broker, cluster: FakeCluster, ask: Ask, version: int
+) -> None:
+    await broker.coordinators.ensure_topic(GROUPS)
+    name, index = broker.coordinators.partition_of(GROUPS, "g")
+    await cluster.place(name, index, PartitionImage(3, 1, (3, 1), (3, 1)))
+    fields = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
+
+    async def found() -> Any:
+        answer = await ask(broker, "FindCoordinator", version, **fields)
+        return answer if version < 4 else answer.coordinators[0]
+
+    led = await found()
+    assert (led.error_code, led.node_id, led.host, led.port) == (ErrorCode.none, 3, "host3", 9003)
+    await cluster.kill(3)
+    dead = await found()
+    assert (dead.error_code, dead.node_id) == (ErrorCode.coordinator_not_available, -1)

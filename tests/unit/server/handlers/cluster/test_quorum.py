@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.other_nodes import FakeCluster
 from tidemill.errors import ErrorCode
 from tidemill.server.broker import Broker
 from tidemill.wire.apis import APIS_BY_NAME
@@ -97,3 +98,32 @@ async def test_other_levels_and_features_are_refused(
     answer = await ask(broker, "UpdateFeatures", version, feature_updates=body)
     assert answer.error_code is code
     assert message in answer.error_message
+
+
+@pytest.mark.parametrize("version", VERSIONS["DescribeQuorum"])
+async def test_in_a_cluster_the_controller_leads_and_live_nodes_vote(
+    broker: Broker, ask: Ask, version: int
+) -> None:
+    cluster = await FakeCluster.around(broker, {2: None, 3: None})
+    await cluster.make_controller(2)
+    controller = broker.image.controller
+    await cluster.kill(3)
+    assert controller is not None
+    answer = await ask(broker, "DescribeQuorum", version, topics=[asked("__cluster_metadata", 0)])
+    (partition,) = answer.topics[0].partitions
+    assert (partition.leader_id, partition.leader_epoch) == (2, controller.epoch)
+    revision = broker.image.revision
+    assert [(each.replica_id, each.log_end_offset) for each in partition.current_voters] == [
+        (1, revision),
+        (2, -1),
+    ]
+    assert [each.replica_id for each in partition.observers] == [3]
+    if version >= 2:
+        assert [(node.node_id, node.listeners[0].host) for node in answer.nodes] == [
+            (1, "advertised"),
+            (2, "host2"),
+        ]
+    await cluster.make_controller(None)
+    without = await ask(broker, "DescribeQuorum", version, topics=[asked("__cluster_metadata", 0)])
+    (partition,) = without.topics[0].partitions
+    assert (partition.error_code, partition.leader_id) == (ErrorCode.leader_not_available, -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Generator
 from typing import Any
 from uuid import UUID
@@ -248,7 +247,7 @@ async def test_after_max_wait_it_is_answered_with_what_there_is(node: Exchange) 
     await node.write("t", "v")
     answer = node.fetch(11, fetch_part("t"), max_wait=1, min_bytes=10**6)
     assert not answer.arrived
-    await asyncio.sleep(0.002)
+    await node.until_answered(answer)
     assert values(await got(node, answer)) == ["v"]
     assert not node.partition("t")._readers
 

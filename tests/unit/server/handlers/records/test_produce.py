@@ -330,8 +330,7 @@ async def test_partitions_succeed_and_fail_beside_each_other(node: Exchange) -> 
 async def test_a_timeout_is_told_and_the_retry_gets_the_same_offset(node: Exchange) -> None:
     await node.write("t", "before")
     answer = node.produce(9, produce_part("t", numbered(0)), timeout=0)
-    await asyncio.sleep(0.001)
-    await node.settle()
+    await node.until_answered(answer)
     assert result(answer).error_code == ErrorCode.request_timed_out
     retry = node.produce(9, produce_part("t", numbered(0)))
     await node.settle()
@@ -345,8 +344,7 @@ async def test_a_timeout_is_told_only_of_partitions_that_are_late(node: Exchange
     await node.write("t", "x", producer=(PRODUCER, 0, 0))
     parts = [{"index": 0, "records": numbered(0)}, {"index": 1, "records": BATCH}]
     answer = node.produce(9, {"topic": "t", "partition_data": parts}, timeout=0)
-    await asyncio.sleep(0.001)
-    await node.settle()
+    await node.until_answered(answer)
     codes = [result(answer, 0, place).error_code for place in range(2)]
     assert codes == [ErrorCode.none, ErrorCode.request_timed_out]
     assert result(answer, 0, 0).base_offset == 0, "the duplicate was durable already"
@@ -354,7 +352,7 @@ async def test_a_timeout_is_told_only_of_partitions_that_are_late(node: Exchange
 
 async def test_a_flush_after_the_timeout_sends_nothing_more(node: Exchange) -> None:
     answer = node.produce(9, produce_part("t", BATCH), timeout=0)
-    await asyncio.sleep(0.001)
+    await node.until_answered(answer)
     await node.flush()
     assert result(answer).error_code == ErrorCode.request_timed_out
     assert (await node.ask("Metadata", 9, topics=[])).topics == ()

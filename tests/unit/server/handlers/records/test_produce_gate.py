@@ -90,9 +90,10 @@ def code_of(version: int, answer: ReplyBuffers) -> ErrorCode:
 
 async def settled(broker: Broker) -> None:
     """Wait until all that was sent is through the gate, and what was written is on disk."""
-    while broker.transactional_writes:
-        for task in list(broker.transactional_writes.values()):
+    while waiting := [*broker.transactional_writes.values(), *broker.gated_writes.values()]:
+        for task in waiting:
             await task
+        await asyncio.sleep(0)
     partition = broker.find.partition(broker.find.topic("orders"), 0)
     await wait_committed(partition, partition.local_log.end_offset)
 

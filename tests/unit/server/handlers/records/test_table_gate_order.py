@@ -14,6 +14,7 @@ from support.table_world import TableWorld, batch_of
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.records.batch import HEADER_BYTES
 from tidemill.records.record import read_records
+from tidemill.server.broker.gated_writes import GatedWrites
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state import service
 
@@ -184,8 +185,15 @@ async def test_a_node_that_stops_writes_what_waits_at_the_gate_first(
     slow = SlowCheck(monkeypatch)
     writing = asyncio.ensure_future(send(world, ("shop.orders", 0, batch_of((b"1", b'{"id":1}')))))
     await asyncio.to_thread(slow.begun.wait, SOON)
+    waits, finish = asyncio.Event(), GatedWrites.finish
+
+    async def noted(self: GatedWrites) -> None:
+        waits.set()
+        await finish(self)
+
+    monkeypatch.setattr(GatedWrites, "finish", noted)
     stopping = asyncio.ensure_future(world.broker.close())
-    await asyncio.sleep(0.05)
+    await waits.wait()
     slow.may_go_on.set()
     assert await stopping
     (result,) = await writing

@@ -1,8 +1,7 @@
-"""CreateTopics, DeleteTopics, CreatePartitions and ElectLeaders, in every version."""
+"""CreateTopics, DeleteTopics and CreatePartitions, in every version."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -10,9 +9,6 @@ from uuid import uuid4
 import pytest
 
 from tidemill.control.commands import CreateTopic, RegisterNode
-from tidemill.control.image import PartitionImage
-from tidemill.control.records import PartitionsRecord, chunk_key, encode
-from tidemill.control.stores.store import Put, Txn
 from tidemill.errors import ErrorCode
 from tidemill.records.record import Record, build_batch
 from tidemill.replication.coordinator_log import wait_committed
@@ -315,63 +311,3 @@ async def test_delete_topics_forgets_what_groups_committed(broker: Broker, ask: 
     await ask(broker, "DeleteTopics", 6, topics=[{"name": "a"}])
     left = await ask(broker, "OffsetFetch", 7, group_id="g", topics=None)
     assert left.topics == ()
-
-
-# --- ElectLeaders
-
-
-@pytest.mark.parametrize("version", VERSIONS["ElectLeaders"])
-async def test_elect_leaders_of_named_partitions(broker: Broker, ask: Ask, version: int) -> None:
-    await create(broker, "a", 2)
-    asked = [{"topic": "a", "partitions": [0, 9]}, {"topic": "missing", "partitions": [0]}]
-    answer = await ask(broker, "ElectLeaders", version, topic_partitions=asked, election_type=0)
-    a, missing = answer.replica_election_results
-    assert (a.topic, [(each.partition_id, each.error_code) for each in a.partition_result]) == (
-        "a",
-        [(0, ErrorCode.election_not_needed), (9, ErrorCode.unknown_topic_or_partition)],
-    )
-    assert all(each.error_message for each in a.partition_result)
-    assert missing.partition_result[0].error_code is ErrorCode.unknown_topic_or_partition
-    if version >= 1:
-        assert answer.error_code is ErrorCode.none
-
-
-async def put_leader(broker: Broker, topic: Any, leader: int, isr: tuple[int, ...]) -> None:
-    """Make another node lead, behind the controller's back: no command does that yet."""
-    partition = PartitionImage(leader, 4, topic.partitions[0].replicas, isr)
-    value = encode(PartitionsRecord(partitions=(partition,)))
-    changed = asyncio.Event()
-    unsubscribe = broker.controller.subscribe(lambda old, new, delta: changed.set())
-    await broker.controller._store.commit(Txn(puts=(Put(chunk_key(topic.id, 0), value),)))
-    await changed.wait()
-    unsubscribe()
-
-
-@pytest.mark.parametrize("version", VERSIONS["ElectLeaders"])
-async def test_elect_leaders_brings_the_preferred_leader_back(broker: Broker, ask: Ask, version: int) -> None:
-    await add_node(broker)
-    moved = await create(broker, "moved", assignments=((2, 1),))
-    behind = await create(broker, "behind", assignments=((2, 1),))
-    await create(broker, "fine")
-    await put_leader(broker, moved, 1, (1, 2))
-    await put_leader(broker, behind, 1, (1,))
-    answer = await ask(broker, "ElectLeaders", version, topic_partitions=None, election_type=0)
-    results = {each.topic: each.partition_result for each in answer.replica_election_results}
-    assert {name: [each.error_code for each in partitions] for name, partitions in results.items()} == {
-        "moved": [ErrorCode.none],
-        "behind": [ErrorCode.preferred_leader_not_available],
-    }
-    elected = broker.image.topics["moved"].partitions[0]
-    assert (elected.leader, elected.leader_epoch) == (2, 5)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-async def test_elect_leaders_unclean_or_unknown(broker: Broker, ask: Ask, version: int) -> None:
-    await create(broker, "a")
-    asked = [{"topic": "a", "partitions": [0]}]
-    unclean = await ask(broker, "ElectLeaders", version, topic_partitions=asked, election_type=1)
-    (result,) = unclean.replica_election_results[0].partition_result
-    assert (unclean.error_code, result.error_code) == (ErrorCode.none, ErrorCode.election_not_needed)
-    unknown = await ask(broker, "ElectLeaders", version, topic_partitions=asked, election_type=7)
-    (result,) = unknown.replica_election_results[0].partition_result
-    assert (unknown.error_code, result.error_code) == (ErrorCode.invalid_request, ErrorCode.invalid_request)

@@ -1,0 +1,1 @@
+"""``tidemill cluster``: what an operator sees of several nodes, and does with them."""

@@ -1,0 +1,131 @@
+"""``tidemill up --cluster``: the node is a child process, and this one waits for it to die.
+
+A node's session (a lease in etcd) says that it is live. When the process dies, the lease would go on for its
+time, six seconds, and nobody else would be elected before. The supervisor knows that the process is dead, so
+it revokes the lease at once.
+
+It holds the child's process id and the number of its lease, and nothing else: what it needs to talk to etcd
+is loaded when the child has died. Both processes hold one end of a socket. The node writes the number of its
+lease to it whenever that changes, and 0 when it has given up the lease by itself. When the supervisor is
+killed, the node reads the end of the stream and stops in an orderly way, because nobody would look after it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tidemill.cli.session import warn
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
+
+__all__ = ("LeaseReport", "revoker", "supervise")
+
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM)
+_RECEIVE_BYTES: Final = 4096
+
+
+class LeaseReport:
+    """The node's end of the socket to its supervisor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+
+    def fileno(self) -> int:
+        """Readable when the supervisor is gone: it never writes."""
+        return self._connection.fileno()
+
+    def tell(self, lease_id: int) -> None:
+        """Tell the supervisor which lease to revoke when this process dies; 0: none."""
+        try:
+            self._connection.send(b"%d\n" % lease_id)
+        except OSError:
+            # It is gone: then nobody revokes, and the lease ends by itself.
+            return
+
+
+def supervise(revoke: Callable[[int], None]) -> LeaseReport:
+    """Fork. Returns in the child, which is to be the node; the parent ends with the child's exit code.
+
+    ``revoke`` is called in the parent with the lease that the dead child has held. Call this before threads
+    are started and before anything large is imported.
+    """
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A signal that comes between fork and the handlers must reach the child, too.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        # A terminal sends Ctrl-C to a whole group. The child is to get it once: from its parent.
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        return LeaseReport(theirs)
+    theirs.close()
+    sys.exit(_wait(child, ours, revoke))
+
+
+def _wait(child: int, connection: socket.socket, revoke: Callable[[int], None]) -> int:
+    """Wait for the child and end its lease; returns the exit code to end with."""
+    for number in _FORWARDED:
+        signal.signal(number, lambda number, _: _forward(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    lease_id = _last_number(connection)
+    # The stream may end a little before the process: only a process that is gone serves nobody.
+    _, status = os.waitpid(child, 0)
+    for number in _FORWARDED:
+        signal.signal(number, signal.SIG_DFL)
+    code = os.waitstatus_to_exitcode(status)
+    if lease_id:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        warn(f"the node's process {child} {how}; its session is ended, so that other nodes take over at once")
+        revoke(lease_id)
+    return 128 - code if code < 0 else code
+
+
+def _forward(child: int, number: int) -> None:
+    try:
+        os.kill(child, number)
+    except ProcessLookupError:
+        return
+
+
+def _last_number(connection: socket.socket) -> int:
+    """Read numbers, one per line, until the other end is closed; returns the last one, or 0."""
+    rest, last = b"", 0
+    while received := connection.recv(_RECEIVE_BYTES):
+        *lines, rest = (rest + received).split(b"\n")
+        if lines:
+            last = int(lines[-1])
+    return last
+
+
+def revoker(settings: Settings) -> Callable[[int], None]:
+    """Revokes a lease in the etcd that the settings name; loads what it needs when it is called."""
+
+    def revoke(lease_id: int) -> None:
+        import asyncio
+
+        from tidemill.errors import TidemillError
+        from tidemill.server.cluster.etcd import open_etcd
+
+        async def work() -> None:
+            store = open_etcd(settings)
+            try:
+                await store.revoke(lease_id)
+            finally:
+                await store.close()
+
+        try:
+            asyncio.run(work())
+        except TidemillError as error:
+            warn(f"the session could not be ended, it ends by itself in a few seconds: {error.message}")
+
+    return revoke

@@ -1,0 +1,71 @@
+"""Requests of Kafka's protocol between nodes: a whole request travels in one message of the cluster.
+
+Only APIs that Kafka's brokers use among themselves travel so. The nodes have proven the cluster's secret to
+each other, so no permission is asked for: the node that asks has asked for its client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemill.cluster.messages import KafkaRequest, KafkaResponse
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
+from tidemill.server.requests.api_table import served_apis
+from tidemill.server.requests.call import Call, ReplyBuffers
+from tidemill.wire.apis import APIS_BY_NAME
+from tidemill.wire.encode import encode_request, encode_response
+from tidemill.wire.requests import decode_request, decode_response, parse_header
+
+if TYPE_CHECKING:
+    from tidemill.cluster.peer import Peers
+    from tidemill.server.broker import Broker
+
+__all__ = ("BETWEEN_NODES", "NodeRequests", "serve_node_request")
+
+#: The APIs that nodes serve each other.
+BETWEEN_NODES: Final = frozenset({"WriteTxnMarkers", "AddPartitionsToTxn"})
+#: Longer than a follower that is not in sync delays a commit, and than an election takes.
+_TIMEOUT_MS: Final = 10_000
+_LENGTH_BYTES: Final = 4
+
+
+class NodeRequests:
+    """Asks other nodes."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def ask(self, node_id: int, api: str, version: int, body: Mapping[str, Any]) -> Any:
+        """Send a request and give the decoded answer. Raises ``TidemillError``.
+
+        REQUEST_TIMED_OUT and ``NodeUnavailable`` do not say whether the request was carried out.
+        """
+        key = APIS_BY_NAME[api].key
+        frame = encode_request(key, version, 0, None, body)[_LENGTH_BYTES:]
+        make = partial(KafkaRequest, frame=frame)
+        answer = await self._peers.request(node_id, make, KafkaResponse, timeout_ms=_TIMEOUT_MS)
+        return decode_response(key, version, answer.frame)[1]
+
+
+async def serve_node_request(broker: Broker, node_id: int, frame: memoryview) -> memoryview:
+    """Carry out another node's request, whose frame has no length; gives the answer's frame, without it.
+
+    Raises ``ApiError`` if it is not a request that nodes send.
+    """
+    try:
+        header = parse_header(frame)
+        served = served_apis()[header.api_key]
+        if served.api.name not in BETWEEN_NODES:
+            raise ApiError(ErrorCode.invalid_request, f"nodes do not ask each other for {served.api.name}")
+        request = decode_request(header, frame)
+    except ProtocolError as error:
+        raise ApiError(ErrorCode.invalid_request, f"not a request of Kafka's: {error.message}") from error
+    call = Call(header, request, f"node {node_id}", _answers_by_returning, lambda: None)
+    body = await served.handler(broker, call)
+    return encode_response(header.api_key, header.api_version, header.correlation_id, body)[_LENGTH_BYTES:]
+
+
+def _answers_by_returning(buffers: ReplyBuffers) -> None:
+    raise AssertionError("handlers of requests between nodes return the body of the answer")

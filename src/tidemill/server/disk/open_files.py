@@ -1,0 +1,83 @@
+"""The limit of open files: partitions are not opened when few descriptors are left.
+
+Every partition in use takes two descriptors or more, every connection one, the state of a table's bucket
+some. Without any left, connections and flushes would fail. So before that, partitions that are not open yet
+are refused, with an error that clients retry. Those that are open go on, and so do the internal topics.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from tidemill.errors import TooManyFiles
+
+__all__ = ("OpenFiles", "count_open_files", "open_files_limit")
+
+#: Of the limit, the part that partitions of clients leave free.
+_KEPT_FREE = 0.15
+#: Counting takes a microsecond for every five descriptors, so it is not done at every opening.
+_COUNT_AGE_SECONDS = 1.0
+_OPENED_UNCOUNTED_MAX = 100
+#: Descriptors of a partition that was opened since they were counted.
+_PER_PARTITION = 3
+
+
+def open_files_limit() -> int:
+    """How many files the process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def count_open_files() -> int:
+    """How many files and sockets the process has open; 0 where the system does not tell."""
+    for path in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError):
+            return len(os.listdir(path))
+    return 0
+
+
+class OpenFiles:
+    """Decides whether one more partition may be opened. Used on the event loop's thread, and at the start."""
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        count: Callable[[], int] = count_open_files,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit
+        self._count = count
+        self._clock = clock
+        self._counted = 0
+        self._counted_at = float("-inf")
+        self._opened = 0
+        #: The last refusal, while it holds.
+        self._refusal: TooManyFiles | None = None
+
+    def check(self, *, internal: bool) -> None:
+        """Raise ``TooManyFiles`` if a partition must not be opened now; else it counts as opened."""
+        self._look()
+        if self._refusal is not None and not internal:
+            raise self._refusal
+        self._opened += 1
+
+    def _look(self) -> None:
+        limit = open_files_limit() if self._limit is None else self._limit
+        if self._clock() - self._counted_at > _COUNT_AGE_SECONDS or self._opened >= _OPENED_UNCOUNTED_MAX:
+            self._counted, self._counted_at, self._opened = self._count(), self._clock(), 0
+        used = self._counted + _PER_PARTITION * self._opened
+        self._refusal = None
+        if used > limit * (1 - _KEPT_FREE):
+            self._refusal = TooManyFiles(
+                f"{used} of {limit} files are open, so no other partition is opened; raise the limit "
+                "('ulimit -n', or LimitNOFILE= of the service) and restart the node, or delete topics"
+            )
+
+    def problem(self) -> str | None:
+        """Why partitions are not opened now; None if they are."""
+        if self._refusal is not None:
+            self._look()
+        return None if self._refusal is None else self._refusal.message

@@ -1,0 +1,142 @@
+"""DescribeNodes, DescribeReplicas and ElectReplica: what operators ask that Kafka has no API for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemill.control.commands import Election, ElectLeaders
+from tidemill.coordination.turns import give_way
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.server.broker import Broker
+from tidemill.server.handlers.outcome import outcome
+from tidemill.server.requests.api_table import serves
+from tidemill.server.requests.authorization import ALTER, DESCRIBE, for_cluster
+from tidemill.server.requests.call import Call
+
+if TYPE_CHECKING:
+    from tidemill.replication.partition import Partition
+
+__all__ = ("describe_nodes", "describe_replicas", "elect_replica")
+
+logger = logging.getLogger(__name__)
+
+_NOBODY: Final = -1
+
+
+@serves("DescribeNodes", for_cluster(DESCRIBE))
+async def describe_nodes(broker: Broker, call: Call) -> dict[str, Any]:
+    """Describe the registered nodes and the controller, as this node sees them, and its own problems."""
+    image = broker.image
+    controller_id, epoch = _NOBODY, _NOBODY
+    if image.controller is not None:
+        controller_id, epoch = image.controller.node_id, image.controller.epoch
+    elif not image.replicated:
+        controller_id = broker.node_id
+    return {
+        **outcome(None),
+        "node_id": broker.node_id,
+        "replicated": image.replicated,
+        "controller_id": controller_id,
+        "controller_epoch": epoch,
+        "revision": image.revision,
+        "problems": broker.problems(),
+        "nodes": [_node(broker, node_id) for node_id in sorted(image.nodes)],
+    }
+
+
+def _node(broker: Broker, node_id: int) -> dict[str, Any]:
+    image = broker.image
+    node = image.nodes[node_id]
+    state = "live" if image.live(node_id) else "joining" if node_id in image.alive else "down"
+    return {
+        "node_id": node_id,
+        "name": node.name,
+        "host": node.host,
+        "port": node.port,
+        "cluster_host": node.cluster_host,
+        "cluster_port": node.cluster_port,
+        "rack": node.rack,
+        "machine": node.machine,
+        "state": state,
+        "clock_ahead_ms": broker.clocks_ahead_ms().get(node_id, 0),
+    }
+
+
+@serves("DescribeReplicas", for_cluster(DESCRIBE))
+async def describe_replicas(broker: Broker, call: Call) -> dict[str, Any]:
+    """Describe the replicas that this node holds, and the followers of those that it leads."""
+    wanted = frozenset(call.request.topics)
+    found = []
+    for partition in list(broker.replicas):
+        if not wanted or partition.topic in wanted:
+            found.append(_replica(broker, partition))
+        await give_way()
+    return {**outcome(None), "replicas": found}
+
+
+def _replica(broker: Broker, partition: Partition) -> dict[str, Any]:
+    log, now_ms = partition.local_log, broker.clock.now_ms()
+    in_sync = () if partition.assignment is None else partition.assignment.isr
+    return {
+        "topic": partition.topic,
+        "partition": partition.index,
+        "role": partition.role.value,
+        "leader_epoch": partition.leader_epoch,
+        "last_epoch": log.epochs.latest_epoch,
+        "log_start_offset": partition.log_start_offset,
+        "log_end_offset": partition.log_end_offset,
+        "durable_offset": log.durable_offset,
+        "high_watermark": partition.high_watermark,
+        "problem": None if partition.failure is None else partition.failure.message,
+        "followers": [
+            {
+                "node_id": node_id,
+                "in_sync": node_id in in_sync,
+                "log_end_offset": follower.matched_end,
+                "durable_offset": follower.durable,
+                "silent_ms": _NOBODY if follower.heard_ms is None else max(0, now_ms - follower.heard_ms),
+            }
+            for node_id, follower in partition.follower_progress.items()
+        ],
+    }
+
+
+@serves("ElectReplica", for_cluster(ALTER))
+async def elect_replica(broker: Broker, call: Call) -> dict[str, Any]:
+    """Make the named replica the leader of a partition without one: what others have beyond it is lost."""
+    request = call.request
+    command = ElectLeaders(
+        name=request.topic,
+        partitions=(request.partition,),
+        election=Election.UNCLEAN,
+        leader=request.leader,
+        who=call.who,
+    )
+    logger.warning(
+        "unclean election of node %d for %s-%d, asked for by %s",
+        request.leader,
+        request.topic,
+        request.partition,
+        call.who,
+    )
+    try:
+        codes = await broker.propose(command)
+        # From another node they come as plain numbers.
+        code = next(ErrorCode(each) for index, each in codes.items() if int(index) == request.partition)
+        _check(code, request.topic, request.partition)
+    except TidemillError as error:
+        return outcome(error)
+    return outcome(None)
+
+
+def _check(code: ErrorCode, topic: str, partition: int) -> None:
+    reasons = {
+        ErrorCode.none: None,
+        ErrorCode.election_not_needed: f"{topic}-{partition} has a leader",
+        ErrorCode.eligible_leaders_not_available: "the named node is no live replica of the partition",
+        ErrorCode.unknown_topic_or_partition: f"there is no partition {topic}-{partition}",
+    }
+    reason = reasons.get(code, f"the election was refused: {code.name}")
+    if reason is not None:
+        raise ApiError(code, reason)

@@ -1,0 +1,118 @@
+"""A leased state, built again from the log, on a node that has no snapshot of it.
+
+Leases are metadata of the whole cluster, and snapshots are files of one node. Every replica keeps what is
+above the oldest leased offset as it was written (``SnapshotKeeper.floor``): so the fold of its log up to that
+offset gives the same state as on the node that took the snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Final, TypeVar
+
+from tidemill.control.tables.images import LeasedSnapshot
+from tidemill.errors import StorageError, TableCode, TableError
+from tidemill.kv.contract import KvEngine, KvStore
+from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
+from tidemill.log.transactions import AbortedTransaction
+from tidemill.records.batch import parse_header
+from tidemill.replication.partition import Partition
+from tidemill.tables.definition import TableDefinition
+from tidemill.tables.state.bucket import bucket_identity
+from tidemill.tables.state.folding import PreparedChanges, fold_batches, read_for_fold
+
+__all__ = ("rebuild",)
+
+_T = TypeVar("_T")
+_WORK: Final = "leased"
+
+
+async def rebuild(
+    log: Partition,
+    held: LeasedSnapshot,
+    *,
+    table: Callable[[], TableDefinition],
+    engine: KvEngine,
+    snapshots: SnapshotStore,
+    threads: Executor,
+    created_ms: int,
+    max_decompressed_bytes: int,
+) -> SnapshotInfo:
+    """Fold the log up to the leased offset, which must be stable, and take a snapshot of that.
+
+    Only one at a time for a bucket. Raises ``TableError`` if the log does not have what it takes.
+    """
+    check_rebuildable(log, held)
+    directory = snapshots.working_directory(_WORK)
+    identity = bucket_identity(log.topic_id.hex, held.bucket)
+    nothing_prepared = PreparedChanges(0)
+
+    def step(store: KvStore, data: bytes, aborted: list[AbortedTransaction]) -> None:
+        if not data or parse_header(data).base_offset >= held.log_offset:
+            # Compaction has left nothing more below the offset.
+            store.write([], [], [], held.log_offset, held.leader_epoch)
+            return
+        fold_batches(
+            store,
+            table(),
+            data,
+            aborted,
+            held.log_offset,
+            nothing_prepared,
+            max_decompressed_bytes=max_decompressed_bytes,
+            is_stopped=lambda: False,
+        )
+
+    def open_empty() -> KvStore:
+        engine.files.remove_tree(directory)
+        engine.files.make_directory(directory)
+        return engine.open(directory, identity)
+
+    store = await _in_thread(threads, open_empty)
+    try:
+        while store.applied_offset < held.log_offset:
+            await _in_thread(threads, partial(step, store, *read_for_fold(log, store.applied_offset)))
+        if store.applied_offset > held.log_offset:
+            raise _not_here(log, held, f"offset {held.log_offset} is within a batch")
+        return await _in_thread(threads, partial(snapshots.create, store, created_ms))
+    finally:
+        await _in_thread(threads, partial(_discard, store, partial(engine.files.remove_tree, directory)))
+
+
+def check_rebuildable(log: Partition, held: LeasedSnapshot) -> None:
+    """Raise ``TableError`` unless the fold of this log at the leased offset is the leased state."""
+    if log.log_start_offset > 0:
+        raise _not_here(log, held, f"the log here begins at offset {log.log_start_offset}")
+    if log.compacted_offset > held.log_offset:
+        raise _not_here(log, held, f"the log here is compacted up to offset {log.compacted_offset}")
+    if held.leader_epoch >= 0 and log.divergence(held.leader_epoch, held.log_offset) is not None:
+        raise _not_here(log, held, f"the log here has another history than leader epoch {held.leader_epoch}")
+
+
+def _not_here(log: Partition, held: LeasedSnapshot, why: str) -> TableError:
+    return TableError(
+        TableCode.snapshot_not_found,
+        f"the leased snapshot of {log.topic}-{log.index} at offset {held.log_offset} is on node "
+        f"{held.node_id}, which does not lead the bucket, and cannot be built again here: {why}; take a new "
+        "lease",
+    )
+
+
+def _discard(store: KvStore, remove: Callable[[], None]) -> None:
+    with contextlib.suppress(StorageError):
+        store.close()
+    remove()
+
+
+async def _in_thread(threads: Executor, work: Callable[[], _T]) -> _T:
+    """The result of work that cannot be stopped: whoever is cancelled meanwhile waits for its end."""
+    running = asyncio.get_running_loop().run_in_executor(threads, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

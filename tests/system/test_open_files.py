@@ -1,0 +1,88 @@
+"""A node that has hardly any file descriptors left refuses what needs more, and nothing stops for good."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.batches import plain_batch
+from support.hostile import create, group_coordinator
+from support.processes import NodeProcess
+from support.raw import RawClient
+from tidemill.errors import ErrorCode
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process: prlimit")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    with NodeProcess(tmp_path / "data").start() as running:
+        yield running
+
+
+def open_files(node: NodeProcess) -> int:
+    return len(os.listdir(f"/proc/{node.pid}/fd"))
+
+
+@contextmanager
+def at_most(node: NodeProcess, count: int) -> Iterator[None]:
+    """Let the node have so many files open, and as many as before afterwards."""
+    soft, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def codes_of(client: RawClient, topic: str, partitions: range) -> set[ErrorCode]:
+    entries = [{"index": index, "records": plain_batch("v")} for index in partitions]
+    body = {"acks": -1, "timeout": 60_000, "topic_data": [{"name": topic, "partition_data": entries}]}
+    answer = client.request("Produce", 9, body).responses[0].partition_responses
+    return {ErrorCode(each.error_code) for each in answer}
+
+
+def commit(client: RawClient, group_id: str) -> ErrorCode:
+    partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+    body = {"group_id": group_id, "generation_id_or_member_epoch": -1, "member_id": ""}
+    topics = [{"name": "old", "partitions": [partition]}]
+    answer = client.request("OffsetCommit", 7, body | {"topics": topics})
+    return ErrorCode(answer.topics[0].partitions[0].error_code)
+
+
+def test_a_client_that_wants_more_files_than_there_are_is_refused_and_others_go_on(node: NodeProcess) -> None:
+    create(node.address, "old")
+    create(node.address, "greedy", partitions=500)
+    group_coordinator(node.address)
+    with RawClient(node.address, 120) as client:
+        client.request("ApiVersions", 2, {})
+        assert codes_of(client, "old", range(1)) == {ErrorCode.none}
+        with at_most(node, open_files(node) + 300):
+            codes = codes_of(client, "greedy", range(500))
+            assert codes == {ErrorCode.none, ErrorCode.kafka_storage_error}
+            assert "files are open" in node.readiness()["problems"][0]
+            assert codes_of(client, "old", range(1)) == {ErrorCode.none}
+            assert {commit(client, f"g{number}") for number in range(20)} == {ErrorCode.none}
+            client.request("DeleteTopics", 5, {"topic_names": ["greedy"], "timeout": 60_000})
+            create(node.address, "new")
+            assert codes_of(client, "new", range(1)) == {ErrorCode.none}
+        assert node.readiness()["problems"] == []
+
+
+def test_without_any_descriptor_a_write_is_refused_and_works_again_later(node: NodeProcess) -> None:
+    create(node.address, "old")
+    create(node.address, "new")
+    with RawClient(node.address, 120) as client:
+        client.request("ApiVersions", 2, {})
+        assert codes_of(client, "old", range(1)) == {ErrorCode.none}
+        with at_most(node, 3):
+            assert codes_of(client, "new", range(1)) == {ErrorCode.kafka_storage_error}
+            assert codes_of(client, "old", range(1)) == {ErrorCode.none}
+        assert codes_of(client, "new", range(1)) == {ErrorCode.none}
+    assert node.readiness()["problems"] == []
