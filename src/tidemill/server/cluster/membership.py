@@ -147,7 +147,7 @@ class Membership:
             shown, handlers_of(self, broker), transport=transport, ids=runtime.ids, wall_ms=runtime.wall_ms
         )
         self.address = settings.cluster_listen
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         #: Partitions whose leadership is on its way to the successor that the metadata names.
         self._giving_up: set[tuple[UUID, int]] = set()
         self._unsubscribe: Callable[[], None] | None = None
@@ -349,8 +349,8 @@ class Membership:
 
     def _run(self, work: Any) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     # --- leaving
 
