@@ -1,4 +1,4 @@
-"""Clients of a simulated cluster: they find leaders in the metadata, retry as real clients do, and note it all.
+"""Clients of a simulated cluster: they find leaders in the metadata, retry as real ones do, and note it all.
 
 Each is a task. Errors that pass are retried; an error that no client should ever see is noted in ``strange``.
 """
@@ -65,7 +65,12 @@ class ClusterClient:
         await asyncio.sleep(_PAUSE_SECONDS * (0.1 + self.rng.random()))
 
     async def ask(
-        self, address: Address, name: str, body: Mapping[str, Any], version: int, timeout_ms: int = _REQUEST_MS
+        self,
+        address: Address,
+        name: str,
+        body: Mapping[str, Any],
+        version: int,
+        timeout_ms: int = _REQUEST_MS,
     ) -> Any:
         """The answer of one node. Raises ``TidemillError`` if there is none."""
         connection = self._connections.get(address)
@@ -107,7 +112,9 @@ class ClusterClient:
 
     def forget(self, topic: str, partition: int) -> None:
         """The leader did not answer, or said that it is not the leader."""
-        self._leaders.pop((topic, partition), None)
+        if (topic, partition) in self._leaders:
+            # The epoch stays: who has heard of a newer one does not go back to an older leader.
+            self._leaders[topic, partition] = (-1, self._leaders[topic, partition][1])
 
     def note_strange(self, what: str) -> None:
         self.strange.append(what)
@@ -149,7 +156,7 @@ class IdempotentProducer:
                 self.client.forget(self.topic, self.partition)
                 await self.client.pause()
             elif not self.is_closing:
-                await asyncio.sleep(self.rng.choice((0.01, 0.2, 1.5)) * self.rng.random())
+                await asyncio.sleep(self.rng.choice((0.02, 0.5, 2.0)) * self.rng.random())
 
     def _make(self) -> None:
         if len(self.unacked) >= _IN_FLIGHT_MAX:
@@ -166,7 +173,7 @@ class IdempotentProducer:
     async def _send_all(self) -> bool:
         """Send everything that is not acknowledged, in order. Whether all of it is now."""
         try:
-            address, epoch = await self.client.leader(self.topic, self.partition)
+            address, _ = await self.client.leader(self.topic, self.partition)
         except TidemillError:
             return False
         under_way = list(self.unacked)
@@ -264,9 +271,12 @@ class Reader:
         partition: int,
         *,
         isolated: bool = False,
+        knows_epochs: bool = True,
     ) -> None:
         self.client, self.history, self.rng = client, history, client.rng
         self.name, self.topic, self.partition, self.isolated = name, topic, partition, isolated
+        #: Old clients name no leader epoch, so that a leader of the past may answer them.
+        self.knows_epochs = knows_epochs
         self.position = 0
         self.records: list[tuple[int, str, str]] = []
         self.high_watermark = 0
@@ -290,7 +300,7 @@ class Reader:
                 "partition": self.partition,
                 "fetch_offset": self.position,
                 "partition_max_bytes": 100_000,
-                "current_leader_epoch": self.rng.choice((-1, epoch)),
+                "current_leader_epoch": epoch if self.knows_epochs else -1,
             }
             body = {
                 "max_wait": self.rng.choice((0, 300)),
@@ -313,12 +323,12 @@ class Reader:
         return True
 
     def _take(self, result: Any) -> None:
-        if result.high_watermark < self.high_watermark:
+        if self.knows_epochs and -1 < result.high_watermark < self.high_watermark:
             self.client.note_strange(
                 f"{self.name} was told a high watermark of {self.high_watermark} and then "
                 f"{result.high_watermark} in {self.topic}-{self.partition}"
             )
-        self.high_watermark = result.high_watermark
+        self.high_watermark = max(self.high_watermark, result.high_watermark)
         aborted = sorted((each.first_offset, each.producer_id) for each in result.aborted_transactions or ())
         left_out: set[int] = set()
         data = bytes(result.records or b"")
@@ -383,6 +393,8 @@ class Committer:
         self.unknown: set[int] = set()
         self.violations: list[str] = []
         self.is_closing = False
+        #: Why the last question had no answer, for people.
+        self.refusal = ""
         self._coordinator: Address | None = None
 
     async def run(self) -> None:
@@ -400,10 +412,12 @@ class Committer:
             if self._coordinator is None:
                 found = await self.client.ask_any("FindCoordinator", {"key": self.group, "key_type": 0}, 3)
                 if found.error_code != ErrorCode.none:
+                    self.refusal = f"FindCoordinator: {ErrorCode(found.error_code).name}"
                     return None
                 self._coordinator = Address(found.host, found.port)
             return await self.client.ask(self._coordinator, name, body, version)
-        except TidemillError:
+        except TidemillError as error:
+            self.refusal = f"{name}: {error}"
             return None
 
     async def commit(self) -> bool:
@@ -433,6 +447,7 @@ class Committer:
             return False
         code = ErrorCode(answer.error_code)
         if code != ErrorCode.none:
+            self._coordinator, self.refusal = None, f"{self._coordinator} {code.name}"
             if code not in PASSING:
                 self.client.note_strange(f"OffsetFetch got {code.name}")
             return False

@@ -172,7 +172,7 @@ class SimStream(asyncio.Transport):
         self._is_closing = False
         self._is_lost = False
         self._has_vanished = False
-        #: What the peer has not received yet; None is the end of the stream, and an error that of a reset one.
+        #: What the peer has not received yet; None is the end of the stream, an error that of a reset one.
         self._on_the_way: deque[tuple[float, bytes | Exception | None]] = deque()
         self._unreceived_bytes = 0
         self._high, self._low = _SOCKET_BYTES, _SOCKET_BYTES // 4
