@@ -24,21 +24,33 @@ import asyncio
 import os
 import random
 from collections.abc import Coroutine
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.cluster_clients import ClusterClient, Committer, IdempotentProducer, LooseProducer, Reader
 from support.history import History, check
 from support.virtual_loop import current_loop, run_virtual
 from support.whole_cluster import WholeCluster
+from tidemill.cluster.messages import FetchedPartition
 from tidemill.config.values import Address
-from tidemill.control.image import MetadataImage
+from tidemill.control import node_planning
+from tidemill.control.commands import RegisterNode
+from tidemill.control.controller import Controller as ControllerClient
+from tidemill.control.image import MetadataImage, NodeImage
 from tidemill.errors import ErrorCode, SyncFailed, TidemillError
+from tidemill.log.log import PartitionLog
 from tidemill.records.record import read_records
+from tidemill.replication import partition as partition_module
+from tidemill.replication.coordinator_log import PartitionCoordinatorLog
+from tidemill.replication.following import FollowerStep, FollowingState
+from tidemill.replication.in_sync import InSyncReplicas
 from tidemill.replication.partition import Partition
 from tidemill.replication.state import Role
+from tidemill.server.cluster.membership import Membership
 
 SEEDS = int(os.environ.get("CLUSTER_STORY_SEEDS", "30"))
 SEEDS_PER_TEST = 10
@@ -231,6 +243,7 @@ class ClusterStory:
         if self.disk_was_lost or not whole:
             return
         self.disk_was_lost = True
+        self.faults += 1
         node_id = self.rng.choice(self.cluster.ids)
         if node_id in self.cluster.nodes:
             await self.cluster.kill(node_id, power_loss=True)
@@ -245,7 +258,7 @@ class ClusterStory:
             self.start(self.create_more(f"more-{len(self.exists)}"))
 
     FAULTS = (kill, kill, kill, stop, pause, cut, cut, mend, mend, mend, trouble_store, trouble_store)
-    FAULTS = (*FAULTS, end_lease, trouble_disk, operate, operate)
+    FAULTS = (*FAULTS, end_lease, trouble_disk, lose_disk, operate, operate)
 
     async def create(self, name: str, partitions: int, configs: dict[str, str]) -> bool:
         self.exists.setdefault(name, None)
@@ -284,15 +297,20 @@ class ClusterStory:
         return MetadataImage.from_stored(await self.cluster.store.read())
 
     async def heal(self) -> None:
+        self.cluster.heal()
+        for node_id in self.cluster.ids:
+            if node_id not in self.cluster.nodes:
+                self.cluster.start(node_id)
+
+    async def restart_stopped(self) -> None:
+        """An operator restarts nodes that have stopped partitions."""
         cluster = self.cluster
-        cluster.heal()
         for node_id in cluster.ids:
-            node = cluster.nodes.get(node_id)
-            # An operator restarts a node that has stopped partitions.
-            if node_id in cluster.started and node is not None and any(node.broker.replicas.stopped()):
+            await cluster.wait_started(node_id)
+            if any(cluster.nodes[node_id].broker.replicas.stopped()):
                 await cluster.kill(node_id, power_loss=False)
-            if node_id not in cluster.nodes:
                 cluster.start(node_id)
+                await cluster.wait_started(node_id)
 
     async def drain(self) -> None:
         try:
@@ -302,15 +320,14 @@ class ClusterStory:
             raise Broken(f"waits for {self.waits_for}: {await self.explain()}") from None
 
     async def _drain(self) -> None:
-        cluster = self.cluster
         self.waits_for = "nodes to start"
-        for node_id in cluster.ids:
-            await cluster.wait_started(node_id)
+        await self.restart_stopped()
         self.waits_for = "producers"
         await asyncio.gather(*self.tasks[: len(self.producers)])
         self.waits_for = "replicas"
         while not await self.is_whole():
             await self.client.pause()
+            await self.restart_stopped()
         self.drains = [
             Reader(self.client, self.history, name, TOPIC, partition, isolated=isolated)
             for partition in range(PARTITIONS)
@@ -490,6 +507,94 @@ def test_no_fault_loses_doubles_or_reorders_anything(first: int) -> None:
         faults += story.faults
     assert acknowledged > 20 * SEEDS_PER_TEST, "the stories write too little to say anything"
     assert faults > 3 * SEEDS_PER_TEST
+
+
+# --- ablations
+
+
+def _never_cut(self: FollowingState, answer: FetchedPartition, **facts: Any) -> FollowerStep:
+    return _answered(self, msgspec.structs.replace(answer, diverging=None), **facts)
+
+
+_answered = FollowingState.answered
+
+
+def _commit_alone(self: InSyncReplicas, own_durable: int) -> int:
+    return own_durable
+
+
+def _clean_all(log: PartitionLog, now_ms: int, *, high_watermark: int, floor_offset: int) -> Any:
+    return _cleanable_part(log, now_ms, high_watermark=log.end_offset, floor_offset=floor_offset)
+
+
+def _order_all(log: PartitionLog, now_ms: int, *, high_watermark: int, floor_offset: int) -> Any:
+    return _order_cleaning(log, now_ms, high_watermark=log.end_offset, floor_offset=floor_offset)
+
+
+_cleanable_part, _order_cleaning = partition_module.cleanable_part, partition_module.order_cleaning
+
+
+def _as_if_never_lost(command: RegisterNode, image: MetadataImage) -> NodeImage:
+    return replace(_registered(command, image), clean=True, new_directory=False, lost=())
+
+
+_registered = node_planning._registered
+
+
+def _unfenced(self: ControllerClient, commands: Any, *, fence: Any = None) -> Any:
+    return _submit_many(self, commands)
+
+
+_submit_many = ControllerClient.submit_many
+
+Patches = list[tuple[object, str, object]]
+
+#: What is patched, and a seed whose story has broken then; others are tried if it does not any more.
+ABLATIONS: dict[str, tuple[int, Patches]] = {
+    "a follower does not cut where histories part": (0, [(FollowingState, "answered", _never_cut)]),
+    "a leader commits alone": (0, [(InSyncReplicas, "least", _commit_alone)]),
+    "compaction goes above the high watermark": (
+        0,
+        [
+            (partition_module, "cleanable_part", _clean_all),
+            (partition_module, "order_cleaning", _order_all),
+        ],
+    ),
+    "who has lost its directory stays in sync": (0, [(node_planning, "_registered", _as_if_never_lost)]),
+    "a coordinator replays up to the high watermark": (
+        0,
+        [
+            (
+                PartitionCoordinatorLog,
+                "end_offset",
+                property(lambda self: self._partition.high_watermark),
+            )
+        ],
+    ),
+    "a leader without a session says out of range": (
+        9,
+        [(Membership, "may_answer_newest", lambda self, partition: True)],
+    ),
+    "a new leader tells what it has": (1, [(Partition, "has_reached_epoch_start", True)]),
+    "the controller is not fenced": (0, [(ControllerClient, "submit_many", _unfenced)]),
+}
+
+
+def stories_break(first_seed: int, tries: int = 40) -> bool:
+    for seed in (first_seed, *range(tries)):
+        try:
+            run_story(seed)
+        except (AssertionError, RuntimeError, TidemillError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_ablation_each_safeguard_is_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    seed, patches = ABLATIONS[name]
+    for where, attribute, instead in patches:
+        monkeypatch.setattr(where, attribute, instead)
+    assert stories_break(seed)
 
 
 if __name__ == "__main__":

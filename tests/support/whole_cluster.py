@@ -20,7 +20,7 @@ from support.sim_node import SimNode
 from support.store_proxy import StoreProxy
 from support.virtual_loop import current_loop
 from tidemill.config.values import Address
-from tidemill.control.records import AliveRecord, alive_key, decode
+from tidemill.control.records import alive_key
 from tidemill.control.stores.memory import MemoryStore
 from tidemill.control.stores.store import MetadataStore
 from tidemill.errors import TidemillError
@@ -51,6 +51,8 @@ class WholeCluster:
         #: Why nodes have not started, in words.
         self.refusals: list[str] = []
         self._starting: dict[int, asyncio.Task[None]] = {}
+        #: Nodes whose disk was lost: they are started as an operator would.
+        self._lost: set[int] = set()
         self._rates = {node_id: rng.choice((1.0, 1.0, 0.97, 1.03)) for node_id in self.ids}
 
     def _new_disk(self, node_id: int) -> FaultyStorage:
@@ -100,6 +102,7 @@ class WholeCluster:
             cluster="etcd://sim:1",
             cluster_listen=Address(host, _CLUSTER_PORT),
             machine=host,
+            replace_directory=node_id in self._lost,
             **self.settings,
         )
         node.process.clock_rate = self._rates[node_id]
@@ -151,16 +154,13 @@ class WholeCluster:
         """The disk of a node that does not run is replaced by an empty one."""
         assert node_id not in self.nodes
         self.disks[node_id] = self._new_disk(node_id)
+        self._lost.add(node_id)
 
     # --- the store
 
     async def end_lease(self, node_id: int) -> None:
         """The store forgets the lease of a node."""
         store = self.store
-        entry = (await store.read(alive_key(node_id))).entries.get(alive_key(node_id))
-        if entry is None:
-            return
-        decode(alive_key(node_id), entry.value, AliveRecord)
         for lease_id in list(store._leases):
             if alive_key(node_id) in store._engine.keys_of_lease(lease_id):
                 with suppress(TidemillError):
@@ -187,3 +187,4 @@ class WholeCluster:
             node.process.go_on()
         for disk in self.disks.values():
             disk.capacity_bytes = None
+            disk.forget_faults()
