@@ -103,7 +103,7 @@ class Shards(Generic[S]):
         self._shards: dict[int, S] = {}
         self._loading: dict[int, asyncio.Task[S | TidemillError]] = {}
         #: Shards that are being loaded.
-        self._unloaded: set[S] = set()
+        self._unloaded: dict[S, None] = {}
         #: By partition: the making of its first files, which requests wait for.
         self._preparing: dict[int, asyncio.Task[None]] = {}
         self._load_failed: dict[int, tuple[int, TidemillError]] = {}
@@ -247,7 +247,7 @@ class Shards(Generic[S]):
         shard: S | None = None
         try:
             shard = self._make(partition, self._logs.open_log(partition), self._forget)
-            self._unloaded.add(shard)
+            self._unloaded[shard] = None
             await shard.load()
         except ApiError as failure:
             return failure
@@ -262,7 +262,7 @@ class Shards(Generic[S]):
         finally:
             del self._loading[partition]
             if shard is not None:
-                self._unloaded.discard(shard)
+                self._unloaded.pop(shard, None)
         self._load_failed.pop(partition, None)
         self._shards[partition] = shard
         return shard

@@ -209,7 +209,7 @@ class _LeaderLink:
         self.partitions: dict[tuple[UUID, int], _Followed] = {}
         self._reports: dict[tuple[UUID, int], Partition] = {}
         self._has_work, self._has_reports = asyncio.Event(), asyncio.Event()
-        self._fetches: set[asyncio.Task[None]] = set()
+        self._fetches: dict[asyncio.Task[None], None] = {}
         self._tasks: list[asyncio.Task[None]] = [
             asyncio.create_task(self._fetch_loop()),
             asyncio.create_task(self._report_loop()),
@@ -267,12 +267,12 @@ class _LeaderLink:
 
     def _start(self, fetch: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(fetch)
-        self._fetches.add(task)
+        self._fetches[task] = None
         task.add_done_callback(self._fetched)
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         _log_defect(task)
-        self._fetches.discard(task)
+        self._fetches.pop(task, None)
         self._has_work.set()
 
     async def _fetch(self, asked: list[_Followed]) -> None:

@@ -211,7 +211,7 @@ class InSyncReplicas:
             if node in committed:
                 if self._is_caught_up(follower, now_ms, log_end, may_lag_ms):
                     wanted.add(node)
-            elif node not in suspected and self._can_join(follower, now_ms, required, log_start):
+            elif node not in suspected and self._can_join(follower, now_ms, required, log_start, log_end):
                 wanted.add(node)
         if wanted == set(committed) and not uncertain:
             return None
@@ -230,8 +230,16 @@ class InSyncReplicas:
         return now_ms - follower.caught_up_ms <= lag_ms
 
     @staticmethod
-    def _can_join(follower: FollowerProgress, now_ms: int, required: int, log_start: int) -> bool:
+    def _can_join(
+        follower: FollowerProgress, now_ms: int, required: int, log_start: int, log_end: int
+    ) -> bool:
         is_there = follower.heard_ms is not None and now_ms - follower.heard_ms <= SUSPECTED_LAG_MS
+        if follower.counts_to < log_end and (
+            follower.caught_up_ms is None or now_ms - follower.caught_up_ms > REPLICA_LAG_MS
+        ):
+            # It would have to leave again at once: its disk is full, for instance, and the high watermark
+            # waits for a set that is large enough.
+            return False
         # With a lower log start, deleted records would come back once it leads.
         return is_there and follower.counts_to >= required and follower.log_start >= log_start
 

@@ -131,7 +131,7 @@ class LeaderService:
         self._silent: set[int] = set()
         #: When the next proposal of a partition may be made.
         self._propose_after_ms: dict[Partition, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._refused_since_s: float | None = None
         self._unfit_at_s: dict[Partition, float] = {}
         self._ticking: asyncio.Task[None] | None = None
@@ -167,8 +167,8 @@ class LeaderService:
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     # --- Fetch

@@ -157,7 +157,7 @@ class Membership:
         )
         self.address = settings.cluster_listen
         self.watch = ClusterWatch(broker)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._successions = Successions(broker, lambda partition: self._resign(partition, unfit=False))
         self._unsubscribe: Callable[[], None] | None = None
 
@@ -338,8 +338,8 @@ class Membership:
 
     def _run(self, work: Any) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     # --- leaving
 

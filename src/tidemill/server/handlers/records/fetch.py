@@ -22,7 +22,7 @@ import logging
 from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from tidemill.coordination.turns import in_slices
@@ -52,6 +52,7 @@ _LEADER_MIN_VERSION = 16
 _FOLLOWERS_MIN_VERSION = 11
 _NO_REPLICA = -1
 _READ_COMMITTED = 1
+_NOT_KNOWN: Final = -1
 _NO_TOPIC_ID = UUID(int=0)
 #: A request for more partitions is answered with breaks, so that others have their turn.
 _STEPPED_PARTITIONS_MIN = 500
@@ -402,11 +403,13 @@ class _Fetch:
         except ApiError as error:
             return self._refused(wanted, error)
         partition.bytes_out += len(records)
+        # Before that an earlier leader may have told more, and what is told must not go back.
+        is_known = partition.has_reached_epoch_start
         return FetchPartition(
             wanted.index,
             ErrorCode.none,
-            partition.high_watermark,
-            partition.last_stable_offset,
+            partition.high_watermark if is_known else _NOT_KNOWN,
+            partition.last_stable_offset if is_known else _NOT_KNOWN,
             partition.log_start_offset,
             aborted_transactions=self._aborted(partition, records),
             preferred_read_replica=closer,
@@ -426,6 +429,9 @@ class _Fetch:
             leader = None if leaders is None else leaders.of(wanted.topic, wanted.index, error.code)
             return FetchPartition(wanted.index, error.code, -1, current_leader=leader)
         partition = self._partition(wanted)
+        if wanted.fetch_offset > partition.log_end_offset and not self._broker.may_answer_newest(partition):
+            # Perhaps another node leads by now, and has it. Told "out of range", a consumer begins elsewhere.
+            return FetchPartition(wanted.index, ErrorCode.not_leader_or_follower, _NOT_KNOWN)
         return FetchPartition(
             wanted.index,
             error.code,
