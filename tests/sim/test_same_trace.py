@@ -56,7 +56,7 @@ def test_the_story_of_a_log_alone_has_one_trace_for_each_seed() -> None:
     assert len({tuple(trace) for trace in traces}) == SEEDS
 
 
-@pytest.mark.parametrize("seed", (0, 4))
+@pytest.mark.parametrize("seed", [0, 4])
 def test_a_whole_cluster_has_one_trace_for_each_seed(seed: int) -> None:
     first, second = run_cluster_story(seed).loop.trace, run_cluster_story(seed).loop.trace
     assert len(first) > 5_000, "a trace of so little shows nothing"

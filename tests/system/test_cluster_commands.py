@@ -174,7 +174,7 @@ def test_a_node_is_removed_once_it_is_down_and_holds_nothing(cluster: RealCluste
 
 def test_an_unclean_election_shows_the_ends_and_wants_a_confirmation(tmp_path: Path) -> None:
     with RealCluster(tmp_path) as cluster:
-        cluster.create_topic("lost", replication_factor=2, **{"min.insync.replicas": 1})
+        cluster.create_topic("lost", replication_factor=2, config={"min.insync.replicas": "1"})
         first, second = (
             next(node for node in cluster if node.node_id == holder)
             for holder in partition(cluster, "lost")["replicas"]

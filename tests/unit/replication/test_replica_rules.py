@@ -307,7 +307,7 @@ def test_who_leaves_counts_until_the_record_says_so() -> None:
 
 
 def test_who_could_not_stay_does_not_join() -> None:
-    """While the set is too small the high watermark stands, and who has stopped below the end has reached it."""
+    """While the set is too small the high watermark stands: who stopped below the end has reached it."""
     cluster = Cluster((A, B), isr=(A,), min_isr=2)
     cluster.follow(B, leader=A)
     cluster[A].append("a")
