@@ -132,6 +132,7 @@ async def test_in_a_cluster_nothing_is_opened_to_be_cleaned_up(broker: Broker) -
     await write(broker, "t", "a")
     partition = await follow(broker, "t")
     broker.replicas.close_partition(partition)
+    opened: list[Partition] = []
+    broker.replicas.on_open = opened.append
     await broker.log_cleanup.apply_retention()
-    await broker.log_cleanup.compact()
-    assert list(broker.replicas) == [], "replication would go on with a partition that is closed again"
+    assert opened == [], "replication would go on with a partition that is closed again"
