@@ -49,10 +49,10 @@ no_java := missing: Java 17 or newer, which Spark needs. Install it with: apt-ge
 
 no_java_clients := missing: javac or mvn (the tests of Java's Kafka clients are skipped). Install them with: apt-get install default-jdk-headless maven
 
-.PHONY: help setup run cluster test check lint types layers format bench lock clean
+.PHONY: help setup run cluster test test-long check lint types layers format bench lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat, etcd and Java where possible
 	@$(name_missing_programs)
@@ -71,6 +71,12 @@ test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrow
 	@$(name_missing_programs)
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-long: $(VENV)/.installed $(VENV)/.debian ## Run the long campaigns: 2,000 stories of whole clusters, 120 kills of real nodes, more seeds of others
+	@$(name_missing_programs)
+	@CLUSTER_STORY_SEEDS=2000 TIDEMILL_REPLICA_SEEDS=2000 TABLE_STORY_SEEDS=$$(seq -s, 1 40) CLUSTER_EVENTS=120 \
+		$(PY) -m pytest -n auto --no-loadscope-reorder tests/sim tests/system/test_table_model.py \
+		tests/system/test_cluster.py $(ARGS)
 
 check: lint types layers ## Lint, format check, types, layers: what the pre-commit hooks run, too
 

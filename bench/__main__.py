@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bench import (
     checking,
+    cluster,
     compacting,
     comparing,
     fetching,
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Section]] = {
     "committed": transactions.reading,
     "compaction": compacting.compaction,
     "rebalance": rebalancing.rebalancing,
+    "cluster": cluster.cluster,
     "tables": tables.tables,
     "table-growth": tables.growth,
     "table-memory": tables.memory,

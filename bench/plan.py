@@ -40,6 +40,11 @@ class Plan:
     spark_rows: tuple[int, ...]
     spark_tasks: tuple[int, ...]
     spark_warm_up: bool
+    cluster_produce_seconds: float
+    cluster_rate: int
+    restart_seconds: float
+    catch_up_bytes: int
+    cluster_partitions: tuple[int, ...]
 
 
 FULL = Plan(
@@ -70,6 +75,11 @@ FULL = Plan(
     spark_rows=(300_000, 3_000_000),
     spark_tasks=(1, 2, 4),
     spark_warm_up=True,
+    cluster_produce_seconds=3.0,
+    cluster_rate=200,
+    restart_seconds=20.0,
+    catch_up_bytes=200 * MB,
+    cluster_partitions=(1_000,),
 )
 
 QUICK = Plan(
@@ -100,4 +110,9 @@ QUICK = Plan(
     spark_rows=(1_000,),
     spark_tasks=(1,),
     spark_warm_up=False,
+    cluster_produce_seconds=0.05,
+    cluster_rate=50,
+    restart_seconds=0.5,
+    catch_up_bytes=2 * MB,
+    cluster_partitions=(100,),
 )

@@ -72,11 +72,18 @@ class RawClient:
         while self.call(_METADATA, 8, body).topics[0].error_code:
             pass
 
-    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int,
+        configs: Mapping[str, str] | None = None,
+        *,
+        replication_factor: int = 1,
+    ) -> None:
         entry = {
             "name": topic,
             "num_partitions": partitions,
-            "replication_factor": 1,
+            "replication_factor": replication_factor,
             "configs": [{"name": name, "value": value} for name, value in (configs or {}).items()],
         }
         answer = self.call(_CREATE_TOPICS, 5, {"topics": [entry], "timeout": _TIMEOUT_MS})

@@ -294,7 +294,12 @@ class RealCluster:
     # --- topics and states
 
     def create_topic(
-        self, topic: str, *, partitions: int = 1, replication_factor: int = 3, **config: Any
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replication_factor: int = 3,
+        config: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Create a topic, and wait until all its replicas are in sync."""
         new = NewTopic(topic, partitions, replication_factor, config={**config})

@@ -19,6 +19,7 @@ TEST_FILES = (
     "test_kafka_python.py",
     "test_aiokafka.py",
     "test_kcat.py",
+    "test_cluster.py",
 )
 _BEGIN = "<!-- table: begin -->"
 _END = "<!-- table: end -->"
@@ -71,6 +72,11 @@ FEATURES = (
     "admin: fence producers",
     "transactions: of the second kind (KIP-890)",
     "streams: exactly_once_v2",
+    "cluster: what the client does with one node, on three",
+    "cluster: metadata refresh",
+    "cluster: fail-over of leaders under load",
+    "cluster: rolling restart under load",
+    "cluster: fail-over of a group's coordinator",
 )
 
 

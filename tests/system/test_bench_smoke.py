@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SPARK_CONF = ROOT / "tests" / "support" / "spark_conf"
 
+HAS_ETCD = shutil.which("etcd") is not None
+
 ROWS = {
-    "Aims": 14,
+    "Aims": 17 if HAS_ETCD else 14,
     "Produce": [f"1 KB, acks={acks}, {count}" for acks in ("1", "all") for count in (1, 16)]
     + ["the disk alone, 1 MB writes"],
     "Produce, with and without the checks of records": [
@@ -40,6 +43,21 @@ ROWS = {
     ],
     "Compaction": ["5 MB of 1,000 B"],
     "Rebalance when a member joins": ["classic, 2", "consumer, 2"],
+    "Cluster of three nodes": [
+        "produce, acks=all: MB/s",
+        "leader: CPU s/GB",
+        "follower: CPU s/GB",
+        "latency, p50 ms, 50 records/s",
+        "latency, p99 ms, 50 records/s",
+        "rolling restart, p50 ms",
+        "rolling restart, p99 ms",
+        "rolling restart, longest ms",
+        "kill -9 to the first acknowledged record: s",
+        "a follower catches up: MB/s",
+        "change of the controller, 100 partitions: s",
+    ]
+    if HAS_ETCD
+    else [],
     "Tables": [
         "RocksDB: write",
         "RocksDB, durable: write",

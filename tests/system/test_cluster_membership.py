@@ -1,4 +1,4 @@
-"""Nodes that must not join a cluster as they are, one that has lost its directory, and one with a full disk."""
+"""Nodes that a cluster refuses, one that has lost its directory, and one whose disk is full."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
 def cluster(tmp_path_factory: pytest.TempPathFactory, disk: Path | None) -> Iterator[RealCluster]:
     """Three nodes; the third one is on the small disk."""
     data_dirs = {} if disk is None else {"n3": disk / "n3"}
-    with RealCluster(tmp_path_factory.mktemp("cluster"), data_dirs=data_dirs) as running:
+    with RealCluster(
+        tmp_path_factory.mktemp("cluster"), data_dirs=data_dirs, replica_lag_ms=3_000
+    ) as running:
         yield running
 
 

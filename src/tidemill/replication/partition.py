@@ -61,7 +61,7 @@ from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
 from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
 from tidemill.replication.following import FollowerStep
-from tidemill.replication.in_sync import FollowerProgress, IsrProposal, StaleNodeEpoch
+from tidemill.replication.in_sync import REPLICA_LAG_MS, FollowerProgress, IsrProposal, StaleNodeEpoch
 from tidemill.replication.state import ReplicationState, Role
 from tidemill.replication.waiting import OffsetWaiters, Waiter
 
@@ -209,6 +209,11 @@ class Partition:
     def log_end_offset(self) -> int:
         """The next offset that this node gives. What lies between the high watermark and it may be cut."""
         return self.local_log.end_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below it is on this node's disk."""
+        return self.local_log.durable_offset
 
     @property
     def last_epoch(self) -> int:
@@ -386,6 +391,17 @@ class Partition:
         """What each follower has told this leader; empty unless this node leads."""
         return {} if self._state.in_sync is None else self._state.in_sync.followers
 
+    def in_sync_followers(self, offset: int) -> list[int]:
+        """The in-sync followers that have everything below ``offset``; none unless this node leads."""
+        in_sync = self._state.in_sync
+        if in_sync is None:
+            return []
+        return [
+            node_id
+            for node_id in in_sync.assignment.isr
+            if node_id in in_sync.followers and in_sync.followers[node_id].counts_to >= offset
+        ]
+
     def check_enough_replicas(self) -> None:
         """Raise ``ApiError`` NOT_ENOUGH_REPLICAS if nothing can be committed now: before acks=all appends."""
         if self._state.in_sync is not None and not self._state.in_sync.has_enough:
@@ -423,8 +439,13 @@ class Partition:
         if self._start_waiters and self._state.in_sync is not None:
             self._start_waiters.reached(self._state.in_sync.least_log_start(self.log_start_offset))
 
-    def next_proposal(self, now_ms: int, suspected: Collection[int] = ()) -> IsrProposal | None:
-        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``."""
+    def next_proposal(
+        self, now_ms: int, suspected: Collection[int] = (), lag_ms: int = REPLICA_LAG_MS
+    ) -> IsrProposal | None:
+        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``.
+
+        A member that has not caught up for ``lag_ms`` is not in it.
+        """
         state = self._state
         if state.in_sync is None or self.local_log.failure is not None:
             return None
@@ -435,6 +456,7 @@ class Partition:
             epoch_start_offset=state.epoch_start_offset,
             log_start=self.log_start_offset,
             suspected=suspected,
+            lag_ms=lag_ms,
         )
         if proposal is None or not state.in_sync.proposed(proposal):
             return None
@@ -749,25 +771,44 @@ class Partition:
         if deferred is not None:
             self.apply(*deferred)
 
-    def read_as_follower(
-        self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False
-    ) -> memoryview:
-        """Whole batches below this follower's high watermark, for clients that read from the closest replica.
+    @property
+    def serves_as_follower(self) -> bool:
+        """Whether clients may read from this follower: its log is known to be a part of the leader's."""
+        following = self._state.following
+        return following is not None and following.is_matched and self.local_log.failure is None
 
-        Raises ``ApiError`` OFFSET_NOT_AVAILABLE for any other offset: only leaders say "out of range".
+    def check_position_as_follower(self, offset: int) -> None:
+        """Raise ``ApiError`` unless this follower has everything below ``offset``, and knows it committed.
+
+        The error is OFFSET_NOT_AVAILABLE, with which clients go to the leader: only that says "out of range".
         """
-        if self.local_log.failure is not None:
-            raise self.local_log.failure
         if not self.log_start_offset <= offset <= self._state.high_watermark:
             raise ApiError(
                 ErrorCode.offset_not_available,
                 f"offset {offset} of {self.topic}-{self.index} is not on this follower, which has "
                 f"{self.log_start_offset} … {self._state.high_watermark}; ask the leader",
             )
+
+    def read_as_follower(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        committed: bool = False,
+        budget: ReadBudget | None = None,
+    ) -> memoryview:
+        """Whole batches below this follower's high watermark, for clients that read from the closest replica.
+
+        Raises ``ApiError`` OFFSET_NOT_AVAILABLE as ``check_position_as_follower`` does.
+        """
+        if self.local_log.failure is not None:
+            raise self.local_log.failure
+        self.check_position_as_follower(offset)
         upper = self.upper_offset(committed=committed)
         if offset >= upper:
             return memoryview(b"")
-        return self.local_log.read_on(offset, max_bytes, upper, at_least_one=at_least_one)
+        return self.local_log.read_on(offset, max_bytes, upper, at_least_one=at_least_one, budget=budget)
 
     def _high_watermark_moved(self) -> None:
         self.local_log.note_high_watermark(self._state.high_watermark)

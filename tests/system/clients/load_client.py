@@ -28,6 +28,8 @@ BASE = {
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 200,
     "topic.metadata.refresh.interval.ms": 1_000,
+    # A node that hangs with its connections open is given up after this long.
+    "socket.timeout.ms": 6_000,
     # When the only node is away, librdkafka 2.16 would start over from the bootstrap list and lose its way.
     "metadata.recovery.strategy": "none",
 }
@@ -39,7 +41,8 @@ class Recorder:
     """A file of events; lines are written whole, by any thread."""
 
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("w")  # noqa: SIM115 -- it stays open as long as the load runs
+        # Line by line: what a process has noted counts when it dies.
+        self._file = Path(path).open("w", buffering=1)  # noqa: SIM115 -- open as long as the load runs
         self._lock = threading.Lock()
 
     def note(
@@ -132,10 +135,11 @@ class Load(threading.Thread):
 class TransactionalLoad(threading.Thread):
     """Small transactions over all partitions; some are aborted, and sometimes the producer is replaced."""
 
-    def __init__(self, name: str, topic: str, partitions: int, path: str) -> None:
+    def __init__(self, name: str, topic: str, partitions: int, path: str, transactional_id: str) -> None:
         super().__init__(daemon=True)
         self.recorder = Recorder(path)
         self.acked = 0  # committed transactions
+        self._id = transactional_id
         self.aborted = 0
         self.rebuilt = 0
         self.unknown: list[str] = []
@@ -160,7 +164,7 @@ class TransactionalLoad(threading.Thread):
 
     def _new_producer(self) -> None:
         """Whatever the one before has open is aborted by this."""
-        config = {"transactional.id": self._prefix, "transaction.timeout.ms": 60_000, "linger.ms": 0}
+        config = {"transactional.id": self._id, "transaction.timeout.ms": 60_000, "linger.ms": 0}
         self._producer = Producer(BASE | config)
         self._retry(lambda: self._producer.init_transactions(DEADLINE_SECONDS))
 
@@ -364,8 +368,11 @@ def start_load(name: str, topic: str, partitions: int, path: str, too_large_byte
 
 
 @scenario
-def start_transactions(name: str, topic: str, partitions: int, path: str) -> None:
-    loads[name] = TransactionalLoad(name, topic, partitions, path)
+def start_transactions(
+    name: str, topic: str, partitions: int, path: str, transactional_id: str | None = None
+) -> None:
+    """Several loads of one transactional id follow each other, under names of their own."""
+    loads[name] = TransactionalLoad(name, topic, partitions, path, transactional_id or name)
 
 
 @scenario

@@ -91,6 +91,14 @@ class Cluster:
         return counts
 
 
+def _has_reached(cluster: Cluster, offset: int) -> bool:
+    return cluster.at(A).high_watermark == offset
+
+
+def _is_out_of_sync(cluster: Cluster, node_id: int) -> bool:
+    return node_id not in cluster.metadata.records[0].isr
+
+
 def story(body: Callable[[Cluster], Awaitable[None]], partitions: int = 2) -> None:
     async def main() -> None:
         cluster = Cluster(partitions)
@@ -146,7 +154,7 @@ def test_a_silent_follower_is_named_in_the_log_once(caplog: pytest.LogCaptureFix
         cluster.messages.cuts = {(A, C), (C, A)}
         for number in range(20):
             cluster.append(str(number))
-            await cluster.until(lambda high=number + 1: cluster.at(A).high_watermark == high)
+            await cluster.until(partial(_has_reached, cluster, number + 1))
             await asyncio.sleep(3)
         assert C not in cluster.metadata.records[0].isr
         assert caplog.text.count("no answer to Heartbeats from node 3") == 1
@@ -220,6 +228,20 @@ def test_a_follower_that_comes_back_is_in_sync_again() -> None:
         assert cluster.at(B).log_end_offset == 50
 
     story(body)
+
+
+def test_a_follower_that_lags_leaves_after_the_time_of_the_setting() -> None:
+    async def body(cluster: Cluster) -> None:
+        for node_id in (B, C):
+            cluster.messages.cuts |= {(A, node_id), (node_id, A)}
+            cluster.append("missing")
+            waited = await cluster.until(partial(_is_out_of_sync, cluster, node_id))
+            assert (waited < 5) == (node_id == C)
+            cluster.messages.cuts.clear()
+            await cluster.until(lambda: len(cluster.metadata.records[0].isr) == 3)
+            cluster.nodes[A].service.replica_lag_ms = 2_000
+
+    story(body, partitions=1)
 
 
 @pytest.mark.parametrize("trouble", ["hung", "full", "writes find no space", "failed"])
