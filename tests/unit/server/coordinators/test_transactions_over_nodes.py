@@ -541,3 +541,34 @@ async def test_nothing_is_aborted_while_a_coordinator_cannot_be_asked(cluster: P
     assert open_in(cluster, index) == {producer.id}
     assert await producer.end() is NONE
     await cluster.until(lambda: ended(cluster, index))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_the_sequence_of_a_producer_goes_on_behind_a_fail_over_and_an_end(committed: bool) -> None:
+    @on_three_nodes
+    async def story(cluster: ProductCluster) -> None:
+        producer = Transactional(cluster)
+        await producer.start()
+        index = next(index for index in range(3) if cluster.leader("t", index) != producer.coordinator)
+        for _ in range(2):
+            assert await producer.add(index) == {NONE}
+            assert await producer.write(index) is NONE
+            assert await producer.end(committed=committed) is NONE
+        assert await producer.add(index) == {NONE}
+        assert await producer.write(index) is NONE
+        before = cluster.leader("t", index)
+        await cluster.kill(before)
+        await cluster.until(lambda: cluster.leader("t", index) not in (before, -1))
+        assert await producer.end(committed=committed) is NONE
+        await cluster.until(lambda: ended(cluster, index))
+        assert await producer.add(index) == {NONE}
+        end_offset = cluster.led("t", index).log_end_offset
+        producer.sequences[index] -= 1
+        again = await producer.write(index)
+        assert again is ErrorCode.out_of_order_sequence_number, "it was part of the transaction before"
+        assert cluster.led("t", index).log_end_offset == end_offset
+        producer.sequences[index] += 1
+        assert await producer.write(index) is NONE
+        assert cluster.led("t", index).log_end_offset == end_offset + 1
+
+    story()
