@@ -72,8 +72,11 @@ test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrow
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-long: $(VENV)/.installed $(VENV)/.debian ## Kill, pause and stop real nodes a hundred times under load, and check what clients saw
-	@CLUSTER_EVENTS=$${CLUSTER_EVENTS:-100} $(PY) -m pytest -k test_kills_pauses tests/system/test_cluster.py $(ARGS)
+test-long: $(VENV)/.installed $(VENV)/.debian ## Run the long campaigns: 2,000 stories of whole clusters, 120 kills of real nodes, more seeds of others
+	@$(name_missing_programs)
+	@CLUSTER_STORY_SEEDS=2000 TIDEMILL_REPLICA_SEEDS=2000 TABLE_STORY_SEEDS=$$(seq -s, 1 40) CLUSTER_EVENTS=120 \
+		$(PY) -m pytest -n auto --no-loadscope-reorder tests/sim tests/system/test_table_model.py \
+		tests/system/test_cluster.py $(ARGS)
 
 check: lint types layers ## Lint, format check, types, layers: what the pre-commit hooks run, too
 

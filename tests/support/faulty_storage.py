@@ -147,6 +147,10 @@ class FaultyStorage:
         """``PowerCut`` comes out of the call after that many more; use ``crash`` then."""
         self._calls_until_cut = calls
 
+    def forget_faults(self) -> None:
+        """Nothing that was planned happens any more."""
+        self._plans.clear()
+
     @property
     def power_is_cut(self) -> bool:
         """Whether no further call can succeed: a task may have swallowed the ``PowerCut``."""

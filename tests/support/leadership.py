@@ -27,14 +27,18 @@ __all__ = ("LEADER", "change_in_sync", "elect", "follower_flushed", "led")
 LEADER = 1
 
 
-async def elect(controller: Controller, topic_name: str, index: int, leader: int) -> int:
-    """Make ``leader`` the leader of a partition; returns its epoch, the next one, once it is known here."""
+async def elect(
+    controller: Controller, topic_name: str, index: int, leader: int, *, followers: Iterable[int] = ()
+) -> int:
+    """Make ``leader`` the leader of a partition; returns its epoch, the next one, once it is known here.
+
+    Nobody else is there to keep up with it, unless ``followers`` are in sync by the metadata.
+    """
     topic = controller.image.topics[topic_name]
     chunk = index // PARTITIONS_PER_CHUNK
     placed = topic.partitions[index]
     members = tuple(sorted({*placed.replicas, leader}))
-    # Nobody else is there to keep up with the leader.
-    elected = PartitionImage(leader, placed.leader_epoch + 1, members, (leader,))
+    elected = PartitionImage(leader, placed.leader_epoch + 1, members, (leader, *followers))
     partitions = list(topic.partitions[chunk * PARTITIONS_PER_CHUNK : (chunk + 1) * PARTITIONS_PER_CHUNK])
     partitions[index % PARTITIONS_PER_CHUNK] = elected
     value = encode(PartitionsRecord(partitions=tuple(partitions)))

@@ -40,9 +40,11 @@ class SimNetwork:
         self.loop = loop
         self.listeners: dict[Address, SimListener] = {}
         self._cut: set[tuple[str, str]] = set()
+        #: Machines that are off: nobody there refuses a connection.
+        self._off: set[str] = set()
         self._streams: dict[SimStream, None] = {}
         self._next_port = _FIRST_FREE_PORT
-        #: Set for a moment when cuts are healed.
+        #: Set for a moment when cuts are healed, and when a machine is there again.
         self.healed = asyncio.Event()
 
     def transport(self, host: str) -> SimTransport:
@@ -56,24 +58,38 @@ class SimNetwork:
     def heal(self) -> None:
         """All ways are open again."""
         self._cut.clear()
-        self.healed.set()
-        self.healed.clear()
+        self._announce()
         for stream in list(self._streams):
             stream.deliver_soon()
+
+    def _announce(self) -> None:
+        self.healed.set()
+        self.healed.clear()
 
     def is_cut(self, source: str, target: str) -> bool:
         return (source, target) in self._cut
 
+    def can_connect(self, source: str, target: str) -> bool:
+        """Whether an attempt to connect gets an answer, be it a refusal."""
+        return target not in self._off and not self.is_cut(source, target) and not self.is_cut(target, source)
+
     def reset(self, host: str, *, silently: bool = False) -> None:
         """The host is gone: nobody listens there, and its connections end on the other side.
 
-        ``silently``: nobody is there to say so.
+        ``silently``: nobody is there to say so, because the machine is off.
         """
+        if silently:
+            self._off.add(host)
         for address in [address for address in self.listeners if address.host == host]:
             del self.listeners[address]
         for stream in list(self._streams):
             if stream.host == host:
                 stream.vanish() if silently else stream.abort()
+
+    def switch_on(self, host: str) -> None:
+        """The machine is there again, though nobody may listen yet."""
+        self._off.discard(host)
+        self._announce()
 
     def is_up(self, host: str) -> bool:
         """Whether anybody listens there."""
@@ -109,7 +125,7 @@ class SimTransport:
 
     async def connect(self, address: Address, protocol: Protocols) -> asyncio.Transport:
         network = self._network
-        while network.is_cut(self._host, address.host) or network.is_cut(address.host, self._host):
+        while not network.can_connect(self._host, address.host):
             await network.healed.wait()
         await asyncio.sleep(network.delay())
         listener = network.listeners.get(address)
@@ -156,8 +172,8 @@ class SimStream(asyncio.Transport):
         self._is_closing = False
         self._is_lost = False
         self._has_vanished = False
-        #: What the peer has not received yet; None is the end of the stream.
-        self._on_the_way: deque[tuple[float, bytes | None]] = deque()
+        #: What the peer has not received yet; None is the end of the stream, an error that of a reset one.
+        self._on_the_way: deque[tuple[float, bytes | Exception | None]] = deque()
         self._unreceived_bytes = 0
         self._high, self._low = _SOCKET_BYTES, _SOCKET_BYTES // 4
         self._writer_waits = False
@@ -182,12 +198,13 @@ class SimStream(asyncio.Transport):
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
 
-    def _send(self, data: bytes | None) -> None:
+    def _send(self, data: bytes | Exception | None) -> None:
         network = self._network
         earliest = self._on_the_way[-1][0] if self._on_the_way else 0.0
         arrival = max(earliest, network.loop.now + network.delay())
         self._on_the_way.append((arrival, data))
-        self._unreceived_bytes += len(data or b"")
+        if isinstance(data, bytes):
+            self._unreceived_bytes += len(data)
         if self.get_write_buffer_size() > self._high and not self._writer_waits:
             self._writer_waits = True
             cast(asyncio.Protocol, self._protocol).pause_writing()
@@ -195,19 +212,26 @@ class SimStream(asyncio.Transport):
 
     def deliver_soon(self, when: float = 0.0) -> None:
         loop = self._network.loop
-        loop.call_later(max(0.0, when - loop.now), self._deliver, context=self.peer._context)
+        loop.call_outside(max(loop.now, when), self._deliver, context=self.peer._context)
 
     def _deliver(self) -> None:
         """Runs at the peer's: hand over what has arrived."""
         network, peer = self._network, self.peer
         while self._on_the_way and self._on_the_way[0][0] <= network.loop.now + 1e-6:
-            if peer._is_lost or not peer._is_reading or network.is_cut(self.host, peer.host):
+            if network.is_cut(self.host, peer.host):
+                return
+            if peer._is_lost:
                 if peer._has_vanished and network.is_up(peer.host):
                     self._ended(ConnectionResetError("nobody knows of the connection"))
+                if self._is_lost:
+                    network.remove(self)
+                return
+            if not peer._is_reading and not isinstance(self._on_the_way[0][1], Exception):
                 return
             _, data = self._on_the_way.popleft()
-            if data is None:
-                peer._ended(None)
+            if not isinstance(data, bytes):
+                network.remove(self)
+                peer._ended(data)
                 return
             network.loop.note(f"{self.host} to {peer.host}: {len(data)} bytes, {crc32(data):08x}")
             self._unreceived_bytes -= len(data)
@@ -264,12 +288,7 @@ class SimStream(asyncio.Transport):
         if not self._is_lost:
             self._is_closing = True
             self._on_the_way.clear()
-            self._network.loop.call_later(
-                self._network.delay(),
-                self.peer._ended,
-                ConnectionResetError("the connection was reset"),
-                context=self.peer._context,
-            )
+            self._send(ConnectionResetError("the connection was reset"))
             self._lose(None)
 
     def vanish(self) -> None:
@@ -287,5 +306,6 @@ class SimStream(asyncio.Transport):
 
     def _lose(self, error: Exception | None) -> None:
         self._is_lost = True
-        self._network.remove(self)
+        if not self._on_the_way:
+            self._network.remove(self)
         self._network.loop.call_soon(self._protocol.connection_lost, error, context=self._context)

@@ -205,6 +205,14 @@ class World:
 
     # --- what a test does and sees
 
+    async def verify(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, topic: str, partition: int
+    ) -> ErrorCode:
+        """Whether a partition is part of the producer's transaction; if so, the producer may write there."""
+        place = (topic, partition)
+        producer = Producer(producer_id, producer_epoch)
+        return (await self.coordinator.verify_all(transactional_id, producer, [place]))[place]
+
     def stored(self) -> dict[str, Transaction]:
         """The durable state, folded here from the log."""
         values: dict[str, Transaction] = {}

@@ -34,8 +34,9 @@ T = TypeVar("T")
 _BUSY_SECONDS_MAX = (0.01, 0.1, 0.5)
 #: Turns of the loop in which the tasks of a killed process must have ended.
 _TURNS_TO_DIE = 200
-#: What ``asyncio`` calls the same moment.
-_RESOLUTION_SECONDS = 1e-6
+#: What ``asyncio`` calls the same moment. Timers are set later by twice that: who looks at the clock when one
+#: fires must not find that its time has not come, and set it again for the same moment, for ever.
+_RESOLUTION_SECONDS = 1e-9
 
 
 class Process:
@@ -134,7 +135,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process = _process.get()
         if process is not None:
             when /= process.clock_rate
-        return super().call_at(when, callback, *args, context=context)
+        return self.call_outside(when, callback, *args, context=context)
+
+    def call_outside(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call at a time outside of all processes, on no process's clock."""
+        return super().call_at(when + 2 * _RESOLUTION_SECONDS, callback, *args, context=context)
 
     def hold(self, process: Process) -> None:
         """Run nothing of a process any more, for now."""

@@ -13,16 +13,20 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import tidemill
+from support.etcd import NO_ETCD, EtcdServer, has_etcd
+from support.processes import process_environment
+from support.real_cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
 SPARK_CONF = ROOT / "tests" / "support" / "spark_conf"
-README, TABLES, SPARK = "README.md", "docs/tables.md", "docs/spark.md"
+README, TABLES, SPARK, CLUSTER = "README.md", "docs/tables.md", "docs/spark.md", "docs/cluster.md"
 BLOCK = re.compile(r"^```(python|console)( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 TIMEOUT_SECONDS = 120
@@ -141,6 +145,44 @@ def test_console_blocks_run_one_after_the_other(tmp_path: Path) -> None:
                     timeout=TIMEOUT_SECONDS,
                 )
                 assert result.returncode == 0, f"$ {command}\n{result.stdout}{result.stderr}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
+def test_the_nodes_and_commands_of_the_cluster_guide_work(tmp_path: Path) -> None:
+    """The nodes are started as the guide says, but on free ports."""
+    lines = [line for block in blocks(CLUSTER, "console") for line in block.text.splitlines()]
+    typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    assert [line for line in typed if line.startswith("etcd ")] == ["etcd --data-dir etcd-data"]
+    starts = [line for line in typed if line.startswith("tidemill up ")]
+    ports: dict[str, str] = {}
+    with EtcdServer(tmp_path / "etcd") as etcd, ExitStack() as running:
+        for line in starts:
+            there = line.replace("etcd://127.0.0.1:2379", etcd.url)
+            for port in re.findall(r"(?<!etcd://)127\.0\.0\.1:(\d+)", line):
+                ports.setdefault(port, str(free_ports(1)[0]))
+                there = there.replace(f" 127.0.0.1:{port}", f" 127.0.0.1:{ports[port]}")
+            command = [sys.executable, "-m", "tidemill.cli", *there.split()[1:]]
+            node = subprocess.Popen(
+                command, cwd=tmp_path, env=process_environment(), stdout=subprocess.PIPE, text=True
+            )
+            running.callback(node.communicate)
+            running.callback(node.terminate)
+            assert node.stdout is not None
+            assert "is ready" in node.stdout.readline()
+        environment = {**process_environment(), "TIDEMILL_SERVER": f"127.0.0.1:{ports['9092']}"}
+        for line in typed:
+            if line not in starts and not line.startswith("etcd "):
+                shell = line.replace("tidemill ", f"{sys.executable} -m tidemill.cli ")
+                done = subprocess.run(
+                    ["bash", "-o", "pipefail", "-c", shell],
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_SECONDS,
+                )
+                assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
 
 
 def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from support.batches import plain_batch
-from support.hostile import create, group_coordinator
-from support.processes import NodeProcess
+from support.hostile import create, create_table, group_coordinator
+from support.processes import NodeProcess, wait_until
 from support.raw import RawClient
 from tidemill.errors import ErrorCode
 
@@ -71,8 +71,24 @@ def test_a_client_that_wants_more_files_than_there_are_is_refused_and_others_go_
             assert {commit(client, f"g{number}") for number in range(20)} == {ErrorCode.none}
             client.request("DeleteTopics", 5, {"topic_names": ["greedy"], "timeout": 60_000})
             create(node.address, "new")
-            assert codes_of(client, "new", range(1)) == {ErrorCode.none}
-        assert node.readiness()["problems"] == []
+            # They are counted once a second.
+            wait_until(lambda: codes_of(client, "new", range(1)) == {ErrorCode.none}, "there are descriptors")
+        wait_until(lambda: not node.readiness()["problems"], "there are descriptors")
+
+
+def test_a_table_with_more_buckets_than_there_are_files_does_not_take_them_all(node: NodeProcess) -> None:
+    create(node.address, "old")
+    table_id = create_table(node.address, "wide", buckets=200)
+    with RawClient(node.address, 120) as client:
+        client.request("ApiVersions", 2, {})
+        with at_most(node, open_files(node) + 600):
+            body = {"table_id": table_id, "min_offsets": [], "max_wait_ms": 60_000, "idle_ms": 1_000}
+            answer = client.request("PinTable", 0, body)
+            assert answer.error_code == ErrorCode.kafka_storage_error, answer
+            assert codes_of(client, "old", range(1)) == {ErrorCode.kafka_storage_error}
+            assert all("files are open" in each for each in node.readiness()["problems"])
+        wait_until(lambda: codes_of(client, "old", range(1)) == {ErrorCode.none}, "there are descriptors")
+        assert client.request("PinTable", 0, body).error_code == 0
 
 
 def test_without_any_descriptor_a_write_is_refused_and_works_again_later(node: NodeProcess) -> None:
@@ -84,5 +100,5 @@ def test_without_any_descriptor_a_write_is_refused_and_works_again_later(node: N
         with at_most(node, 3):
             assert codes_of(client, "new", range(1)) == {ErrorCode.kafka_storage_error}
             assert codes_of(client, "old", range(1)) == {ErrorCode.none}
-        assert codes_of(client, "new", range(1)) == {ErrorCode.none}
+        wait_until(lambda: codes_of(client, "new", range(1)) == {ErrorCode.none}, "there are descriptors")
     assert node.readiness()["problems"] == []

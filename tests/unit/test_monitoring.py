@@ -23,6 +23,7 @@ from tidemill.client.producing.producer import Producer
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.records.record import Record
+from tidemill.server.cluster.metrics import CLUSTER_METRICS
 from tidemill.server.node import Node
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +139,8 @@ def test_the_page_lists_every_metric_with_kind_and_labels(exposed: dict[str, Fam
         name: (family.kind, {label for _, labels in family.samples for label, _ in labels} - {"le"})
         for name, family in exposed.items()
     }
+    # A node that is alone has none of these; ``system.test_cluster_commands`` reads them off a cluster.
+    found |= {each.name: (each.kind, set(each.labels)) for each in CLUSTER_METRICS}
     seldom = {name for name in listed if _SELDOM.fullmatch(name)}
     assert {name: row for name, row in listed.items() if name in found or name not in seldom} == found
     assert list(listed) == sorted(listed)
@@ -161,7 +164,8 @@ def _names(expression: str) -> set[str]:
 
 
 def _samples(exposed: dict[str, Family]) -> set[str]:
-    return {name + suffix for name, family in exposed.items() for suffix, _ in family.samples}
+    in_cluster = {each.name for each in CLUSTER_METRICS}
+    return in_cluster | {name + suffix for name, family in exposed.items() for suffix, _ in family.samples}
 
 
 def _dashboard() -> dict[str, Any]:

@@ -153,8 +153,10 @@ def test_every_decision_has_a_number_a_date_and_a_status_and_cites_nothing_outsi
         assert "shared/" not in path.read_text().lower(), path.name
 
 
-#: Files that are a reader's, not this repository's: settings, and the parts of a pipeline's project.
+#: Files that are a reader's, not this repository's: settings, parts of a pipeline's project and of data
+#: directories, and what keys in etcd begin with.
 OF_READERS = {"tidemill.toml", "spark-pipeline.yml", "transformations/", "prepare.py", "state/"}
+OF_READERS |= {"cluster-identity.json", "tidemill/"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

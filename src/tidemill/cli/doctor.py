@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -35,6 +36,12 @@ _LIBRARIES = ("kio", "uvloop", "msgspec", "cramjam", "starlette", "uvicorn", "ty
 
 #: What a node's problem with a full disk begins with.
 _FULL_PROBLEM = "disk full: "
+#: What problems of the cluster begin with, which are no fault of this node's files.
+_CLUSTER_PROBLEM = re.compile(
+    r"etcd |the node is starting|node \d+ is not admitted|the clock of node "
+    r"|\d+ (partitions of this node|replicas of this node|partitions that this node leads)"
+)
+_HTTP_OK = 200
 
 
 class Verdict(StrEnum):
@@ -119,6 +126,7 @@ def _examine(session: Session, flags: dict[str, str | None]) -> Iterator[Finding
         return
     yield from _data_directory(data_dir or settings.data_dir)
     yield from of_node
+    yield from _etcd(settings)
     yield from _http(settings)
 
 
@@ -245,16 +253,19 @@ async def _node(cluster: Cluster, given: Path | None) -> tuple[Path | None, list
         _api_versions(connection.served),
         *(await _listeners(cluster)),
     ]
+    of_cluster = await _cluster(cluster)
+    findings += of_cluster
     topics = await cluster.all_topics()
     partitions = [(topic.name, partition) for topic in topics for partition in topic.partitions]
     stopped = [
         f"{name}-{partition.index}"
         for name, partition in partitions
-        if partition.leader < 0 or partition.leader in partition.offline
+        # In a cluster, the findings above say why a partition has no leader.
+        if (partition.leader < 0 and not of_cluster) or partition.leader in partition.offline
     ]
     if stopped:
         findings.append(_stopped(stopped))
-    else:
+    elif all(partition.leader >= 0 for _, partition in partitions):
         detail = f"{len(topics)} topics, {len(partitions)} partitions, all with a leader"
         findings.append(Finding("partitions", Verdict.OK, detail))
     known = {topic.topic_id.hex for topic in topics if topic.topic_id is not None}
@@ -340,6 +351,55 @@ def _unknown_directories(data_dir: Path, known: set[str]) -> Finding:
     return Finding("unknown directories", Verdict.WARN, ", ".join(unknown[:10]), advice)
 
 
+# -- the cluster -----------------------------------------------------------------------------------------
+
+
+async def _cluster(cluster: Cluster) -> list[Finding]:
+    """The findings about other nodes and the replicas of all; none if the node is alone."""
+    from tidemill.cli.cluster.health import Health, assess
+    from tidemill.cli.cluster.inspect import overview
+
+    found = await overview(cluster)
+    if not found.view.replicated:
+        return []
+    states = [node.state for node in found.view.nodes.values()]
+    controller = found.view.nodes.get(found.view.controller_id)
+    named = "none" if controller is None else f"node {controller.node_id} ({controller.name})"
+    detail = f"{states.count('live')} of {len(states)} nodes are live, the controller is {named}"
+    findings = [Finding("cluster", Verdict.OK, detail)]
+    for each in assess(found.view, found.topics, found.problems, found.unreachable):
+        verdict = Verdict.FAIL if each.level is Health.RED else Verdict.WARN
+        findings.append(Finding("cluster", verdict, each.reason))
+    return findings
+
+
+def _etcd(settings: Settings) -> Iterator[Finding]:
+    """Whether the etcd that the settings name answers from here."""
+    import asyncio
+
+    from tidemill.errors import TidemillError
+    from tidemill.server.cluster.etcd import open_etcd
+
+    if settings.cluster is None:
+        return
+
+    async def read() -> int:
+        store = open_etcd(settings)
+        try:
+            return len((await store.read("nodes/")).entries)
+        finally:
+            await store.close()
+
+    try:
+        count = asyncio.run(read())
+    except TidemillError as error:
+        advice = "without etcd no leader is elected and no topic is changed: start it, or correct the setting"
+        yield Finding("etcd", Verdict.FAIL, error.message, advice)
+        return
+    detail = f"{settings.cluster} answers and knows {count} nodes of cluster {settings.cluster_name!r}"
+    yield Finding("etcd", Verdict.OK if count else Verdict.WARN, detail)
+
+
 # -- HTTP ------------------------------------------------------------------------------------------------
 
 
@@ -356,13 +416,9 @@ def _http(settings: Settings) -> Iterator[Finding]:
         )
         return
     problems = [str(problem) for problem in body.get("problems", ())]
-    ready = Verdict.OK if status == 200 and not problems else Verdict.FAIL
-    advice = ""
-    if any(not problem.startswith(_FULL_PROBLEM) for problem in problems):
-        advice = "stop the node, then 'tidemill log verify' and 'tidemill log repair'"
-    elif problems:
-        advice = "free some space; the node goes on by itself"
-    yield Finding("health", ready, "; ".join(problems) or f"ready, says {url}", advice)
+    yield Finding(
+        "health", _verdict(status, problems), "; ".join(problems) or f"ready, says {url}", _advice(problems)
+    )
     yield from _scrub(f"http://{settings.http}/metrics")
     if server_time is not None:
         skew = abs(server_time - time.time())
@@ -374,6 +430,23 @@ def _http(settings: Settings) -> Iterator[Finding]:
             f"the node's clock is {'' if bad else 'less than '}{max(1, round(skew))} s off",
             "set both clocks by NTP" if bad else "",
         )
+
+
+def _verdict(status: int, problems: list[str]) -> Verdict:
+    if status != _HTTP_OK or any(not _CLUSTER_PROBLEM.match(problem) for problem in problems):
+        return Verdict.FAIL
+    return Verdict.WARN if problems else Verdict.OK
+
+
+def _advice(problems: list[str]) -> str:
+    """What to do about a node's problems: the worst kind counts."""
+    if any(
+        not problem.startswith(_FULL_PROBLEM) and not _CLUSTER_PROBLEM.match(problem) for problem in problems
+    ):
+        return "stop the node, then 'tidemill log verify' and 'tidemill log repair'"
+    if any(problem.startswith(_FULL_PROBLEM) for problem in problems):
+        return "free some space; the node goes on by itself"
+    return "'tidemill cluster status' shows the whole cluster" if problems else ""
 
 
 def _scrub(url: str) -> Iterator[Finding]:

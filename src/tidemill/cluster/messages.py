@@ -39,6 +39,8 @@ __all__ = (
     "FetchRequest",
     "FetchResponse",
     "FetchedPartition",
+    "FindTransactionsRequest",
+    "FindTransactionsResponse",
     "HeartbeatPartition",
     "HeartbeatRequest",
     "HeartbeatResponse",
@@ -50,6 +52,7 @@ __all__ = (
     "KafkaResponse",
     "MetadataProposalResponse",
     "MetadataResponse",
+    "OpenTransaction",
     "PartitionId",
     "PartitionMetadata",
     "ProbeRequest",
@@ -472,6 +475,27 @@ class ProbeResponse(ClusterResponse, frozen=True, tag="Probe"):
     reached: bool = True
     suspects: dict[int, int] = {}
     wall_ms: int = 0
+
+
+class OpenTransaction(_Value, frozen=True):
+    """A producer's transaction that is open in a partition, by the name under which coordinators know it."""
+
+    producer_id: int
+    topic: str
+    index: int
+
+
+class FindTransactionsRequest(ClusterRequest, frozen=True, tag="FindTransactions"):
+    """Ask the coordinator of some partitions of ``__transaction_state`` which transactions it knows there."""
+
+    shards: list[int]
+    transactions: list[OpenTransaction]
+
+
+class FindTransactionsResponse(ClusterResponse, frozen=True, tag="FindTransactions"):
+    """Whether each is under way, in the order of the request. An error if one of the shards is not served."""
+
+    known: list[bool]
 
 
 class KafkaRequest(ClusterRequest, frozen=True, tag="Kafka"):

@@ -178,6 +178,14 @@ class Settings:
         int,
         _ms("A replica that has not caught up with its leader for this long leaves the in-sync set.", 500),
     ] = 10_000
+    move_bytes_per_second: Annotated[
+        int,
+        _bytes(
+            "How much a leader sends in a second to replicas that a reassignment adds, all together. "
+            "0: no limit.",
+            0,
+        ),
+    ] = 0
 
     # Topics.
     auto_create_topics: Annotated[

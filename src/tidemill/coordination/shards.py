@@ -20,7 +20,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tidemill.coordination.shell import ShardShell, resolve
-from tidemill.coordination.turns import give_way
+from tidemill.coordination.turns import give_way, pause_after
 from tidemill.errors import ApiError, CorruptData, ErrorCode, TidemillError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = ("ShardCounts", "Shards", "client_error", "partition_of_key")
 _logger = logging.getLogger(__name__)
 
 _LOAD_RETRY_MS = 1_000
+_SHARDS_PER_TURN = 5
 _CLIENT_SEES = {
     ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
     ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
@@ -102,7 +103,9 @@ class Shards(Generic[S]):
         self._shards: dict[int, S] = {}
         self._loading: dict[int, asyncio.Task[S | TidemillError]] = {}
         #: Shards that are being loaded.
-        self._unloaded: set[S] = set()
+        self._unloaded: dict[S, None] = {}
+        #: By partition: the making of its first files, which requests wait for.
+        self._preparing: dict[int, asyncio.Task[None]] = {}
         self._load_failed: dict[int, tuple[int, TidemillError]] = {}
         #: Partitions whose log is damaged; they are not tried again.
         self._damaged: dict[int, CorruptData] = {}
@@ -154,7 +157,7 @@ class Shards(Generic[S]):
         self._closed = True
         for shard in tuple(self._unloaded):
             shard.stop(ErrorCode.coordinator_not_available)
-        await asyncio.gather(*self._loading.values())
+        await asyncio.gather(*self._loading.values(), *self._preparing.values())
         for shard in tuple(self._shards.values()):
             await shard.close()
 
@@ -170,12 +173,12 @@ class Shards(Generic[S]):
     async def on_all(self, action: Callable[[S, int], None]) -> list[TidemillError]:
         """Run an action on every shard of this node; returns once that is committed, with the errors."""
         shards, failures = await self.all()
-        for shard in shards:
+        for number, shard in enumerate(shards, start=1):
             try:
                 await shard.call(None, partial(action, shard))
             except TidemillError as failure:
                 failures.append(failure)
-            await give_way()
+            await pause_after(number, _SHARDS_PER_TURN)
         return failures
 
     async def all(self) -> tuple[list[S], list[TidemillError]]:
@@ -195,10 +198,21 @@ class Shards(Generic[S]):
         await give_way()
         partition = self.partition_of(key)
         shard = await self.get(partition)
-        if not shard.log.end_offset:
+        preparing = self._preparing.get(partition)
+        if preparing is None and not shard.log.end_offset:
             # Nothing was ever written there, and what the caller does may be the first to be.
-            await self._logs.prepare_append(partition)
+            preparing = asyncio.get_running_loop().create_task(self._prepare(partition))
+            self._preparing[partition] = preparing
+        if preparing is not None:
+            # All wait for the same, so that they go on in the order in which they came.
+            await asyncio.shield(preparing)
         return shard
+
+    async def _prepare(self, partition: int) -> None:
+        try:
+            await self._logs.prepare_append(partition)
+        finally:
+            del self._preparing[partition]
 
     async def get(self, partition: int) -> S:
         """The shard of a partition. Raises TidemillError if it is not served here."""
@@ -233,7 +247,7 @@ class Shards(Generic[S]):
         shard: S | None = None
         try:
             shard = self._make(partition, self._logs.open_log(partition), self._forget)
-            self._unloaded.add(shard)
+            self._unloaded[shard] = None
             await shard.load()
         except ApiError as failure:
             return failure
@@ -248,7 +262,7 @@ class Shards(Generic[S]):
         finally:
             del self._loading[partition]
             if shard is not None:
-                self._unloaded.discard(shard)
+                self._unloaded.pop(shard, None)
         self._load_failed.pop(partition, None)
         self._shards[partition] = shard
         return shard

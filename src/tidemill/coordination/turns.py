@@ -24,6 +24,7 @@ __all__ = (
     "give_way",
     "in_chunks",
     "in_slices",
+    "pause_after",
     "repeated_in_slices",
     "side_by_side",
     "sorted_in_slices",
@@ -116,6 +117,16 @@ async def side_by_side(work: Iterable[tuple[int, Coroutine[Any, Any, T]]], per_t
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def pause_after(number: int, every: int) -> None:
+    """Let others have their turn after every so many things, of which this is the ``number``-th.
+
+    For work that no request has begun, so nobody has begun a slice for it. It does not look at the clock:
+    what a simulation does must not depend on how fast it runs.
+    """
+    if number % every == 0:
+        await asyncio.sleep(0)
 
 
 async def in_slices(steps: Iterable[T]) -> list[T]:

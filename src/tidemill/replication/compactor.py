@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from tidemill.coordination.metrics import Metric, counter, gauge
-from tidemill.coordination.turns import give_way
+from tidemill.coordination.turns import pause_after
 from tidemill.errors import CorruptData, StorageError
 from tidemill.log.compaction.cleaner import CleanedSegment, CleaningRun, CleaningStopped
 from tidemill.log.compaction.runs import carry_swap
@@ -33,6 +33,7 @@ __all__ = ("COMPACTION_METRICS", "CompactionCounts", "Compactor")
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_LOOKED_AT_PER_TURN = 5
 
 
 @dataclass(slots=True)
@@ -92,8 +93,8 @@ class Compactor:
     async def _compact_due(self, partitions: Iterable[Partition]) -> None:
         now_ms = self._clock_ms()
         due = []
-        for partition in partitions:
-            await give_way()
+        for number, partition in enumerate(partitions, start=1):
+            await pause_after(number, _LOOKED_AT_PER_TURN)
             if (partition.topic_id, partition.index) in self.counts.damaged:
                 continue
             try:

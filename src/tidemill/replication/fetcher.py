@@ -66,6 +66,8 @@ class ReplicaFetcher:
         self.peers = peers
         self.clock = clock
         self.cutting_pool = cutting_pool
+        #: Bytes of records that leaders have given.
+        self.bytes_in = 0
         self._leaders: dict[int, _LeaderLink] = {}
         self._followed: dict[tuple[UUID, int], tuple[int, _Followed]] = {}
         #: Cuts of logs under way; they are not given up half-way.
@@ -207,7 +209,7 @@ class _LeaderLink:
         self.partitions: dict[tuple[UUID, int], _Followed] = {}
         self._reports: dict[tuple[UUID, int], Partition] = {}
         self._has_work, self._has_reports = asyncio.Event(), asyncio.Event()
-        self._fetches: set[asyncio.Task[None]] = set()
+        self._fetches: dict[asyncio.Task[None], None] = {}
         self._tasks: list[asyncio.Task[None]] = [
             asyncio.create_task(self._fetch_loop()),
             asyncio.create_task(self._report_loop()),
@@ -265,12 +267,12 @@ class _LeaderLink:
 
     def _start(self, fetch: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(fetch)
-        self._fetches.add(task)
+        self._fetches[task] = None
         task.add_done_callback(self._fetched)
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         _log_defect(task)
-        self._fetches.discard(task)
+        self._fetches.pop(task, None)
         self._has_work.set()
 
     async def _fetch(self, asked: list[_Followed]) -> None:
@@ -347,6 +349,7 @@ class _LeaderLink:
             followed.failed(now_ms)
             return False
         followed.failures = 0
+        self._fetcher.bytes_in += len(answer.records)
         if step.cut_at is not None or step.start_anew_at is not None:
             self._cut(followed, step)
             return True

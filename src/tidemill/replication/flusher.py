@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 #: When a flush is tried again that could not open a file.
 _RETRY_SECONDS = 1.0
+_WARNING_INTERVAL_SECONDS = 10.0
 
 
 class Flusher:
@@ -42,6 +43,7 @@ class Flusher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._delayed: dict[Partition, asyncio.TimerHandle] = {}
+        self._warned_at = float("-inf")
         self.flush_count = 0
         self.flush_seconds = 0.0
 
@@ -90,7 +92,7 @@ class Flusher:
                 self.request(partition)
         elif isinstance(error, TooManyFiles):
             # Nothing was synced that failed, so it can be tried again.
-            logger.warning("the flush of %r is put off: %s", partition, error.message)
+            self._warn(partition, error)
             partition.flush_put_off(job)
             partition.flush_scheduled = True
             self._delayed[partition] = self._loop.call_later(_RETRY_SECONDS, self._start, partition)
@@ -98,6 +100,13 @@ class Flusher:
             partition.flush_failed(error)
         else:
             partition.flush_failed(SyncFailed(f"flush of {partition!r} failed: {error!r}"))
+
+    def _warn(self, partition: Partition, error: TooManyFiles) -> None:
+        """Tell that flushes are put off, but not of each of very many."""
+        now = self._loop.time()
+        if now - self._warned_at > _WARNING_INTERVAL_SECONDS:
+            self._warned_at = now
+            logger.warning("the flush of %r is put off: %s", partition, error.message)
 
     async def drain(self, partitions: list[Partition]) -> None:
         """Wait until no flush is under way and nothing of ``partitions`` is left to flush."""

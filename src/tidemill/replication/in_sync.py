@@ -195,20 +195,23 @@ class InSyncReplicas:
         epoch_start_offset: int,
         log_start: int,
         suspected: Collection[int] = (),
-        replica_lag_ms: int = REPLICA_LAG_MS,
+        lag_ms: int = REPLICA_LAG_MS,
     ) -> IsrProposal | None:
-        """The in-sync set as it should be; None if it is so, or if a proposal waits for its outcome."""
+        """The in-sync set as it should be; None if it is so, or if a proposal waits for its outcome.
+
+        A member that has not caught up for ``lag_ms`` leaves; one that is suspected leaves sooner.
+        """
         if self._proposal is not None:
             return None
         required = max(high_watermark, epoch_start_offset)
         committed, uncertain = self.assignment.isr, self._uncertain
         wanted = {self.assignment.leader}
         for node, follower in self.followers.items():
-            lag_ms = min(SUSPECTED_LAG_MS, replica_lag_ms) if node in suspected else replica_lag_ms
+            may_lag_ms = min(SUSPECTED_LAG_MS, lag_ms) if node in suspected else lag_ms
             if node in committed:
-                if self._is_caught_up(follower, now_ms, log_end, lag_ms):
+                if self._is_caught_up(follower, now_ms, log_end, may_lag_ms):
                     wanted.add(node)
-            elif node not in suspected and self._can_join(follower, now_ms, required, log_start):
+            elif node not in suspected and self._can_join(follower, now_ms, required, log_start, log_end):
                 wanted.add(node)
         if wanted == set(committed) and not uncertain:
             return None
@@ -227,8 +230,16 @@ class InSyncReplicas:
         return now_ms - follower.caught_up_ms <= lag_ms
 
     @staticmethod
-    def _can_join(follower: FollowerProgress, now_ms: int, required: int, log_start: int) -> bool:
+    def _can_join(
+        follower: FollowerProgress, now_ms: int, required: int, log_start: int, log_end: int
+    ) -> bool:
         is_there = follower.heard_ms is not None and now_ms - follower.heard_ms <= SUSPECTED_LAG_MS
+        if follower.counts_to < log_end and (
+            follower.caught_up_ms is None or now_ms - follower.caught_up_ms > REPLICA_LAG_MS
+        ):
+            # It would have to leave again at once: its disk is full, for instance, and the high watermark
+            # waits for a set that is large enough.
+            return False
         # With a lower log start, deleted records would come back once it leads.
         return is_there and follower.counts_to >= required and follower.log_start >= log_start
 

@@ -2,6 +2,8 @@
 
 - A Fetch without news waits, without polling, until a log has grown or ``max_wait_ms`` is over. An answer is
   at most ``_ANSWER_BYTES`` large, but for a single batch that is larger.
+- What goes to replicas that a reassignment adds is throttled. While it is, their partitions are answered
+  without records.
 - A high watermark that has moved and that no Fetch has told is told by a Heartbeat, a little later and for
   all partitions together, so that a busy partition needs none.
 - In-sync sets are proposed as soon as a follower can join, and by a timer when one has to leave.
@@ -41,6 +43,7 @@ from tidemill.replication.partition import Partition
 from tidemill.replication.peer_requests import PeerRequests
 from tidemill.replication.replicas import Replicas
 from tidemill.replication.state import Role
+from tidemill.replication.throttle import MoveThrottle
 
 __all__ = ("LeaderService", "ProposalRefused", "Propose", "ReportUnfit")
 
@@ -98,6 +101,7 @@ class LeaderService:
         suspected: Callable[[], Collection[int]] = tuple,
         disk_is_full: Callable[[], bool] = lambda: False,
         replica_lag_ms: int = REPLICA_LAG_MS,
+        move_bytes_per_second: int = 0,
     ) -> None:
         """``suspected`` names the nodes that are dead or seem to be.
 
@@ -111,7 +115,10 @@ class LeaderService:
         self._propose = propose
         self._report_unfit = report_unfit
         self._suspected = suspected
+        self._throttle = MoveThrottle(move_bytes_per_second)
         self._loop = asyncio.get_running_loop()
+        #: Bytes of records that followers were given.
+        self.bytes_out = 0
         #: Led partitions that have followers.
         self._led: dict[Partition, None] = {}
         #: By follower, by partition.
@@ -124,7 +131,7 @@ class LeaderService:
         self._silent: set[int] = set()
         #: When the next proposal of a partition may be made.
         self._propose_after_ms: dict[Partition, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._refused_since_s: float | None = None
         self._unfit_at_s: dict[Partition, float] = {}
         self._ticking: asyncio.Task[None] | None = None
@@ -160,8 +167,8 @@ class LeaderService:
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     # --- Fetch
@@ -176,7 +183,7 @@ class LeaderService:
             if any(self._must_answer(request.header.source, *each) for each in readable):
                 break
             left = until - self._loop.time()
-            if left <= 0 or not await self._next_tail(readable, left):
+            if left <= 0 or not await self._next_tail(request.header.source, readable, left):
                 records = await self._read(request, readable)
                 break
             begin_slice()
@@ -184,6 +191,7 @@ class LeaderService:
             if any(each.error for each in records):
                 break
         answers += self._with_news(request, readable, records)
+        self.bytes_out += sum(len(answer.records) for answer in answers)
         return FetchResponse(ResponseHeader(request.header.correlation_id), answers)
 
     async def _let_in(
@@ -214,27 +222,47 @@ class LeaderService:
         """One answer for each partition, with records as long as there is room for them."""
         left, answers = _ANSWER_BYTES, list[FetchedPartition]()
         for partition, wanted in readable:
+            is_throttled = self._throttle.applies_to(partition, request.header.source)
+            is_held = is_throttled and self._throttle.wait_s(self._loop.time()) > 0
             fetched = partition.read_for_follower(
-                wanted, left, at_least_one=left == _ANSWER_BYTES, budget=ReadBudget()
+                wanted,
+                0 if is_held else left,
+                at_least_one=left == _ANSWER_BYTES and not is_held,
+                budget=ReadBudget(),
             )
+            if is_throttled:
+                self._throttle.sent(len(fetched.records), self._loop.time())
             left -= len(fetched.records)
             answers.append(fetched)
             await give_way()
         return answers
 
-    async def _next_tail(self, readable: list[tuple[Partition, FetchPartition]], seconds: float) -> bool:
-        """Wait until one of the logs has grown, or its leader has changed. False if the time was over."""
+    async def _next_tail(
+        self, source: int, readable: list[tuple[Partition, FetchPartition]], seconds: float
+    ) -> bool:
+        """Wait until one of the logs has grown, or its leader has changed. False if the time was over.
+
+        What the throttle holds back does not count as grown before it lets go.
+        """
         woken: asyncio.Future[bool] = self._loop.create_future()
         wake = partial(_resolve, woken, True)
-        timer = self._loop.call_later(seconds, _resolve, woken, False)
+        timers = [self._loop.call_later(seconds, _resolve, woken, False)]
+        held_s = self._throttle.wait_s(self._loop.time())
         try:
             for partition, wanted in readable:
-                if partition.has_for_follower(wanted.offset) or not partition.leads_at(wanted.leader_epoch):
+                is_held = held_s > 0 and self._throttle.applies_to(partition, source)
+                if is_held:
+                    timers.append(self._loop.call_later(held_s, wake))
+                elif partition.has_for_follower(wanted.offset):
                     wake()
-                partition.on_next_tail(woken, wake)
+                if not partition.leads_at(wanted.leader_epoch):
+                    wake()
+                if not is_held:
+                    partition.on_next_tail(woken, wake)
             return await woken
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
             for partition, _ in readable:
                 partition.forget_tail(woken)
 

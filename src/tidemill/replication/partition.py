@@ -211,6 +211,11 @@ class Partition:
         return self.local_log.end_offset
 
     @property
+    def durable_offset(self) -> int:
+        """Everything below it is on this node's disk."""
+        return self.local_log.durable_offset
+
+    @property
     def last_epoch(self) -> int:
         """The leader epoch of the last record that this replica has; -1 if there is none."""
         return self.local_log.epochs.latest_epoch
@@ -386,6 +391,17 @@ class Partition:
         """What each follower has told this leader; empty unless this node leads."""
         return {} if self._state.in_sync is None else self._state.in_sync.followers
 
+    def in_sync_followers(self, offset: int) -> list[int]:
+        """The in-sync followers that have everything below ``offset``; none unless this node leads."""
+        in_sync = self._state.in_sync
+        if in_sync is None:
+            return []
+        return [
+            node_id
+            for node_id in in_sync.assignment.isr
+            if node_id in in_sync.followers and in_sync.followers[node_id].counts_to >= offset
+        ]
+
     def check_enough_replicas(self) -> None:
         """Raise ``ApiError`` NOT_ENOUGH_REPLICAS if nothing can be committed now: before acks=all appends."""
         if self._state.in_sync is not None and not self._state.in_sync.has_enough:
@@ -424,9 +440,12 @@ class Partition:
             self._start_waiters.reached(self._state.in_sync.least_log_start(self.log_start_offset))
 
     def next_proposal(
-        self, now_ms: int, suspected: Collection[int] = (), replica_lag_ms: int = REPLICA_LAG_MS
+        self, now_ms: int, suspected: Collection[int] = (), lag_ms: int = REPLICA_LAG_MS
     ) -> IsrProposal | None:
-        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``."""
+        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``.
+
+        A member that has not caught up for ``lag_ms`` is not in it.
+        """
         state = self._state
         if state.in_sync is None or self.local_log.failure is not None:
             return None
@@ -437,7 +456,7 @@ class Partition:
             epoch_start_offset=state.epoch_start_offset,
             log_start=self.log_start_offset,
             suspected=suspected,
-            replica_lag_ms=replica_lag_ms,
+            lag_ms=lag_ms,
         )
         if proposal is None or not state.in_sync.proposed(proposal):
             return None
@@ -752,25 +771,44 @@ class Partition:
         if deferred is not None:
             self.apply(*deferred)
 
-    def read_as_follower(
-        self, offset: int, max_bytes: int, *, at_least_one: bool, committed: bool = False
-    ) -> memoryview:
-        """Whole batches below this follower's high watermark, for clients that read from the closest replica.
+    @property
+    def serves_as_follower(self) -> bool:
+        """Whether clients may read from this follower: its log is known to be a part of the leader's."""
+        following = self._state.following
+        return following is not None and following.is_matched and self.local_log.failure is None
 
-        Raises ``ApiError`` OFFSET_NOT_AVAILABLE for any other offset: only leaders say "out of range".
+    def check_position_as_follower(self, offset: int) -> None:
+        """Raise ``ApiError`` unless this follower has everything below ``offset``, and knows it committed.
+
+        The error is OFFSET_NOT_AVAILABLE, with which clients go to the leader: only that says "out of range".
         """
-        if self.local_log.failure is not None:
-            raise self.local_log.failure
         if not self.log_start_offset <= offset <= self._state.high_watermark:
             raise ApiError(
                 ErrorCode.offset_not_available,
                 f"offset {offset} of {self.topic}-{self.index} is not on this follower, which has "
                 f"{self.log_start_offset} … {self._state.high_watermark}; ask the leader",
             )
+
+    def read_as_follower(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        committed: bool = False,
+        budget: ReadBudget | None = None,
+    ) -> memoryview:
+        """Whole batches below this follower's high watermark, for clients that read from the closest replica.
+
+        Raises ``ApiError`` OFFSET_NOT_AVAILABLE as ``check_position_as_follower`` does.
+        """
+        if self.local_log.failure is not None:
+            raise self.local_log.failure
+        self.check_position_as_follower(offset)
         upper = self.upper_offset(committed=committed)
         if offset >= upper:
             return memoryview(b"")
-        return self.local_log.read_on(offset, max_bytes, upper, at_least_one=at_least_one)
+        return self.local_log.read_on(offset, max_bytes, upper, at_least_one=at_least_one, budget=budget)
 
     def _high_watermark_moved(self) -> None:
         self.local_log.note_high_watermark(self._state.high_watermark)

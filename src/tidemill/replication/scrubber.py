@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from tidemill.coordination.metrics import Metric, counter, gauge
-from tidemill.coordination.turns import in_slices
+from tidemill.coordination.turns import pause_after
 from tidemill.errors import DamagedBatch, StorageError
 from tidemill.log.batch_checks import check_batches
 from tidemill.log.checked_file import pack_checked, read_checked
@@ -47,6 +47,7 @@ _CHUNK_BYTES = 256 * 1024
 #: Read between two looks at the log.
 _STEP_BYTES = 32 * 1024 * 1024
 _SAVE_INTERVAL_MS = 30_000
+_LISTED_PER_TURN = 200
 #: So many damaged batches in a row are noted in one turn of the event loop.
 _DAMAGE_PER_TURN_MAX = 50
 
@@ -143,7 +144,10 @@ class Scrubber:
 
     async def scrub(self) -> None:
         """Make one pass, or the rest of the one that was begun."""
-        keys = await in_slices((placement.topic_id, placement.index) for placement in self._placements())
+        keys = []
+        for number, placement in enumerate(self._placements(), start=1):
+            keys.append((placement.topic_id, placement.index))
+            await pause_after(number, _LISTED_PER_TURN)
         # By the ids' numbers, which is their order: comparing the ids themselves takes ten times as long.
         keys.sort(key=lambda key: (key[0].int, key[1]))
         first = self.progress.next_partition(keys)

@@ -29,9 +29,8 @@ def make_app(node: Node) -> Starlette:
 
     async def readyz(request: Request) -> Response:
         # The node stays ready while a partition is stopped: the others serve requests.
-        return JSONResponse(
-            {"ready": node.ready, "problems": node.problems()}, status_code=200 if node.ready else 503
-        )
+        ready = node.takes_requests
+        return JSONResponse({"ready": ready, "problems": node.problems()}, status_code=200 if ready else 503)
 
     async def metrics(request: Request) -> Response:
         return StreamingResponse(node.metrics_page(), media_type=_PROMETHEUS_TYPE)

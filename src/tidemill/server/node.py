@@ -172,7 +172,10 @@ class Node:
             loop.create_task(self._scrub()),
         ]
         connections = Chore("connections", _CONNECTION_CHECK_INTERVAL_MS, self._look_after_connections)
-        self._housekeeping = Housekeeping([*broker.chores(), connections])
+        chores = [*broker.chores(), connections]
+        if self.membership is not None:
+            chores += self.membership.chores()
+        self._housekeeping = Housekeeping(chores)
         self._housekeeping.start()
 
     async def _open_metadata(self) -> Controller:
@@ -246,7 +249,7 @@ class Node:
         await membership.listen()
         await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
-        held = broker.find.held_placements()
+        held = list(broker.find.held_placements())
         broker.replicas.take_inventory(held)
         if not self.directory.stopped_cleanly:
             logger.info("the last stop was not orderly: checking %d partitions", len(held))
@@ -414,10 +417,24 @@ class Node:
 
     # --- what it tells of itself
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether to send requests here: not while it starts, stops, is not admitted, or catches up at first.
+
+        A node of a cluster serves what it leads meanwhile. Whoever restarts nodes one after the other waits
+        for this, so that no partition goes with too few replicas.
+        """
+        if not self.ready or self.membership is None:
+            return self.ready
+        image, node_id = self.broker.image, self.broker.node_id
+        return image.live(node_id) and not self.membership.watch.is_catching_up()
+
     def problems(self) -> list[str]:
         """The node's problems, for people; none if it is well."""
         if not self.ready:
-            return ["the node is starting or stopping"]
+            # A node that waits for its admission says so.
+            cluster = [] if self.membership is None else self.membership.problems()
+            return ["the node is starting or stopping", *cluster]
         full = self.disk.problem()
         found = [each for each in (full, self.broker.open_files.problem()) if each is not None]
         found += self._stopped_partitions()
@@ -484,6 +501,11 @@ class Node:
         metrics.register(broker.scrubber, SCRUB_METRICS)
         metrics.register(broker.fetch_sessions, FETCH_SESSION_METRICS)
         broker.coordinators.register_metrics(metrics)
+        if self.membership is not None:
+            # Loaded by nodes of a cluster only.
+            from tidemill.server.cluster.metrics import CLUSTER_METRICS
+
+            metrics.register(self.membership, CLUSTER_METRICS)
         lag = ConsumerLag(broker.groups, broker.find, broker.replicas, self.settings.lag_series_max)
         metrics.register_measured(lag.measure, LAG_METRICS)
 

@@ -35,12 +35,12 @@ SLOW_TURN_SECONDS = 0.020
 #: A turn with so much processor time is logged, but only one of them in so many seconds.
 _WARNING_SECONDS = 0.200
 _WARNING_INTERVAL_SECONDS = 10.0
-#: How often the heartbeat comes, while the loop has nothing to do and while it works. The latter is often, so
+#: How often the heartbeat comes, while there are no requests and while there are. The latter is often, so
 #: that few long turns fall between two beats unnoticed: a turn is noticed by the beat that it delays.
 _IDLE_BEAT_SECONDS = 0.050
 _BUSY_BEAT_SECONDS = 0.005
-#: So much processor time between two beats means that the loop works.
-_BUSY_CPU_SECONDS = 0.001
+#: So many quick beats follow a request: it may have left work behind.
+_BUSY_BEATS = 200
 #: How long the longest turn is remembered as a recent one.
 _RECENT_SECONDS = 60.0
 #: The API of turns that no request explains.
@@ -96,6 +96,8 @@ class LoopWatchdog:
         self._recent_since = clock()
         #: What requests took since the last beat, by the clock and in processor time.
         self._explained_seconds = self._explained_cpu_seconds = 0.0
+        #: Whether there was a request since the last beat.
+        self._has_worked = False
         self._warned_at = float("-inf")
         self._unwarned = 0
 
@@ -103,6 +105,7 @@ class LoopWatchdog:
         """Note that the loop has worked on a request since ``start``."""
         seconds = self._clock() - start.seconds
         self._explained_seconds += seconds
+        self._has_worked = True
         api = APIS[api_key].name if api_key in APIS else OTHER
         cpu_seconds = self._cpu_clock() - start.cpu_seconds
         self._explained_cpu_seconds += cpu_seconds
@@ -133,14 +136,15 @@ class LoopWatchdog:
 
     async def beat(self) -> None:
         """The heartbeat; runs until it is cancelled."""
-        interval = _IDLE_BEAT_SECONDS
+        quick_beats = 0
         while True:
+            quick_beats = _BUSY_BEATS if self._has_worked else max(0, quick_beats - 1)
+            self._has_worked = False
+            interval = _BUSY_BEAT_SECONDS if quick_beats else _IDLE_BEAT_SECONDS
             due, cpu_before = self._clock() + interval, self._cpu_clock()
             self._explained_seconds = self._explained_cpu_seconds = 0.0
             await asyncio.sleep(interval)
-            cpu_seconds = self._cpu_clock() - cpu_before
-            self.beaten(self._clock() - due, cpu_seconds)
-            interval = _BUSY_BEAT_SECONDS if cpu_seconds > _BUSY_CPU_SECONDS else _IDLE_BEAT_SECONDS
+            self.beaten(self._clock() - due, self._cpu_clock() - cpu_before)
 
     def beaten(self, late_seconds: float, cpu_seconds: float) -> None:
         """Note a beat that came late, and how long the loop has worked since the one before.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.shards import Shards, client_error
+from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.transactions.attempts import routing_key
 from tidemill.transactions.job_coordinator import JobCoordinator, with_producer_id
@@ -123,14 +124,6 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
             return client_error(failure)
         return ErrorCode.none
 
-    async def verify(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, topic: str, partition: int
-    ) -> ErrorCode:
-        """Whether a partition is part of the producer's transaction; if so, the producer may write there."""
-        wanted = (topic, partition)
-        codes = await self.verify_all(transactional_id, Producer(producer_id, producer_epoch), [wanted])
-        return codes[wanted]
-
     async def verify_all(
         self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
@@ -156,6 +149,26 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
             if code is ErrorCode.none:
                 self._partitions.allow_writes(partition, producer)
         return codes
+
+    async def find_under_way(
+        self, shards: Collection[int], transactions: Sequence[tuple[int, TopicPartition]]
+    ) -> list[bool]:
+        """Which transactions, each as (producer id, partition), are under way in these shards.
+
+        A transaction that is open in its partition, and is under way in no shard, will never be ended: a
+        coordinator forgets one only when its markers are committed. Raises ``TidemillError`` if one of the
+        shards is not served here.
+        """
+        known: set[int] = set()
+        for number in shards:
+            shard = await self._shards.get(number)
+            await shard.barrier()
+            found = shard.call_now(None, lambda _, shard=shard: shard.state.under_way())  # type: ignore[misc]
+            for position, (producer_id, partition) in enumerate(transactions):
+                if partition in found.get(producer_id, ()):
+                    known.add(position)
+                await give_way()
+        return [position in known for position in range(len(transactions))]
 
     # -- the end ---------------------------------------------------------------------------------------
 

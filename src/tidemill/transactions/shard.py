@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
-from tidemill.coordination.turns import give_way, side_by_side
+from tidemill.coordination.turns import pause_after, side_by_side
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
@@ -46,6 +46,7 @@ _logger = logging.getLogger(__name__)
 _FIRST_RETRY_MS = 50
 #: A new leader is elected within a second where a process has died.
 _LAST_RETRY_MS = 1_000
+_DECISIONS_PER_TURN = 50
 #: Markers that are written in one turn of the event loop, and then those of one more partition at most.
 _MARKERS_PER_TURN = 100
 
@@ -150,12 +151,12 @@ class TransactionShard(ShardShell):
         try:
             await self.barrier()
             markers: dict[TopicPartition, list[TransactionEnd]] = {}
-            for value in decided.values():
+            for number, value in enumerate(decided.values(), start=1):
                 producer = Producer(value.producer_id, value.producer_epoch)
                 marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
                 for partition in value.partitions:
                     markers.setdefault(partition, []).append(marker)
-                await give_way()
+                await pause_after(number, _DECISIONS_PER_TURN)
             here, elsewhere = self._partitions.by_leader(sorted(markers))
             work = [self._end_here({each: markers[each] for each in here})]
             work += [self._end({each: markers[each] for each in group}) for group in elsewhere]

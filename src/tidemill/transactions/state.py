@@ -158,6 +158,12 @@ class TransactionsState:
             for partition in partitions
         }
 
+    def under_way(self) -> dict[int, frozenset[TopicPartition]]:
+        """The partitions of every transaction that is not over, by its producer's id."""
+        return {
+            value.producer_id: value.partitions for value in self.transactions.values() if not value.is_idle
+        }
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def end(

@@ -107,6 +107,7 @@ _ROWS: Final = (
     Api(57, "UpdateFeatures", "update_features", 0, 2),
     Api(60, "DescribeCluster", "describe_cluster", 0, 2),
     Api(61, "DescribeProducers", "describe_producers", 0, 0),
+    Api(64, "UnregisterBroker", "unregister_broker", 0, 0),
     Api(65, "DescribeTransactions", "describe_transactions", 0, 0, frozenset({0})),
     Api(66, "ListTransactions", "list_transactions", 0, 2),
     Api(68, "ConsumerGroupHeartbeat", "consumer_group_heartbeat", 0, 1),

@@ -102,3 +102,65 @@ async def test_leadership_that_is_lost_while_a_shard_loads_keeps_it_from_serving
     log.lose_leadership()
     assert await refused(loading) == ErrorCode.not_coordinator
     assert shards.loaded() == []
+
+
+# --- the shards of a coordinator
+
+
+class MovingLog(OneLog):
+    """An internal topic of one partition that this node leads, or does not."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.is_led = True
+
+    def leads(self, partition: int) -> bool:
+        return self.is_led
+
+    def open_log(self, partition: int) -> MemoryLog:
+        if not self.is_led:
+            raise ApiError(ErrorCode.not_coordinator, "another node leads")
+        return super().open_log(partition)
+
+
+def shards_over(topic: MovingLog, clock: VirtualClock) -> Shards[Words]:
+    return Shards("words", topic, clock, lambda partition, log, on_stop: Words(log, clock, on_stop))  # type: ignore[arg-type]
+
+
+async def test_a_shard_is_loaded_although_the_lead_was_lost_and_won_again_meanwhile() -> None:
+    log, clock = log_with("a"), VirtualClock()
+    shards = shards_over(MovingLog(log), clock)
+    taking = [asyncio.create_task(shards.take_over(0))]
+    await settle()
+    log.lose_leadership()
+    taking.append(asyncio.create_task(shards.take_over(0)))
+    await settle()
+    assert shards.loaded() == []
+    log.refuse_with = log._broken = None
+    log.sync()
+    await clock.advance(1_000)
+    await settle()
+    assert [shard.words for shard in shards.loaded()] == [["a"]]
+    await asyncio.gather(*taking)
+
+
+async def test_a_shard_that_another_node_leads_is_not_waited_for() -> None:
+    log = log_with("a")
+    topic = MovingLog(log)
+    shards = shards_over(topic, VirtualClock())
+    taking = asyncio.create_task(shards.take_over(0))
+    await settle()
+    topic.is_led = False
+    log.lose_leadership()
+    await taking
+    assert shards.loaded() == []
+
+
+async def test_a_stop_does_not_wait_for_nodes_that_keep_a_shard_from_being_loaded() -> None:
+    shards = shards_over(MovingLog(log_with("a")), VirtualClock())
+    asked = asyncio.create_task(shards.get(0))
+    taking = asyncio.create_task(shards.take_over(0))
+    await settle()
+    await shards.close()
+    assert await refused(asked) is ErrorCode.coordinator_not_available
+    taking.cancel()

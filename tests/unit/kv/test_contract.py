@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -274,7 +275,7 @@ def test_a_snapshot_outlives_crashes_and_what_is_written_later(world: World) -> 
 
 def test_recovery_goes_from_live_to_snapshots_to_nothing(world: World) -> None:
     def recovered(**more: int) -> KvStore:
-        bounds = {"log_start": 0, "log_end": 1_000} | more
+        bounds: dict[str, Any] = {"log_start": 0, "log_end": 1_000, **more}
         return recover(
             world.directory, world.engine, ID, log_is_complete=True, on_warning=warnings.append, **bounds
         )
@@ -295,3 +296,18 @@ def test_recovery_goes_from_live_to_snapshots_to_nothing(world: World) -> None:
     with recovered(log_end=10) as store:
         assert (store.applied_offset, content(store)) == (0, {})
     assert warnings
+
+
+def test_the_leader_epoch_is_that_of_the_last_write_also_after_a_restart(world: World) -> None:
+    path = world.directory / "live"
+    with world.engine.open(path, ID) as store:
+        assert store.leader_epoch == -1, "nothing was written yet"
+        store.write([b"a"], [b"1"], [], 1, 4)
+        store.write([b"b"], [b"2"], [], 2, 4)
+        store.write([], [], [], 3, 7)
+        assert store.leader_epoch == 7
+    with world.engine.open(path, ID) as store:
+        assert (store.applied_offset, store.leader_epoch) == (3, 7)
+        store.write([b"c"], [b"3"], [], 4)
+    with world.engine.open(path, ID) as store:
+        assert store.leader_epoch == -1, "whoever does not say it does not know it"

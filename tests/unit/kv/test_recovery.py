@@ -323,3 +323,32 @@ def test_leftovers_are_cleaned_away(bucket: Bucket) -> None:
     assert bucket.recovered_offset() == 200
     assert bucket.names() == ["live", "live.damaged-1"]
     assert sorted(os.listdir(bucket.directory / "snapshots")) == ["1", "2"]
+
+
+def test_state_of_records_that_were_cut_is_void(bucket: Bucket) -> None:
+    """Epoch 5 wrote from 150 on, and lost: the log has epoch 6 there instead."""
+    with bucket.recover() as store:
+        store.write([], [], [], 310, 5)
+        SnapshotStore(bucket.directory).create(store, 310)
+
+    def is_of_log(leader_epoch: int, offset: int) -> bool:
+        return leader_epoch != 5
+
+    assert bucket.recovered_offset(is_of_log=is_of_log) == 200, "its epoch is not known: the offset counts"
+    assert [("snapshots/3" in each, "were cut" in each) for each in bucket.warnings] == [
+        (False, True),
+        (True, True),
+    ]
+
+
+def test_state_of_the_logs_own_history_is_kept(bucket: Bucket) -> None:
+    with bucket.recover() as store:
+        store.write([b"%06d" % i for i in range(300, 310)], [b"v"] * 10, [], 310, 5)
+    asked = []
+
+    def is_of_log(leader_epoch: int, offset: int) -> bool:
+        asked.append((leader_epoch, offset))
+        return True
+
+    assert bucket.recovered_offset(is_of_log=is_of_log) == 310
+    assert asked == [(5, 310)]

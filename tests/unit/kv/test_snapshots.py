@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from tidemill.errors import CorruptData, DiskFull, StorageError
 from tidemill.kv.files import Files
@@ -516,3 +517,27 @@ del manifest.FileEntry
 assert manifest.unpack_manifest(data, "x") == made
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_manifest_of_an_older_version_has_an_unknown_leader_epoch() -> None:
+    good = Manifest(1, 1, "00ff", 5, 6, (FileEntry("CURRENT", 1, 1),), 9)
+    data = pack_manifest(good)
+    assert unpack_manifest(data, "m").leader_epoch == 9
+    body = data.partition(b"\n")[2].replace(b',\n "leader_epoch": 9', b"")
+    older = b"tidemill-snapshot %d %08x\n%s" % (len(body), crc32c(body), body)
+    assert unpack_manifest(older, "m") == Manifest(1, 1, "00ff", 5, 6, good.files, -1)
+
+
+def test_the_newest_snapshot_is_that_of_the_latest_state_whatever_its_number(
+    tmp_path: Path, resources: RocksResources
+) -> None:
+    """A snapshot that was built again for a lease is younger than its state."""
+    snapshots = SnapshotStore(tmp_path / "bucket")
+    for name, offset in (("late", 20), ("early", 10)):
+        with RocksStore.open(tmp_path / name, resources, b"id") as store:
+            store.write([b"a"], [b"1"], [], offset, 2)
+            snapshots.create(store, 0)
+            assert snapshots.newest_offset == 20
+    assert [(info.snapshot_id, info.log_offset) for info in snapshots.list()] == [(2, 10), (1, 20)]
+    assert snapshots.list()[0].leader_epoch == 2
+    assert snapshots.prune(1, frozenset()) == (2,)

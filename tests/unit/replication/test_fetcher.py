@@ -57,12 +57,6 @@ class Cluster:
         partition = self.nodes[A].partition(index)
         return partition is not None and partition.has_followers
 
-    def is_committed(self, offset: int) -> bool:
-        return self.at(A).high_watermark == offset
-
-    def is_out(self, node_id: int) -> bool:
-        return node_id not in self.metadata.records[0].isr
-
     def at(self, node_id: int, index: int = 0) -> Partition:
         partition = self.nodes[node_id].partition(index)
         assert partition is not None
@@ -95,6 +89,14 @@ class Cluster:
         for node in self.nodes.values():
             node.answer = partial(counting, node.answer)  # type: ignore[method-assign]
         return counts
+
+
+def _has_reached(cluster: Cluster, offset: int) -> bool:
+    return cluster.at(A).high_watermark == offset
+
+
+def _is_out_of_sync(cluster: Cluster, node_id: int) -> bool:
+    return node_id not in cluster.metadata.records[0].isr
 
 
 def story(body: Callable[[Cluster], Awaitable[None]], partitions: int = 2) -> None:
@@ -152,7 +154,7 @@ def test_a_silent_follower_is_named_in_the_log_once(caplog: pytest.LogCaptureFix
         cluster.messages.cuts = {(A, C), (C, A)}
         for number in range(20):
             cluster.append(str(number))
-            await cluster.until(partial(cluster.is_committed, number + 1))
+            await cluster.until(partial(_has_reached, cluster, number + 1))
             await asyncio.sleep(3)
         assert C not in cluster.metadata.records[0].isr
         assert caplog.text.count("no answer to Heartbeats from node 3") == 1
@@ -233,7 +235,7 @@ def test_a_follower_that_lags_leaves_after_the_time_of_the_setting() -> None:
         for node_id in (B, C):
             cluster.messages.cuts |= {(A, node_id), (node_id, A)}
             cluster.append("missing")
-            waited = await cluster.until(partial(cluster.is_out, node_id))
+            waited = await cluster.until(partial(_is_out_of_sync, cluster, node_id))
             assert (waited < 5) == (node_id == C)
             cluster.messages.cuts.clear()
             await cluster.until(lambda: len(cluster.metadata.records[0].isr) == 3)

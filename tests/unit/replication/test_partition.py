@@ -395,6 +395,43 @@ def test_a_marker_for_a_transaction_without_batches_ends_the_right_to_write_as_w
     assert not partition.may_write(9, 0)
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_yes_of_another_nodes_coordinator_opens_the_partition_unless_a_marker_came_first(
+    together: bool,
+) -> None:
+    partition = Made().partition
+    question = partition.ask_about(9)
+    assert partition.answer(question, 0)
+    assert partition.may_write(9, 0)
+    late, of_another = partition.ask_about(9), partition.ask_about(8)
+    if together:
+        partition.write_markers([(9, 0, Marker(True, 0))], now_ms=NOW)
+    else:
+        partition.write_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    assert not partition.answer(late, 0)
+    assert not partition.may_write(9, 0)
+    assert partition.answer(of_another, 0)
+    assert partition.may_write(8, 0)
+
+
+def test_a_yes_is_for_the_leader_epoch_in_which_it_was_asked_for() -> None:
+    partition = Made().partition
+    question = partition.ask_about(9)
+    partition.become_leader(led(4))
+    assert not partition.answer(question, 0)
+    question = partition.ask_about(9)
+    partition.become_follower(5)
+    assert not partition.answer(question, 0)
+    partition.become_leader(led(6))
+    assert not partition.may_write(9, 0)
+
+
+def test_a_no_opens_nothing() -> None:
+    partition = Made().partition
+    assert partition.answer(partition.ask_about(9), None)
+    assert not partition.may_write(9, 0)
+
+
 def begin(made: Made, *producers: int) -> None:
     for producer in producers:
         made.partition.begin_transaction(producer, 0)

@@ -280,6 +280,18 @@ def test_a_refused_proposal_counts_no_more() -> None:
     assert cluster[A].offsets == (1, 1)
 
 
+def test_how_long_a_member_may_lag_is_a_setting() -> None:
+    cluster = Cluster((A, B))
+    cluster.write("a")
+    cluster[A].append("b")
+    cluster[A].flush()
+    assert cluster[A].partition.next_proposal(cluster.now_ms, lag_ms=700) is None
+    cluster.now_ms += 701
+    proposal = cluster[A].partition.next_proposal(cluster.now_ms, lag_ms=700)
+    assert proposal is not None
+    assert proposal.isr == (A,)
+
+
 def test_who_leaves_counts_until_the_record_says_so() -> None:
     cluster = Cluster((A, B))
     cluster.write("a")
@@ -292,6 +304,21 @@ def test_who_leaves_counts_until_the_record_says_so() -> None:
     assert cluster[A].offsets == (2, 1), "it was asked for, and is not committed"
     cluster.tell(isr=(A,))
     assert cluster[A].offsets == (2, 2)
+
+
+def test_who_could_not_stay_does_not_join() -> None:
+    """While the set is too small the high watermark stands: who stopped below the end has reached it."""
+    cluster = Cluster((A, B), isr=(A,), min_isr=2)
+    cluster.follow(B, leader=A)
+    cluster[A].append("a")
+    cluster[A].flush()
+    cluster.now_ms += 60_000
+    # It asks, and cannot write what it gets: its disk is full.
+    cluster.ask(B, leader=A)
+    assert cluster[A].partition.next_proposal(cluster.now_ms) is None, "it would be asked to leave at once"
+    cluster.follow(B, leader=A)
+    cluster.follow(B, leader=A)
+    assert proposing(cluster).isr == (A, B)
 
 
 def member_that_the_leader_has_not_heard_of() -> tuple[list[TidemillError | None], list[str]]:
@@ -369,7 +396,8 @@ def test_ablation_without_the_epochs_start_a_committed_record_is_lost(
     proposal = InSyncReplicas.proposal
 
     def at_high_watermark(self: InSyncReplicas, now_ms: int, **facts: Any) -> IsrProposal | None:
-        return proposal(self, now_ms, **{**facts, "epoch_start_offset": 0})
+        # With a log end that the replica has reached, too: it must also have been caught up lately.
+        return proposal(self, now_ms, **{**facts, "epoch_start_offset": 0, "log_end": 1})
 
     monkeypatch.setattr(InSyncReplicas, "proposal", at_high_watermark)
     assert joining_below_the_epoch_start() == ["a"]

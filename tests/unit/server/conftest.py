@@ -73,8 +73,8 @@ def ask() -> Callable[..., Awaitable[Any]]:
             lambda: sent.set_exception(aborted),
         )
         BrokerDispatcher(broker, Traffic()).dispatch(call)
-        (response,) = await sent
-        correlation_id, entity = decode_response(key, version, bytes(response)[4:])
+        response = b"".join(await sent)
+        correlation_id, entity = decode_response(key, version, response[4:])
         assert correlation_id == CORRELATION_ID
         return entity
 

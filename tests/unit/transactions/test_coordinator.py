@@ -57,7 +57,7 @@ class TestDurability:
         producer = (await world.coordinator.init_producer_id("x", 1_000)).producer
         world.log.syncs_at_once = False
         adding = asyncio.create_task(world.coordinator.add_partitions("x", producer, [T0]))
-        looking = asyncio.create_task(world.coordinator.verify("x", *producer, *T0))
+        looking = asyncio.create_task(world.verify("x", *producer, *T0))
         await settle()
         assert not world.partitions[T0].may_write(producer)
         assert not adding.done()
@@ -102,6 +102,39 @@ class TestDurability:
         assert state(world) == "PrepareCommit"
 
 
+class TestLeaders:
+    async def test_the_markers_of_one_leader_are_written_in_one_call(self, world: World) -> None:
+        world.partitions[T0].leader = world.partitions[T1].leader = 2
+        producer = await begin(world, T0, T1)
+        assert (await world.coordinator.end("x", producer, commit=True, new_epoch=False)).error is NONE
+        assert world.writes == [[T0, T1]]
+
+    async def test_a_partition_that_changes_its_leader_is_written_there(self, world: World) -> None:
+        world.partitions[T0].leader = world.partitions[T1].leader = 2
+        world.partitions[T0].failures_left = world.partitions[T1].failures_left = 1
+        producer = await begin(world, T0, T1)
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        world.partitions[T1].leader = None
+        await world.clock.advance(500)
+        assert (await ending).error is NONE
+        assert world.writes == [[T0, T1], [T1], [T0]]
+        assert state(world) == "CompleteCommit"
+
+    async def test_a_leader_that_does_not_answer_holds_up_no_other(self, world: World) -> None:
+        world.partitions[T0].leader = 2
+        world.partitions[T0].syncs_at_once = False
+        world.partitions[T1].failures_left = 1
+        producer = await begin(world, T0, T1)
+        ending = asyncio.create_task(world.coordinator.end("x", producer, commit=True, new_epoch=False))
+        await settle()
+        await world.clock.advance(100)
+        assert len(markers(world, T1)) == 1
+        assert not ending.done()
+        world.partitions[T0].sync()
+        assert (await ending).error is NONE
+
+
 class TestCrashes:
     @pytest.mark.parametrize("commit", [True, False])
     async def test_a_decision_is_carried_out_after_a_crash(self, world: World, *, commit: bool) -> None:
@@ -138,9 +171,9 @@ class TestCrashes:
         producer = await begin(world, T0)
         await world.crash()
         assert not world.partitions[T0].may_write(producer)
-        assert await world.coordinator.verify("x", *producer, *T0) is NONE
+        assert await world.verify("x", *producer, *T0) is NONE
         assert world.partitions[T0].may_write(producer)
-        assert await world.coordinator.verify("x", *producer, *T1) is ErrorCode.transaction_abortable
+        assert await world.verify("x", *producer, *T1) is ErrorCode.transaction_abortable
 
     async def test_an_interrupted_init_can_be_asked_again(self, world: World) -> None:
         producer = (await world.coordinator.init_producer_id("x", 1_000)).producer

@@ -160,7 +160,7 @@ class Transactions(RuleBasedStateMachine):
             self.send(
                 client,
                 "verify",
-                self.world.coordinator.verify(client.transactional_id, *client.producer, *place),
+                self.world.verify(client.transactional_id, *client.producer, *place),
             )
             return
         newest = self.generations[client.transactional_id]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.cli.cluster import inspect
 from tidemill.cli.cluster.elect import elect
-from tidemill.cli.cluster.moves import drain, reassign
+from tidemill.cli.cluster.moves import drain, reassign, remove
 from tidemill.cli.cluster.upgrade import upgrade
 from tidemill.cli.session import command
 
@@ -25,4 +25,5 @@ def register(app: typer.Typer) -> None:
     command(app, "elect")(elect)
     command(app, "reassign")(reassign)
     command(app, "drain")(drain)
+    command(app, "remove")(remove)
     command(app, "upgrade")(upgrade)

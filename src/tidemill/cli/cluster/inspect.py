@@ -13,7 +13,17 @@ if TYPE_CHECKING:
     from tidemill.client.admin.replicas import ClusterView, Replica
     from tidemill.client.cluster import Cluster, TopicInfo, TopicPartition
 
-__all__ = ("STATUS_EPILOG", "controller", "follower_lags", "lag_text", "nodes", "partitions", "status")
+__all__ = (
+    "STATUS_EPILOG",
+    "Overview",
+    "controller",
+    "follower_lags",
+    "lag_text",
+    "nodes",
+    "overview",
+    "partitions",
+    "status",
+)
 
 STATUS_EPILOG = (
     "Exit codes: 0 GREEN, 1 YELLOW: it serves, and something is not as it should be, 2 RED: a partition has "
@@ -22,7 +32,7 @@ STATUS_EPILOG = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Overview:
+class Overview:
     """The cluster, and what its nodes say about themselves."""
 
     view: ClusterView
@@ -31,7 +41,8 @@ class _Overview:
     unreachable: dict[int, str]
 
 
-async def _overview(cluster: Cluster) -> _Overview:
+async def overview(cluster: Cluster) -> Overview:
+    """Ask one node about the cluster, and every node about itself."""
     from tidemill.client.admin.replicas import describe_nodes
     from tidemill.errors import TidemillError
 
@@ -46,7 +57,7 @@ async def _overview(cluster: Cluster) -> _Overview:
             unreachable[node_id] = error.message
         else:
             problems[node_id] = tuple(answer.problems)
-    return _Overview(view, topics, problems, unreachable)
+    return Overview(view, topics, problems, unreachable)
 
 
 def status(session: Session) -> None:
@@ -54,7 +65,7 @@ def status(session: Session) -> None:
     from tidemill.cli.cluster.health import assess, level_of
     from tidemill.cli.output import write_json, write_line
 
-    found = session.run(_overview)
+    found = session.run(overview)
     findings = assess(found.view, found.topics, found.problems, found.unreachable)
     level = level_of(findings)
     live = sum(1 for node in found.view.nodes.values() if node.state == "live")
@@ -95,7 +106,7 @@ def nodes(session: Session) -> None:
     """List the nodes: where they are, whether they are live, and what they lead and hold."""
     from tidemill.cli.output import Table, show
 
-    found = session.run(_overview)
+    found = session.run(overview)
     placed = [each for topic in found.topics for each in topic.partitions]
     value = [
         {

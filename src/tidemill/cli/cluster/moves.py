@@ -1,4 +1,4 @@
-"""``tidemill cluster reassign | drain``: move replicas and leaderships to other nodes."""
+"""``tidemill cluster reassign | drain | remove``: move replicas and leaderships, and take nodes away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tidemill.cli.cluster.draining import DrainPlan
     from tidemill.client.cluster import Cluster, TopicPartition
 
-__all__ = ("drain", "reassign")
+__all__ = ("drain", "reassign", "remove")
 
 _POLL_SECONDS = 0.3
 _WAIT_SECONDS = 600.0
@@ -127,6 +127,16 @@ def drain(
             show(session, None, Table(("topic", "partition", "why not"), rows))
     if stuck:
         raise typer.Exit(ExitCode.ERROR)
+
+
+def remove(
+    session: Session, node: Annotated[int, typer.Argument(metavar="NODE", help="The number of the node.")]
+) -> None:
+    """Have the cluster forget a node that is stopped and holds nothing: drain it with --replicas first."""
+    from tidemill.client.admin.replicas import remove_node
+
+    session.run(lambda cluster: remove_node(cluster, node))
+    _say(session, {"removed": node}, f"node {node} is removed")
 
 
 async def _drain(

@@ -27,6 +27,7 @@ __all__ = (
     "elect_replica",
     "eligible_leaders",
     "list_reassignments",
+    "remove_node",
 )
 
 _PREFERRED: Final = 0
@@ -247,6 +248,15 @@ async def elect_replica(cluster: Cluster, topic: str, partition: int, leader: in
     body = {"topic": topic, "partition": partition, "leader": leader}
     checked(await cluster.to_any("ElectReplica", body), f"electing node {leader} for {topic}-{partition}")
     cluster.forget()
+
+
+async def remove_node(cluster: Cluster, node_id: int) -> None:
+    """Have the cluster forget a node that is down and holds no replicas."""
+
+    async def ask() -> None:
+        checked(await cluster.to_any("UnregisterBroker", {"broker_id": node_id}), f"removing node {node_id}")
+
+    await cluster.retrying(ask)
 
 
 async def alter_reassignments(

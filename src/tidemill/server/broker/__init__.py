@@ -6,7 +6,7 @@
 | ``catalogue`` | topics come and go: created, auto-created, internal ones, deleted; tables dropped |
 | ``removal`` | files of what was deleted are removed in a thread |
 | ``housekeeping`` | what is done from time to time, as one list |
-| ``log_cleanup`` | retention and compaction of the logs that this node leads |
+| ``log_cleanup`` | retention and compaction of the logs that this node holds |
 | ``producer_ids`` | producer ids that were never given before |
 | ``gated_writes`` | writes whose batches are being looked at, and their end at a stop |
 """

@@ -49,6 +49,8 @@ __all__ = ("COORDINATORS", "Broker")
 COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, TRANSACTIONS)
 _WORKER_THREADS = 2
 _FILE_THREADS = 8
+#: How many files a partition has open: its checkpoint, its last segment, and one that is read.
+_FILES_PER_PARTITION = 3
 
 
 async def _no_ends(topic: TopicImage, indexes: Sequence[int]) -> Mapping[int, Ends]:
@@ -158,8 +160,8 @@ class Broker:
     def _make_scrubber(self) -> Scrubber:
         return Scrubber(
             self.replicas,
-            self.find.led_placements,
-            self.find.led_placement,
+            self.find.held_placements,
+            self.find.kept_placement,
             self.pools("scrub", 1),
             bytes_per_second=self.settings.scrub_bytes_per_second,
             interval_ms=self.settings.scrub_interval_ms,
@@ -187,7 +189,11 @@ class Broker:
         self.tables.pause_compactions(refusal is not None)
 
     def _check_open(self, placement: Placement) -> None:
-        self.open_files.check(internal=placement.topic in INTERNAL_TOPICS)
+        self.open_files.check(_FILES_PER_PARTITION, internal=placement.topic in INTERNAL_TOPICS)
+
+    def check_open_files(self, count: int) -> None:
+        """Raise ``TooManyFiles`` if so many more files must not be opened now."""
+        self.open_files.check(count)
 
     def chores(self) -> list[Chore]:
         """The chores of the housekeeping."""

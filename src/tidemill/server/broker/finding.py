@@ -98,6 +98,16 @@ class PartitionFinder:
             topic = self.topic_by_id(topic.id)
         return self._replicas.open(self._placement(topic, index, self._led(topic, index, leader_epoch)))
 
+    def follower(self, topic: TopicImage, index: int) -> Partition | None:
+        """The partition, if this node is live, follows its leader, and clients may read from it here."""
+        partition = self._replicas.peek(topic.id, index)
+        if partition is None or index >= len(topic.partitions) or not self._may_lead():
+            return None
+        placed = topic.partitions[index]
+        is_current = (partition.leader, partition.leader_epoch) == (placed.leader, placed.leader_epoch)
+        is_replica = self._settings.node_id in placed.replicas
+        return partition if is_current and is_replica and partition.serves_as_follower else None
+
     def has_files(self, topic: TopicImage, index: int) -> bool:
         """Whether the partition is open, and has files that a batch can be appended to."""
         partition = self._replicas.peek(topic.id, index)
@@ -115,6 +125,10 @@ class PartitionFinder:
             partition = self.partition(self.topic(topic_name), index)
         return partition
 
+    def held(self, topic: TopicImage, index: int) -> Partition | None:
+        """The partition if it is open on this node, whoever leads it."""
+        return self._replicas.peek(topic.id, index)
+
     def placement(self, topic: TopicImage, index: int) -> Placement:
         """The placement of a partition that this node leads. Raises ``ApiError``."""
         return self._placement(topic, index, self._led(topic, index))
@@ -130,22 +144,13 @@ class PartitionFinder:
                 if topic is not None and placed.leader == self._settings.node_id:
                     yield self._placement(topic, index, placed)
 
-    def led_placement(self, key: PartitionKey) -> Placement | None:
-        """The placement of a partition by its topic's id; None if it is gone, or another node leads it."""
-        topic = self.image.topic_by_id(key[0])
-        try:
-            return None if topic is None else self.placement(topic, key[1])
-        except ApiError:
-            return None
-
-    def held_placements(self) -> list[Placement]:
-        """Every partition of which this node is a replica, by the metadata."""
-        return [
-            self._placement(topic, index, placed)
-            for topic in self.image.topics.values()
-            for index, placed in enumerate(topic.partitions)
-            if self._settings.node_id in placed.replicas
-        ]
+    def held_placements(self) -> Iterator[Placement]:
+        """Every partition of which this node is a replica; as ``led_placements``."""
+        for name in self.image.topics:
+            topic = self.image.topics.get(name)
+            for index, placed in enumerate(() if topic is None else topic.partitions):
+                if topic is not None and self._settings.node_id in placed.replicas:
+                    yield self._placement(topic, index, placed)
 
     def held_placement(self, topic_id: UUID, index: int) -> Placement | None:
         """The placement of a partition of which this node is a replica; None if it is not, or is gone."""
@@ -154,6 +159,16 @@ class PartitionFinder:
             return None
         placed = topic.partitions[index]
         return self._placement(topic, index, placed) if self._settings.node_id in placed.replicas else None
+
+    def kept_placement(self, key: PartitionKey) -> Placement | None:
+        """The placement of a partition whose files this node looks after; None if it must not open it.
+
+        In a cluster everything that a node holds is opened by ``HeldPartitions``, and stays open, because
+        replication works on it.
+        """
+        if self.image.replicated and self._replicas.peek(*key) is None:
+            return None
+        return self.held_placement(*key)
 
     def _led(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> PartitionImage:
         if not 0 <= index < len(topic.partitions):

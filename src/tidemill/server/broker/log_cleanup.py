@@ -1,4 +1,8 @@
-"""Cleaning up the logs that this node leads: retention by age and size, compaction by key."""
+"""Cleaning up the logs that this node holds: retention by age and size, compaction by key.
+
+Leaders decide where a log starts, and followers go after them. Each replica compacts by itself, and forgets
+producers by itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidemill.coordination.turns import give_way, in_slices
+from tidemill.coordination.turns import pause_after
 from tidemill.errors import StorageError
 
 if TYPE_CHECKING:
@@ -22,12 +26,15 @@ __all__ = ("LogCleanup",)
 
 #: How long an idempotent producer that writes nothing is remembered (Kafka's producer.id.expiration.ms).
 _PRODUCER_EXPIRATION_MS = 24 * 60 * 60 * 1000
+#: Partitions of the metadata, and those that have data and may be opened, in one turn of the event loop.
+_LOOKED_AT_PER_TURN = 200
+_OPENED_PER_TURN = 5
 
 logger = logging.getLogger(__name__)
 
 
 class LogCleanup:
-    """Applies ``cleanup.policy`` to every partition that this node leads."""
+    """Applies ``cleanup.policy`` to every partition that this node holds."""
 
     def __init__(
         self,
@@ -50,9 +57,13 @@ class LogCleanup:
 
         Partitions that were opened for it are closed again. If one fails, the others are still cleaned up.
         """
-        for listed in await in_slices(self._find.led_placements()):
-            # The partition was deleted, or another node leads it, since they were listed.
-            if (placement := self._find.led_placement((listed.topic_id, listed.index))) is None:
+        placements = []
+        for number, listed in enumerate(self._find.held_placements(), start=1):
+            placements.append(listed)
+            await pause_after(number, _LOOKED_AT_PER_TURN)
+        for listed in placements:
+            # The partition was deleted, or has moved to other nodes, since they were listed.
+            if (placement := self._find.kept_placement((listed.topic_id, listed.index))) is None:
                 continue
             try:
                 self._apply_retention_to(placement)
@@ -82,10 +93,13 @@ class LogCleanup:
         if self._disk.growth_refusal is not None:
             return
         found = []
-        for placement in self._find.led_placements():
-            if placement.config.compacts and (partition := self._with_data(placement)) is not None:
+        for number, listed in enumerate(self._find.held_placements(), start=1):
+            placement = self._find.kept_placement((listed.topic_id, listed.index))
+            compacts = placement is not None and placement.config.compacts
+            if placement is not None and compacts and (partition := self._with_data(placement)) is not None:
                 found.append(partition)
-            await give_way()
+                await pause_after(len(found), _OPENED_PER_TURN)
+            await pause_after(number, _LOOKED_AT_PER_TURN)
         await self._compactor.compact(found)
 
     def _with_data(self, placement: Placement) -> Partition | None:

@@ -134,7 +134,7 @@ class HeldPartitions:
             await broker.propose(ForgetDeleted(topic_id=topic_id, node_id=node_id))
 
     def problems(self) -> list[str]:
-        """Partitions that have no leader, or too few replicas in sync, as far as this node is concerned."""
+        """Partitions of this node that have no leader."""
         image, node_id = self._broker.image, self._broker.node_id
         leaderless = [
             f"{topic.name}-{index}"

@@ -16,6 +16,7 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -29,17 +30,21 @@ from tidemill.control.session import Session
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.net.errors import cannot_listen
-from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.fetcher import ReplicaFetcher
 from tidemill.replication.leader_service import LeaderService, ProposalRefused
 from tidemill.replication.state import Role
+from tidemill.server.broker.housekeeping import Chore
 from tidemill.server.cluster.held_partitions import HeldPartitions
+from tidemill.server.cluster.internal_topics import raise_internal_topics
 from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
 from tidemill.server.cluster.kafka_requests import NodeRequests
 from tidemill.server.cluster.messages import handlers_of
+from tidemill.server.cluster.monitoring import ClusterWatch
+from tidemill.server.cluster.open_transactions import OpenTransactions
 from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
 from tidemill.server.cluster.replica_ends import ReplicaEnds
+from tidemill.server.cluster.successions import Successions
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataDelta, MetadataImage
@@ -60,6 +65,7 @@ _RESIGNING_S: Final = 30.0
 _RESIGN_AGAIN_S: Final = 0.2
 _REGISTER_ATTEMPTS_MAX: Final = 10
 _CUTTING_THREADS: Final = 2
+_INTERNAL_TOPICS_INTERVAL_MS: Final = 10_000
 #: A node whose time of day is further off than this says so.
 _CLOCK_OFF_MS: Final = 10_000
 
@@ -131,6 +137,7 @@ class Membership:
         )
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
         self.node_requests = NodeRequests(self.peers)
+        self.open_transactions = OpenTransactions(broker, self.peers)
         self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
         self.leaders = LeaderService(
             broker.replicas,
@@ -141,6 +148,7 @@ class Membership:
             suspected=self._doubtful,
             disk_is_full=lambda: broker.disk.is_full,
             replica_lag_ms=settings.replica_lag_ms,
+            move_bytes_per_second=settings.move_bytes_per_second,
         )
         self.held = HeldPartitions(broker)
         self.replica_ends = ReplicaEnds(broker, self.peers)
@@ -148,9 +156,9 @@ class Membership:
             shown, handlers_of(self, broker), transport=transport, ids=runtime.ids, wall_ms=runtime.wall_ms
         )
         self.address = settings.cluster_listen
-        self._tasks: set[asyncio.Task[Any]] = set()
-        #: Partitions whose leadership is on its way to the successor that the metadata names.
-        self._giving_up: set[tuple[UUID, int]] = set()
+        self.watch = ClusterWatch(broker)
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._successions = Successions(broker, lambda partition: self._resign(partition, unfit=False))
         self._unsubscribe: Callable[[], None] | None = None
 
     def _address_of(self, node_id: int) -> Address | None:
@@ -191,14 +199,16 @@ class Membership:
         await greet(self._live_addresses(), self._context)
         await self._register(self._directory.clean_of)
         # Only now: what a follower tells its leader counts for the registration that it names.
-        broker.replicas.role_listeners += [self.fetcher.update, self.leaders.update]
+        listeners = [self.fetcher.update, self.leaders.update, self.open_transactions.update]
+        broker.replicas.role_listeners += listeners
         for partition in broker.replicas:
-            self.fetcher.update(partition)
-            self.leaders.update(partition)
+            for update in listeners:
+                update(partition)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
         await self.session.start(self.incarnation)
         self.elected.start()
         self.leaders.start()
+        self.open_transactions.start()
         self.probing.start()
         on_disk = await asyncio.to_thread(broker.replicas.found_on_disk)
         self.held.start((topic_id, index) for _, topic_id, index in on_disk)
@@ -258,6 +268,7 @@ class Membership:
             unsubscribe()
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
+        self.watch.metadata_changed(old, new, delta)
         for node_id, node in new.nodes.items():
             before = old.nodes.get(node_id)
             if before is not None and before.incarnation != node.incarnation:
@@ -265,40 +276,17 @@ class Membership:
         for node_id in old.nodes.keys() - new.nodes.keys():
             self.peers.forget(node_id)
         self.held.metadata_changed(new, delta)
-        for changed in (*delta.leader_changed, *delta.replicas_changed):
-            topic = new.topics[changed.topic]
-            placed = topic.partitions[changed.partition]
-            if placed.leader == self._broker.node_id and placed.successor not in (NO_LEADER, placed.leader):
-                self._run(self._give_up_to_successor(topic.id, changed.partition, placed.leader_epoch))
-
-    async def _give_up_to_successor(self, topic_id: UUID, index: int, leader_epoch: int) -> None:
-        """Resign because the metadata wants another leader, until the wish is granted or gone."""
-        key = topic_id, index
-        if key in self._giving_up:
-            return
-        self._giving_up.add(key)
-        try:
-            while self._has_successor(topic_id, index, leader_epoch):
-                partition = self._broker.replicas.peek(topic_id, index)
-                if partition is not None:
-                    await self._resign(partition, unfit=False)
-                if self._has_successor(topic_id, index, leader_epoch):
-                    await asyncio.sleep(_RESIGN_AGAIN_S)
-        finally:
-            self._giving_up.discard(key)
-
-    def _has_successor(self, topic_id: UUID, index: int, leader_epoch: int) -> bool:
-        topic = self._broker.image.topic_by_id(topic_id)
-        if topic is None or index >= len(topic.partitions):
-            return False
-        placed = topic.partitions[index]
-        is_mine = (placed.leader, placed.leader_epoch) == (self._broker.node_id, leader_epoch)
-        return is_mine and placed.successor not in (NO_LEADER, placed.leader)
+        self._successions.metadata_changed(new, delta)
 
     def _suspects_changed(self) -> None:
         logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
         if self.elected.epoch is not None:
             self.elected.look_again()
+
+    def chores(self) -> list[Chore]:
+        """What is done from time to time by a node of a cluster."""
+        work = partial(raise_internal_topics, self._broker)
+        return [Chore("the replicas of internal topics", _INTERNAL_TOPICS_INTERVAL_MS, work)]
 
     # --- in-sync sets and leaderships
 
@@ -350,8 +338,8 @@ class Membership:
 
     def _run(self, work: Any) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     # --- leaving
 
@@ -391,6 +379,8 @@ class Membership:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._successions.stop()
+        await self.open_transactions.stop()
         await self.held.stop()
         await self.leaders.close()
         await self.fetcher.close()
@@ -412,6 +402,11 @@ class Membership:
 
     # --- what it tells of itself
 
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as this node knows it."""
+        return self._broker.image
+
     def problems(self) -> list[str]:
         """What keeps this node, or the cluster as it sees it, from being well; in words."""
         found = []
@@ -431,4 +426,5 @@ class Membership:
                     "both"
                 )
         found += self.held.problems()
+        found += self.watch.problems()
         return found

@@ -16,6 +16,8 @@ from tidemill.cluster.messages import (
     FetchMetadataRequest,
     FetchRequest,
     FetchResponse,
+    FindTransactionsRequest,
+    FindTransactionsResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     KafkaRequest,
@@ -61,6 +63,7 @@ def handlers_of(membership: Membership, broker: Broker) -> Handlers:
         ElectLeaderRequest: served.elect_leader,
         ReplicaEndsRequest: served.replica_ends,
         ProbeRequest: served.probe,
+        FindTransactionsRequest: served.find_transactions,
         KafkaRequest: served.kafka,
     }
 
@@ -175,6 +178,14 @@ class _Served:
     async def probe(self, peer: PeerInfo, request: ProbeRequest) -> ProbeResponse:
         """Say that this node is well, or ask another one for the asking node."""
         return await self._membership.probing.answer(request)
+
+    async def find_transactions(
+        self, peer: PeerInfo, request: FindTransactionsRequest
+    ) -> FindTransactionsResponse:
+        """Say which transactions the coordinators of some shards know."""
+        asked = [(each.producer_id, (each.topic, each.index)) for each in request.transactions]
+        known = await self._broker.transactions.find_under_way(request.shards, asked)
+        return FindTransactionsResponse(request.header.answer(), known=known)
 
     async def kafka(self, peer: PeerInfo, request: KafkaRequest) -> KafkaResponse:
         """Serve a Kafka request that only nodes may send."""

@@ -132,7 +132,7 @@ class Coordinators:
         self._broker = broker
         self._entries: dict[str, _Entry] = {}
         self._started = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         #: Topics that were deleted, and whose traces in this node's shards are still to be removed.
         self._deleted: set[str] = set()
         self._may_have_traces = asyncio.Event()
@@ -170,7 +170,8 @@ class Coordinators:
         topic, index = self._broker.image.topics.get(row.topic), self.of(row).partition_of(key)
         if topic is None or index >= len(topic.partitions):
             return NO_LEADER
-        return topic.partitions[index].leader
+        leader: int = topic.partitions[index].leader
+        return leader
 
     # --- their topics
 
@@ -209,8 +210,8 @@ class Coordinators:
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def forget_missing_topics(self) -> None:
         """Forget what is kept about topics that do not exist.

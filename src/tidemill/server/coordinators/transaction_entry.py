@@ -23,7 +23,14 @@ __all__ = ("enter_transaction", "unknown_id")
 
 _VERSION: Final = 5
 #: What tells of another node's trouble, and is over soon.
-_PASSING: Final = frozenset({ErrorCode.request_timed_out, ErrorCode.unknown_topic_or_partition})
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.broker_not_available,
+        ErrorCode.network_exception,
+        ErrorCode.request_timed_out,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
 
 Codes = Mapping["TopicPartition", ErrorCode]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import CoordinatorRow
@@ -16,6 +16,8 @@ from tidemill.transactions.settings import TransactionSettings
 from tidemill.transactions.shard import TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tidemill.coordination.log import LogAccess
     from tidemill.server.broker.bundle import Broker
 
@@ -35,12 +37,14 @@ def _make(broker: Broker, logs: LogAccess) -> TransactionCoordinator:
     local = LocalTransactionPartitions(
         broker.find, broker.coordinators.of(GROUPS), broker.moments, broker.clock_ms
     )
+
+    async def ask_node(node_id: int, api: str, version: int, body: Mapping[str, Any]) -> Any:
+        # How other nodes are asked is known later.
+        return await broker.ask_node(node_id, api, version, body)
+
     return TransactionCoordinator(
         logs,
-        # How other nodes are asked is known later.
-        NodeTransactionPartitions(
-            local, broker.find, broker.node_id, lambda *request: broker.ask_node(*request)
-        ),
+        NodeTransactionPartitions(local, broker.find, broker.node_id, ask_node),
         settings,
         broker.clock,
         broker.producer_ids.next,

@@ -57,8 +57,9 @@ class BrokerDispatcher:
         self.authorizer = authorizer
         self._apis = served_apis()
         self.overlapping = frozenset(key for key, served in self._apis.items() if served.overlaps)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.connections: set[Connection] = set()
+        # In order, so that what is done to all has one order in a simulation, too.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self.connections: dict[Connection, None] = {}
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._per_address: dict[str, int] = {}
@@ -79,14 +80,14 @@ class BrokerDispatcher:
             if self._note("connections refused", connection.host, why):
                 logger.warning("refused a connection of %s: %s", connection.host, why)
             return False
-        self.connections.add(connection)
+        self.connections[connection] = None
         self._all_closed.clear()
         self._per_address[address] = here + 1
         return True
 
     def closed(self, connection: Connection) -> None:
         if connection in self.connections:
-            self.connections.remove(connection)
+            del self.connections[connection]
             address = share_address(connection.host)
             left = self._per_address[address] - 1
             if left:
@@ -133,8 +134,8 @@ class BrokerDispatcher:
                 return
         if served.in_task:
             task = call.start_task(self._run(served, call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
             return
         try:
             served.handler(self._broker, call)

@@ -6,6 +6,7 @@ Arrow and the engine of the state take longer to load than a node without tables
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class LazyTables:
         self._broker = broker
         self._make_engine = make_engine
         self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[object]] = set()
         #: The services, once they are loaded.
         self.loaded: NodeTables | None = None
         broker.replicas.on_open = self._partition_opened
@@ -39,6 +41,8 @@ class LazyTables:
                 if self.loaded is None:
                     module, engine = await asyncio.to_thread(self._import)
                     self.loaded = module.NodeTables(self._broker, engine)
+                    for partition in self._broker.replicas:
+                        self.loaded.service.partition_opened(partition)
                     self.pause_compactions(self._broker.disk.growth_refusal is not None)
         assert self.loaded is not None
         return self.loaded
@@ -69,6 +73,28 @@ class LazyTables:
     def _partition_opened(self, partition: Partition) -> None:
         if self._broker.image.table_of_topic(partition.topic_id) is not None:
             partition.retention_floor = lambda: self._retention_floor(partition)
+            partition.on_cut = self._log_cut
+            if self.loaded is not None:
+                self.loaded.service.partition_opened(partition)
+            elif self._broker.image.replicated and _is_on_event_loop():
+                # A follower may have to keep the state ready, although nobody asks it for rows.
+                self._behind(self.load())
+
+    def _log_cut(self, partition: Partition, end_offset: int) -> None:
+        # Looked at now: the log grows again soon.
+        anew = partition.log_start_offset == end_offset
+        if self.loaded is not None:
+            self.loaded.service.log_cut(partition, anew=anew)
+        else:
+            self._behind(self._load_and_cut(partition, anew=anew))
+
+    async def _load_and_cut(self, partition: Partition, *, anew: bool) -> None:
+        (await self.load()).service.log_cut(partition, anew=anew)
+
+    def _behind(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _retention_floor(self, partition: Partition) -> int:
         if self.loaded is None:
@@ -87,5 +113,15 @@ class LazyTables:
 
     async def close(self) -> None:
         """Close the state of every table."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.loaded is not None:
             await self.loaded.close()
+
+
+def _is_on_event_loop() -> bool:
+    """Whether this is not a thread that checks logs at the start, which loads the tables by itself."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -84,11 +84,11 @@ class NodeTables:
         await asyncio.gather(*opening, return_exceptions=True)
 
     def _bucket_keys(self) -> Iterator[BucketKey]:
-        """The buckets of all tables that have state, without damaged ones."""
+        """The buckets that this node leads of all tables that have state, without damaged ones."""
         for name, image in sorted(self._broker.image.tables.items()):
             with contextlib.suppress(TidemillError):
                 if image.primary_key:
-                    yield from self.service.bucket_keys(self.service.named(name))
+                    yield from self.service.led_keys(self.service.named(name))
 
     async def housekeep(self) -> None:
         """Do the chores of all services of tables."""

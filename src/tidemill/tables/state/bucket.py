@@ -1,4 +1,4 @@
-"""One bucket of a primary-key table on its leader: the state, folded from the log as far as it is stable.
+"""One bucket of a primary-key table: the state, folded from the log as far as it is stable.
 
 - The state is the read_committed fold of the log. It is folded in steps up to a goal, which is a last stable
   offset; when a goal is reached no part of a transaction is in the state without the rest, unless
@@ -7,6 +7,8 @@
 - State may be found that is ahead of the high watermark: another leader committed what this one does not know
   to be committed yet. It is kept, and shown to nobody until the last stable offset has caught up with it, and
   the high watermark with the log end of the take-over.
+- A standby folds on a follower, up to what that knows to be stable, and shows nothing to anybody. When this
+  node becomes the leader it is promoted, and has little left to fold.
 - One task folds; everything that reads or writes the engine runs in threads, in short pieces. A thread cannot
   be stopped: whoever is cancelled while one works waits for its end.
 - State that does not check out is thrown away and built again, from a snapshot and the log. What may pass,
@@ -36,6 +38,7 @@ from tidemill.log.transactions import AbortedTransaction
 from tidemill.net.retry import backoff_ms
 from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
+from tidemill.replication.state import Role
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.changes import Changes
@@ -104,6 +107,7 @@ class Bucket:
         *,
         max_decompressed_bytes: int,
         turns: TurnQueue | None = None,
+        standby: bool = False,
     ) -> None:
         self.key = key
         self.log = log
@@ -123,6 +127,7 @@ class Bucket:
         self._store: KvStore | None = None
         #: Whether the state may be shown: not ahead of what is stable, nor behind what was shown before.
         self._is_current = False
+        self._is_standby = standby
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -146,6 +151,11 @@ class Bucket:
         """Recover the state, once ``after`` is done, and from then on keep it at the log's stable end."""
         self.log.subscribe(self, self._wanted.set)
         self._task = asyncio.get_running_loop().create_task(self._run(after), name=f"fold {self.name}")
+
+    def promote(self) -> None:
+        """This node leads now: the state of a standby may be shown once it has caught up."""
+        self._is_standby = False
+        self._wanted.set()
 
     def resign(self) -> None:
         """Stop folding because another node leads now; every waiting call is told so. ``close`` follows."""
@@ -302,7 +312,11 @@ class Bucket:
             if self._store is None:
                 await self._recover()
             # Before the goal: what an earlier leader has shown lies below a goal that is found after it.
-            was_caught_up = self.log.has_reached_epoch_start
+            was_caught_up = (
+                not self._is_standby
+                and self.log.role is not Role.FOLLOWER
+                and self.log.has_reached_epoch_start
+            )
             goal = min([self.log.last_stable_offset, *(stop.offset for stop in self._stops)])
             await self._fold_to(goal)
             if self._may_be_shown(was_caught_up):

@@ -16,6 +16,7 @@ from tidemill.log.transactions import AbortedTransaction
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.records.columns.read import read_columns
 from tidemill.replication.partition import Partition
+from tidemill.replication.state import Role
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state.changes import Changes, prepare, state_values
 
@@ -58,9 +59,10 @@ class PreparedChanges:
 
 
 def read_for_fold(log: Partition, offset: int) -> tuple[bytes, list[AbortedTransaction]]:
-    """Whole batches of the log from ``offset`` on, up to what is stable; on the event loop."""
+    """Whole batches of the log from ``offset`` on, up to what is stable here; on the event loop."""
+    read = log.read_as_follower if log.role is Role.FOLLOWER else log.read
     try:
-        data = log.read(offset, _STEP_BYTES, at_least_one=True, committed=True)
+        data = read(offset, _STEP_BYTES, at_least_one=True, committed=True)
         return bytes(data), log.aborted_in(data)
     except StorageError as error:
         # Not an error of the state, which is as valid as before.

@@ -18,6 +18,7 @@ from uuid import UUID
 from tidemill.config.settings import Settings
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
+from tidemill.control.records import PartitionImage
 from tidemill.control.tables.images import LeasedSnapshot, TableImage
 from tidemill.coordination.ids import Ids
 from tidemill.coordination.moments import MomentGate
@@ -47,7 +48,7 @@ from tidemill.tables.state.changes import Changes, prepare_checked
 from tidemill.tables.state.rebuilding import rebuild
 from tidemill.tables.state.snapshot_keeping import SnapshotKeeper, is_snapshot_due
 
-__all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of")
+__all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of", "is_standby")
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ KV_FOLDER = "kv"
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
 _FOLDS_PER_TURN = 50
+#: How many files the engine has open for the state of a bucket, about.
+_FILES_PER_BUCKET = 6
 #: Less than clients wait for an answer: otherwise they would give up the connection.
 _READY_SECONDS = 20.0
 #: Columns of records take some 150 bytes for each record while they are made, however small it is.
@@ -66,6 +69,9 @@ class LogFinder(Protocol):
 
     def partition(self, topic: TopicImage, index: int, leader_epoch: int = NO_EPOCH) -> Partition:
         """The partition, if this node leads it at that epoch. Raises ``ApiError`` or ``StorageError``."""
+
+    def held(self, topic: TopicImage, index: int) -> Partition | None:
+        """The partition if it is open on this node, whoever leads it."""
 
 
 class TableHost(Protocol):
@@ -91,6 +97,9 @@ class TableHost(Protocol):
     def pools(self) -> Pools:
         """Makes pools for work that would hold up the event loop."""
 
+    def check_open_files(self, count: int) -> None:
+        """Raise ``TooManyFiles`` if so many more files must not be opened now."""
+
     @property
     def moments(self) -> MomentGate:
         """Gate by which several buckets are read at a moment: no transaction over them is half visible."""
@@ -100,6 +109,16 @@ class TableHost(Protocol):
     @property
     def may_answer_newest(self) -> Callable[[Partition], bool]:
         """Whether nobody else can have become the leader of a partition that this node leads by its image."""
+
+
+def is_standby(placed: PartitionImage, node_id: int) -> bool:
+    """Whether this node is the one that keeps the state ready: the first in-sync replica after the leader.
+
+    >>> is_standby(PartitionImage(2, 0, (1, 2, 3), (2, 3)), 3)
+    True
+    """
+    behind = (each for each in placed.replicas if each != placed.leader and each in placed.isr)
+    return next(behind, None) == node_id
 
 
 def definition_of(table: TableImage) -> TableDefinition:
@@ -132,6 +151,8 @@ class TableService:
         #: Definitions by table id, each with the image that it was made from. Threads may use an old one.
         self._definitions: dict[int, tuple[TableImage, TableDefinition]] = {}
         self._buckets: dict[BucketKey, Bucket] = {}
+        #: Buckets that another node leads, whose state is kept ready here.
+        self._standbys: dict[BucketKey, Bucket] = {}
         #: Buckets that another node leads now, until their files are closed.
         self._resigning: dict[BucketKey, asyncio.Task[None]] = {}
         #: A pin wakes the folds of all buckets of a table at once.
@@ -194,6 +215,14 @@ class TableService:
             )
         return table
 
+    def led_keys(self, table: TableDefinition) -> Iterator[BucketKey]:
+        """The buckets that this node leads, by the metadata."""
+        for key in self.bucket_keys(table):
+            partition = table.partition(key.partition_id)
+            topic = None if partition is None else self._host.image.topics.get(partition.topic)
+            if topic is not None and key.bucket < len(topic.partitions) and self._leads(topic, key.bucket):
+                yield key
+
     def bucket_keys(self, table: TableDefinition) -> Iterator[BucketKey]:
         for partition in table.partitions:
             for number in range(table.buckets):
@@ -246,19 +275,26 @@ class TableService:
             if self._closed:
                 raise TableError(TableCode.state_not_ready, "the node stops; try again")
             log = self.log(key)
-            bucket = self._buckets[key] = Bucket(
-                key,
-                partial(self.by_id, key.table_id),
-                log,
-                self.directory(log.topic_id, log.index),
-                self.engine,
-                self.threads,
-                self._host.clock_ms,
-                self._host.steady_ms,
-                max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
-                turns=self._folds,
-            )
-            bucket.start(after=self._resigning.get(key))
+            bucket = self._promoted(key) or self._opened(key, log)
+            self._buckets[key] = bucket
+        return bucket
+
+    def _opened(self, key: BucketKey, log: Partition, *, standby: bool = False) -> Bucket:
+        self._host.check_open_files(_FILES_PER_BUCKET)
+        bucket = Bucket(
+            key,
+            partial(self.by_id, key.table_id),
+            log,
+            self.directory(log.topic_id, log.index),
+            self.engine,
+            self.threads,
+            self._host.clock_ms,
+            self._host.steady_ms,
+            max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
+            turns=self._folds,
+            standby=standby,
+        )
+        bucket.start(after=self._resigning.get(key))
         return bucket
 
     async def rebuild_leased(self, bucket: Bucket, held: LeasedSnapshot) -> SnapshotInfo:
@@ -382,41 +418,130 @@ class TableService:
                 self._end_readers(
                     key, f"bucket {changed.partition} of table {found[0].name!r} has a new leader epoch"
                 )
-                if topic.partitions[changed.partition].leader != self._host.settings.node_id:
+                if not self._leads(topic, changed.partition):
                     self._resign(key)
+        for changed in {*delta.leader_changed, *delta.replicas_changed}:
+            topic = new.topics[changed.topic]
+            self._take_role(topic, changed.partition, self._host.find.held(topic, changed.partition))
+        if delta.leases_changed:
+            self._leases_ended(old, new)
+
+    def _leases_ended(self, old: MetadataImage, new: MetadataImage) -> None:
+        """Have snapshots looked at that may have been kept for a lease only."""
+        for lease_id in new.leases.differing_keys(old.leases):
+            if (lease := old.leases.get(lease_id)) is not None:
+                for held in lease.snapshots:
+                    self.keeper.look_again(BucketKey(lease.table_id, held.partition_id, held.bucket))
 
     def _resign(self, key: BucketKey) -> None:
         """Close a bucket that another node leads; it is opened again if this node leads it again."""
         bucket = self._buckets.pop(key, None)
-        if bucket is None:
-            return
-        bucket.resign()
+        if bucket is not None:
+            bucket.resign()
+            self._close_behind(key, bucket)
+
+    def _close_behind(self, key: BucketKey, bucket: Bucket | None, void: Path | None = None) -> None:
+        """Close a bucket, and remove a directory of state that is ``void``; whoever opens it next waits."""
         closing = self._resigning[key] = asyncio.get_running_loop().create_task(
-            self._close_resigned(bucket, self._resigning.get(key))
+            self._close_resigned(bucket, void, self._resigning.get(key))
         )
         self._removals.add(closing)
         closing.add_done_callback(partial(self._resigned, key))
 
-    async def _close_resigned(self, bucket: Bucket, before: asyncio.Task[None] | None) -> None:
+    async def _close_resigned(
+        self, bucket: Bucket | None, void: Path | None, before: asyncio.Task[None] | None
+    ) -> None:
         if before is not None:
             await asyncio.wait([before])
-        try:
-            await bucket.close()
-        except TidemillError as error:
-            logger.warning("the state of %s was not closed in an orderly way: %s", bucket.name, error)
+        if bucket is not None:
+            try:
+                await bucket.close()
+            except TidemillError as error:
+                logger.warning("the state of %s was not closed in an orderly way: %s", bucket.name, error)
+        if void is not None:
+            work = partial(self.engine.files.remove_tree, void)
+            await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def _resigned(self, key: BucketKey, closing: asyncio.Task[None]) -> None:
         self._removals.discard(closing)
         if self._resigning.get(key) is closing:
             del self._resigning[key]
 
+    # -- standbys ------------------------------------------------------------------------------------------
+
+    def partition_opened(self, partition: Partition) -> None:
+        """Take note of a log of a table that was opened: this node may be the standby."""
+        topic = self._host.image.topic_by_id(partition.topic_id)
+        if topic is None or partition.index >= len(topic.partitions) or self._closed:
+            return
+        key = self._key_of(partition.topic_id, partition.index)
+        is_new = partition.log_end_offset == 0 and key not in self._standbys
+        if key is not None and is_new and not self._leads(topic, partition.index):
+            # A replica that was here before may have left its state, and this log comes from elsewhere.
+            self._close_behind(key, None, self.directory(partition.topic_id, partition.index))
+        self._take_role(topic, partition.index, partition)
+
+    def log_cut(self, partition: Partition, *, anew: bool) -> None:
+        """Have state looked at again whose log was cut, as a follower's may be.
+
+        If the log was started ``anew``, records may be missing from it that would have undone what is in
+        older state: then all of the state is void. Otherwise its leader epoch tells what is.
+        """
+        key = self._key_of(partition.topic_id, partition.index)
+        if key is None or self._closed:
+            return
+        standby = self._standbys.pop(key, None)
+        if standby is not None or anew:
+            void = self.directory(partition.topic_id, partition.index) if anew else None
+            self._close_behind(key, standby, void)
+        self.partition_opened(partition)
+
+    def _leads(self, topic: TopicImage, index: int) -> bool:
+        return topic.partitions[index].leader == self._host.settings.node_id
+
+    def _key_of(self, topic_id: UUID, index: int) -> BucketKey | None:
+        """The bucket of which a partition is the log; None if it is not one of a table with state."""
+        found = self._host.image.table_of_topic(topic_id)
+        if found is None or not found[0].primary_key:
+            return None
+        return BucketKey(found[0].id, found[1].id, index)
+
+    def _take_role(self, topic: TopicImage, index: int, log: Partition | None) -> None:
+        """Begin or end to keep a bucket's state ready, or show it, as the metadata says."""
+        key = self._key_of(topic.id, index)
+        if key is None or log is None or self._closed:
+            return
+        if self._leads(topic, index):
+            if key not in self._buckets and (bucket := self._promoted(key)) is not None:
+                self._buckets[key] = bucket
+        elif is_standby(topic.partitions[index], self._host.settings.node_id):
+            if key not in self._standbys:
+                self._standbys[key] = self._opened(key, log, standby=True)
+        elif (unneeded := self._standbys.pop(key, None)) is not None:
+            self._close_behind(key, unneeded)
+
+    def _promoted(self, key: BucketKey) -> Bucket | None:
+        """The standby of a bucket that this node leads now, if it has one that works."""
+        standby = self._standbys.pop(key, None)
+        if standby is None:
+            return None
+        if standby.problem is not None:
+            # What a follower could not do a leader may: it is opened anew.
+            self._close_behind(key, standby)
+            return None
+        standby.promote()
+        return standby
+
     def _topic_deleted(self, topic: TopicImage) -> None:
+        standbys = [bucket for bucket in self._standbys.values() if bucket.log.topic_id == topic.id]
+        for bucket in standbys:
+            del self._standbys[bucket.key]
         gone = [bucket for bucket in self._buckets.values() if bucket.log.topic_id == topic.id]
         for bucket in gone:
             del self._buckets[bucket.key]
             self._end_readers(bucket.key, f"the table of topic {topic.name!r} was dropped")
         self.keeper.forget(topic.id)
-        self._remove_behind(self._remove_state(topic, gone))
+        self._remove_behind(self._remove_state(topic, [*gone, *standbys]))
 
     def _remove_behind(self, work: Coroutine[Any, Any, None]) -> None:
         removal = asyncio.get_running_loop().create_task(work)
@@ -464,8 +589,9 @@ class TableService:
         buckets, self._buckets = list(self._buckets.values()), {}
         for bucket in buckets:
             self._end_readers(bucket.key, "the node stops")
+        standbys, self._standbys = list(self._standbys.values()), {}
         results = await asyncio.gather(
-            *(bucket.close() for bucket in buckets),
+            *(bucket.close() for bucket in [*buckets, *standbys]),
             *self._removals,
             self.keeper.close(),
             return_exceptions=True,

@@ -61,6 +61,10 @@ class SnapshotKeeper:
             del self._kept[key, snapshot_id]
             self._let_go.add(key)
 
+    def look_again(self, key: BucketKey) -> None:
+        """Have the bucket pruned before long: a lease of it is over."""
+        self._let_go.add(key)
+
     def take_let_go(self) -> set[BucketKey]:
         """The buckets that should be pruned; each is given once."""
         taken, self._let_go = self._let_go, set()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -264,6 +265,23 @@ async def test_a_lease_is_not_renewed_on_a_table_that_is_being_dropped() -> None
             await first.submit(PutLease(lease=lease("a", expires_at_ms=900), renew=True))
         assert caught.value.table_code is TableCode.lease_not_found
         assert not first.image.leases
+
+
+async def test_nodes_add_their_snapshots_to_a_lease_that_another_has_begun() -> None:
+    """Also one that has not heard of the lease yet."""
+    async with two_on_one() as (store, first, second):
+        await first.submit(table("d.t"))
+        await reached(second, first)
+        begun, added = lease("a"), LeasedSnapshot(0, 1, 9, 70, 4, 2)
+        more = replace(begun, snapshots=(added,), expires_at_ms=200)
+
+        async def begin() -> None:
+            await first.submit(PutLease(lease=begun))
+
+        store.before_commit = begin
+        made = await second.submit(PutLease(lease=more, add=True))
+        assert made.snapshots == (begun.snapshots[0], added), "one of each bucket: the added one"
+        assert second.image.leases["a"] == made == replace(begun, snapshots=made.snapshots, expires_at_ms=200)
 
 
 async def test_a_lease_that_was_renewed_at_the_last_moment_is_not_dropped_as_over() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from support.batches import plain_batch
 from support.broker_topics import create, leader, refused, write
-from support.leadership import elect
+from support.leadership import change_in_sync, elect
 from tidemill.control.commands import SetTopicConfigs
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.replication.coordinator_log import wait_committed
@@ -49,6 +49,7 @@ async def test_an_open_partition_is_not_served_once_another_node_leads_it(broker
     for topic in (broker.find.topic("t"), stale):
         assert broker.find.partition(topic, 0) is partition
     assert partition.leader_epoch == epoch == 2
+    change_in_sync(partition, [])
     await write(broker, "t", "b")
     assert partition.high_watermark == 2
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from support.batches import plain_batch
 from support.broker_topics import create, leader, settle_deletions, write
+from support.other_nodes import FakeCluster
 from tidemill.control.commands import DeleteTopic
+from tidemill.control.records import PartitionImage
 from tidemill.errors import StorageError
+from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Placement
 from tidemill.server.broker import Broker
@@ -85,3 +89,50 @@ async def test_a_topic_deleted_while_retention_is_under_way_is_not_opened_again(
     monkeypatch.setattr(broker.replicas, "open", opened.append)
     await broker.log_cleanup.apply_retention()
     assert opened == []
+
+
+async def follow(broker: Broker, topic: str) -> Partition:
+    """Make node 2 the leader of a topic's partition, which this node led before."""
+    cluster = await FakeCluster.around(broker, {2: None})
+    partition = leader(broker, topic)
+    await cluster.place(topic, 0, PartitionImage(2, 5, (2, 1), (2, 1)))
+    assert partition.leader == 2
+    return partition
+
+
+async def test_a_follower_forgets_producers_and_leaves_the_log_start_to_its_leader(broker: Broker) -> None:
+    await create(broker, "t", retention_ms="1000")
+    long_ago_ms = broker.clock_ms() - 48 * HOUR_MS
+    partition = leader(broker, "t")
+    partition.append(plain_batch("a", producer=(7, 0, 0), timestamp_ms=long_ago_ms), long_ago_ms)
+    await wait_committed(partition, 1)
+    await follow(broker, "t")
+    assert [each.producer_id for each in partition.producers()] == [7]
+    await broker.log_cleanup.apply_retention()
+    assert list(partition.producers()) == []
+    assert partition.log_start_offset == 0
+
+
+async def test_a_follower_compacts_by_itself(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create(broker, "t", cleanup_policy="compact")
+    await create(broker, "elsewhere", cleanup_policy="compact")
+    partition = await follow(broker, "t")
+    found: list[Partition] = []
+
+    async def compact(partitions: list[Partition]) -> None:
+        found.extend(partitions)
+
+    monkeypatch.setattr(broker.compactor, "compact", compact)
+    await broker.log_cleanup.compact()
+    assert found == [partition]
+
+
+async def test_in_a_cluster_nothing_is_opened_to_be_cleaned_up(broker: Broker) -> None:
+    await create(broker, "t", retention_ms="1000")
+    await write(broker, "t", "a")
+    partition = await follow(broker, "t")
+    broker.replicas.close_partition(partition)
+    opened: list[Partition] = []
+    broker.replicas.on_open = opened.append
+    await broker.log_cleanup.apply_retention()
+    assert opened == [], "replication would go on with a partition that is closed again"

@@ -35,33 +35,33 @@ def files(process: Process) -> OpenFiles:
 
 def test_partitions_are_opened_while_there_are_descriptors(files: OpenFiles, process: Process) -> None:
     process.open = 840
-    files.check(internal=False)
+    files.check(3)
     assert files.problem() is None
 
 
 def test_with_few_left_only_internal_partitions_are_opened(files: OpenFiles, process: Process) -> None:
     process.open = 851
     with pytest.raises(TooManyFiles, match="851 of 1000 files are open"):
-        files.check(internal=False)
-    files.check(internal=True)
+        files.check(3)
+    files.check(3, internal=True)
     assert "ulimit" in (files.problem() or "")
 
 
 def test_it_goes_on_when_files_are_closed(files: OpenFiles, process: Process) -> None:
     process.open = 900
     with pytest.raises(TooManyFiles):
-        files.check(internal=False)
+        files.check(3)
     process.open, process.now = 500, process.now + 2
     assert files.problem() is None
-    files.check(internal=False)
+    files.check(3)
 
 
 def test_openings_between_two_counts_are_estimated(files: OpenFiles, process: Process) -> None:
     process.open = 600
     for _ in range(84):
-        files.check(internal=False)
+        files.check(3)
     with pytest.raises(TooManyFiles):
-        files.check(internal=False)
+        files.check(3)
     assert process.counted == 1, "counting takes long, so it is not done each time"
 
 

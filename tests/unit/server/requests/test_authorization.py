@@ -237,6 +237,7 @@ def requests(table_id: int, lease_id: str = "") -> dict[str, dict[str, Any]]:
         "ListJobs": {},
         "DescribeNodes": {},
         "DescribeReplicas": {"topics": []},
+        "UnregisterBroker": {"broker_id": 1},
         "ElectReplica": {"topic": "secret", "partition": 0, "leader": 1},
     }
 

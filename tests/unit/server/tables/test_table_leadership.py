@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 
-from support.leadership import change_in_sync, elect, follower_flushed, led
+from support.leadership import elect, follower_flushed, led
 from support.table_world import TableWorld
+from tidemill.control.records import PartitionImage
+from tidemill.control.tables.commands import PutLease
+from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 from tidemill.log.recovery import open_log
+from tidemill.replication.following import FollowerStep
 from tidemill.replication.partition import Partition
+from tidemill.server.tables.node_tables import NodeTables
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.bucket import Bucket
-from tidemill.tables.state.service import TableService
+from tidemill.tables.state.service import TableService, is_standby
 
 SOON = 20
 
@@ -39,6 +44,12 @@ def key_of(table: TableDefinition) -> BucketKey:
 
 def bucket_of(world: TableWorld, table: TableDefinition) -> Bucket:
     return service(world).bucket(key_of(table))
+
+
+def tables_of(world: TableWorld) -> NodeTables:
+    tables = world.broker.tables.loaded
+    assert tables is not None
+    return tables
 
 
 async def all_rows(world: TableWorld, table: TableDefinition) -> list[int]:
@@ -83,7 +94,6 @@ async def test_a_bucket_is_opened_anew_where_it_was_when_this_node_leads_again(
     await hand_over(world, table, leader=1)
     after = bucket_of(world, table)
     assert after is not before
-    change_in_sync(after.log, ())
     await world.upsert(table, [row(10)])
     assert len(await all_rows(world, table)) == 11
     assert not caplog.records, "its state is good, and nothing was given up"
@@ -197,3 +207,309 @@ async def test_a_new_leader_shows_no_state_that_is_older_than_what_was_told(
         new.follower_flushed(12)
         await new.bucket.ready(-1, SOON)
         assert new.bucket.applied_offset == 12
+
+
+async def test_a_high_watermark_that_rises_during_the_fold_does_not_let_older_state_be_shown(
+    world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fold has begun with a goal that is older than what the predecessor has shown."""
+    await world.upsert(table, [row(10)])
+    old = bucket_of(world, table)
+    await old.close()
+    shutil.rmtree(service(world).directory(old.log.topic_id, 0))
+    new = TakenOver(world, old)
+    seen: list[int] = []
+    fold, release = new.bucket._fold_to, new.bucket._release_waiters
+
+    async def fold_to(goal: int) -> None:
+        await fold(goal)
+        if goal == 10:
+            # The follower has reported while the state went on its way to 10.
+            new.follower_flushed(11)
+
+    def release_waiters() -> None:
+        seen.append(new.bucket.applied_offset)
+        release()
+
+    monkeypatch.setattr(new.bucket, "_fold_to", fold_to)
+    monkeypatch.setattr(new.bucket, "_release_waiters", release_waiters)
+    new.follower_flushed(10)
+    async with new:
+        await new.bucket.ready(-1, SOON)
+        assert new.bucket.applied_offset == 11
+    assert set(seen) == {11}
+
+
+# --- standbys
+
+
+async def stand_by(world: TableWorld, table: TableDefinition) -> None:
+    """Node 2 leads, and this one follows in sync."""
+    await elect(world.broker.controller, table.partitions[0].topic, 0, 2, followers=[1])
+
+
+async def test_the_first_follower_keeps_the_state_ready_and_shows_it_to_nobody(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await stand_by(world, table)
+    standby = service(world)._standbys[key_of(table)]
+    waiting = asyncio.ensure_future(standby.ready(-1, SOON))
+    await until_folded(standby, 10)
+    assert standby.applied_offset == -1
+    assert not waiting.done()
+    assert service(world).buckets() == []
+    for read in (look_up, pin, open_scan):
+        assert (await read(world, table)).error_code == ErrorCode.not_leader_or_follower
+    assert (await world.ask("CreateSnapshot", table=table.name)).error_code != 0
+
+    await hand_over(world, table, leader=1)
+    assert bucket_of(world, table) is standby, "what it has folded is not folded again"
+    assert not service(world)._standbys
+    await waiting
+    assert standby.counts.folded_rows == 0
+    assert len(await all_rows(world, table)) == 10
+
+
+async def test_a_standby_that_could_not_fold_is_opened_anew_when_its_node_leads(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await stand_by(world, table)
+    standby = service(world)._standbys[key_of(table)]
+    standby._stop(TableError(TableCode.state_damaged, "for the test"))
+    await hand_over(world, table, leader=1)
+    assert bucket_of(world, table) is not standby
+    assert len(await all_rows(world, table)) == 10
+
+
+async def test_nobody_else_folds(world: TableWorld, table: TableDefinition) -> None:
+    placed = PartitionImage(2, 1, (3, 1, 2), (2, 3))
+    assert [is_standby(placed, node) for node in (1, 2, 3)] == [False, False, True]
+    assert not is_standby(PartitionImage(1, 1, (1,), (1,)), 1)
+    assert is_standby(PartitionImage(-1, 1, (1, 2), (1,)), 1), "without a leader, it may be the next one"
+
+
+async def test_state_of_a_log_that_was_started_anew_is_void(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    """What would have undone its rows may be compacted away in the log that comes."""
+    await stand_by(world, table)
+    tables, key = service(world), key_of(table)
+    standby = tables._standbys[key]
+    await until_folded(standby, 10)
+    log, directory = standby.log, tables.directory(standby.log.topic_id, 0)
+    assert directory.exists()
+    job = log.begin_cut(FollowerStep(start_anew_at=0), log.leader_epoch, 0)
+    assert job is not None
+    job.run()
+    log.finish_cut(job)
+    again = tables._standbys[key]
+    assert again is not standby
+    await until_folded(again, 0)
+    assert again.log.log_end_offset == 0
+    with again._store.view() as view:  # type: ignore[union-attr]
+        assert view.read(b"", None, 1 << 20, 100).keys == []
+
+
+async def test_state_that_an_earlier_replica_has_left_is_not_taken_for_that_of_an_empty_log(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await hand_over(world, table, leader=2)
+    tables = service(world)
+    log = world.broker.find.held(world.broker.find.topic(table.partitions[0].topic), 0)
+    assert log is not None
+    directory = tables.directory(log.topic_id, 0)
+    tables.partition_opened(log)
+    await asyncio.gather(*tables._removals)
+    assert directory.exists(), "a log with records goes with its state"
+    log.local_log.start_anew_at(0, 0)
+    tables.partition_opened(log)
+    await asyncio.gather(*tables._removals)
+    assert not directory.exists()
+
+
+async def until_folded(bucket: Bucket, offset: int) -> None:
+    """Wait until the state has reached that offset, whether or not it may be shown."""
+    async with asyncio.timeout(SOON):
+        while bucket._store is None or bucket._store.applied_offset != offset:
+            # Each step of the fold is a job of a thread.
+            await asyncio.get_running_loop().run_in_executor(bucket._threads, lambda: None)
+
+
+# --- rule 12: newest answers
+
+
+async def look_up(world: TableWorld, table: TableDefinition) -> Any:
+    key = table.keys.state_keys(table.keys.columns_from([3])).to_pylist()
+    body = {"table_id": table.table_id, "partition_id": 0, "bucket": 0, "leader_epoch": -1, "keys": key}
+    return await world.ask("LookupKv", **body, columns=[], min_offset=-1, max_wait_ms=1_000)
+
+
+async def pin(world: TableWorld, table: TableDefinition, **more: Any) -> Any:
+    return await world.ask("PinTable", table_id=table.table_id, min_offsets=[], max_wait_ms=1_000, **more)
+
+
+async def open_scan(world: TableWorld, table: TableDefinition) -> Any:
+    return await world.open_scan(table)
+
+
+@pytest.mark.parametrize("read", [look_up, pin, open_scan])
+async def test_a_node_whose_session_may_be_over_does_not_say_what_is_newest(
+    world: TableWorld, table: TableDefinition, read: Any
+) -> None:
+    asked: list[str] = []
+
+    def may_answer_newest(log: Partition) -> bool:
+        asked.append(log.topic)
+        return False
+
+    world.broker.may_answer_newest = may_answer_newest
+    answer = await read(world, table)
+    assert answer.error_code == ErrorCode.not_leader_or_follower
+    assert "session" in answer.error_message
+    assert asked == [table.partitions[0].topic]
+    assert len(tables_of(world).scans.pins) == 0
+    assert world.sessions == 0
+    world.broker.may_answer_newest = lambda log: True
+    assert (await read(world, table)).error_code == 0
+
+
+async def test_a_pin_is_of_a_moment_that_has_been_checked_and_can_be_scanned_without_a_session(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    pinned = await pin(world, table)
+    world.broker.may_answer_newest = lambda log: False
+    assert (await world.open_scan(table, pin_id=pinned.pin_id)).error_code == 0
+
+
+async def test_an_answer_of_an_older_leadership_is_not_given(
+    world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leadership changes after the state was read and before the answer leaves."""
+    scans = tables_of(world).scans
+    real = scans._read
+
+    async def read(*arguments: Any) -> Any:
+        found = await real(*arguments)
+        await hand_over(world, table, leader=2)
+        return found
+
+    monkeypatch.setattr(scans, "_read", read)
+    assert (await look_up(world, table)).error_code in (
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.fenced_leader_epoch,
+    )
+
+
+# --- requests that name buckets
+
+
+def named(*buckets: int) -> list[dict[str, int]]:
+    return [{"partition_id": 0, "bucket": bucket} for bucket in buckets]
+
+
+async def test_a_node_pins_the_buckets_that_it_leads_under_the_id_that_the_client_chose(
+    world: TableWorld,
+) -> None:
+    table = await world.create("shop.wide", buckets=3)
+    await elect(world.broker.controller, table.partitions[0].topic, 1, 2)
+    pin_id = "0123456789abcdef01234567"
+    refused = await pin(world, table)
+    assert refused.error_code == ErrorCode.not_leader_or_follower, "all of them, or an error"
+    refused = await pin(world, table, buckets=named(0, 1), pin_id=pin_id)
+    assert refused.error_code == ErrorCode.not_leader_or_follower
+    pinned = await pin(world, table, buckets=named(0, 2), pin_id=pin_id)
+    assert (pinned.error_code, pinned.pin_id) == (0, pin_id)
+    assert [each.bucket for each in pinned.buckets] == [0, 2]
+    assert (await world.open_scan(table, 2, pin_id=pin_id)).error_code == 0
+    again = await pin(world, table, buckets=named(0, 2), pin_id=pin_id)
+    assert again.error_code == TableCode.invalid_scan_request
+    guessable = await pin(world, table, buckets=named(0, 2), pin_id="mine")
+    assert guessable.error_code == TableCode.invalid_scan_request
+
+
+async def test_numbers_snapshots_and_leases_are_of_the_named_buckets(world: TableWorld) -> None:
+    table = await world.create("shop.wide", buckets=3)
+    await elect(world.broker.controller, table.partitions[0].topic, 1, 2)
+    for name in ("TableStats", "CreateSnapshot", "ListSnapshots"):
+        refused = await world.ask(name, table=table.name, buckets=named(1))
+        assert refused.error_code == ErrorCode.not_leader_or_follower, name
+        answer = await world.done(name, table=table.name, buckets=named(0, 2))
+        found = answer.buckets if name == "TableStats" else answer.snapshots
+        assert [each.bucket for each in found] == [0, 2], name
+    body = {"table": table.name, "holder": "me", "duration_ms": 60_000, "fresh": False}
+    begun = (await world.done("AcquireLease", **body, lease_id=None, buckets=named(0))).lease
+    assert [each.bucket for each in begun.snapshots] == [0]
+    more = (await world.done("AcquireLease", **body, lease_id=begun.lease_id, buckets=named(2))).lease
+    assert more.lease_id == begun.lease_id
+    assert [each.bucket for each in more.snapshots] == [0, 2]
+
+
+# --- leases over a fail-over
+
+
+async def leased_by_another_node(world: TableWorld, table: TableDefinition) -> str:
+    """A lease as another leader would have taken it: this node has no snapshot of it."""
+    log = bucket_of(world, table).log
+    offset = log.last_stable_offset
+    held = LeasedSnapshot(0, 0, 17, offset, log.epochs.epoch_at(offset - 1), 2)
+    lease = LeaseImage(
+        lease_id="theirs",
+        table_id=table.table_id,
+        holder="h",
+        expires_at_ms=world.broker.steady_ms() + 60_000,
+        snapshots=(held,),
+    )
+    return (await world.broker.controller.submit(PutLease(lease=lease))).lease_id
+
+
+async def test_a_lease_that_another_node_took_is_served_from_the_log(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    await world.delete(table, [4])
+    before = sorted(await all_rows(world, table))
+    lease_id = await leased_by_another_node(world, table)
+    await world.upsert(table, [row(50)])
+    await world.delete(table, [0])
+    for _ in range(2):
+        leased = [each["id"] for batch in await world.scan(table, lease_id=lease_id) for each in batch]
+        assert sorted(leased) == before
+    bucket = bucket_of(world, table)
+    assert [info.log_offset for info in bucket.snapshots.list()] == [11], "built once"
+    assert service(world).keeper.floor(bucket.log.topic_id, 0) <= 11
+    names = [path.name for path in bucket.snapshots.list()[0].path.parent.iterdir()]
+    assert not any(name.startswith("tmp") for name in names)
+
+
+async def test_a_leased_state_of_another_history_or_of_a_compacted_log_is_not_made_up(
+    world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease_id = await leased_by_another_node(world, table)
+    log = bucket_of(world, table).log
+    for name, value in (("first_dirty_offset", 11), ("log_start_offset", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(log.local_log, name, value)
+            answer = await world.open_scan(table, lease_id=lease_id)
+        assert answer.error_code == TableCode.snapshot_not_found, name
+        assert "take a new lease" in answer.error_message
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "divergence", lambda epoch, offset: (0, 5))
+        assert (await world.open_scan(table, lease_id=lease_id)).error_code == TableCode.snapshot_not_found
+
+
+async def test_a_lease_keeps_the_log_above_its_offset_on_every_replica(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    bucket = bucket_of(world, table)
+    await bucket.snapshot()
+    await world.upsert(table, [row(10), row(11)])
+    assert await all_rows(world, table)
+    lease_id = await leased_by_another_node(world, table)
+    await world.upsert(table, [row(number) for number in range(12, 30)])
+    for _ in range(3):
+        await world.upsert(table, [row(1)])
+        await world.done("CreateSnapshot", table=table.name)
+    keeper, log = service(world).keeper, bucket.log
+    await keeper.prune(bucket)
+    assert keeper.floor(log.topic_id, 0) == 12, "the leased offset, of which there is no snapshot here"
+    await world.done("ReleaseLease", lease_id=lease_id)
+    assert keeper.floor(log.topic_id, 0) > 12

@@ -23,6 +23,7 @@ from tidemill.tables.state import bucket as buckets
 from tidemill.tables.state import folding
 from tidemill.tables.state.bucket import Bucket
 from tidemill.tables.state.changes import prepare
+from tidemill.tables.state.folding import read_for_fold
 from tidemill.tables.state.metrics import measure_tables
 
 SOON = 20
@@ -203,7 +204,7 @@ async def test_a_batch_that_does_not_fit_its_checksum_is_not_folded(
     data[-2] ^= 0x01
     path.write_bytes(data)
     with pytest.raises(TableError, match=r"the log of shop\.orders-0 cannot be read: .* checksum"):
-        bucket._read_log(0)
+        read_for_fold(bucket.log, 0)
 
 
 @pytest.mark.parametrize("byte", [7, 22, 50, 90])

@@ -157,3 +157,11 @@ def test_a_bucket_that_goes_takes_with_it_the_pins_that_hold_it(pins: Pins, view
     pins.end_bucket(BUCKETS[0])
     assert views.closed == ["whole/0", "whole/1"]
     assert pins.get("part", 0) is part
+
+
+def test_an_id_that_somebody_relies_on_is_not_given_to_another_pin(pins: Pins, views: Views) -> None:
+    pins.check_unused("one")
+    pins.add(views.pin("one"))
+    assert refusal(lambda: pins.check_unused("one")).table_code is TableCode.invalid_scan_request
+    pins.release("one")
+    pins.check_unused("one")

@@ -20,6 +20,7 @@ from tidemill.kv.contract import KvLimits
 from tidemill.kv.rocks.engine import make_engine
 from tidemill.kv.rocks.store import RocksStore
 from tidemill.log.epochs import EpochHistory
+from tidemill.replication.state import Role
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.bucket import Bucket
 
@@ -38,6 +39,7 @@ def empty_log(*, first_offset: int) -> Any:
         has_reached_epoch_start=True,
         last_stable_offset=first_offset,
         epochs=EpochHistory([(0, 0)]),
+        role=Role.LEADER,
         subscribe=lambda key, wake: None,
         unsubscribe=lambda key: None,
     )

@@ -122,7 +122,11 @@ async def _still_led_by_others(
     def waiting() -> list[int]:
         topic = broker.image.topics.get(name)
         placed = () if topic is None else topic.partitions
-        return [index for index in wished if index < len(placed) and placed[index].successor != _NO_LEADER]
+        return [
+            index
+            for index in wished
+            if index < len(placed) and placed[index].successor not in (_NO_LEADER, placed[index].leader)
+        ]
 
     changed = asyncio.Event()
     unsubscribe = broker.controller.subscribe(lambda *_: changed.set())

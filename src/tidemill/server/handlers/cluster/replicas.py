@@ -1,11 +1,14 @@
-"""DescribeNodes, DescribeReplicas and ElectReplica: what operators ask that Kafka has no API for."""
+"""What operators ask of nodes and replicas: DescribeNodes, DescribeReplicas, ElectReplica, UnregisterBroker.
+
+All but the last are APIs that Kafka does not have.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.control.commands import Election, ElectLeaders
+from tidemill.control.commands import Election, ElectLeaders, RemoveNode
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import Broker
@@ -17,7 +20,7 @@ from tidemill.server.requests.call import Call
 if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
 
-__all__ = ("describe_nodes", "describe_replicas", "elect_replica")
+__all__ = ("describe_nodes", "describe_replicas", "elect_replica", "unregister_broker")
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +79,17 @@ async def describe_replicas(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 def _replica(broker: Broker, partition: Partition) -> dict[str, Any]:
-    log, now_ms = partition.local_log, broker.clock.now_ms()
+    now_ms = broker.clock.now_ms()
     in_sync = () if partition.assignment is None else partition.assignment.isr
     return {
         "topic": partition.topic,
         "partition": partition.index,
         "role": partition.role.value,
         "leader_epoch": partition.leader_epoch,
-        "last_epoch": log.epochs.latest_epoch,
+        "last_epoch": partition.last_epoch,
         "log_start_offset": partition.log_start_offset,
         "log_end_offset": partition.log_end_offset,
-        "durable_offset": log.durable_offset,
+        "durable_offset": partition.durable_offset,
         "high_watermark": partition.high_watermark,
         "problem": None if partition.failure is None else partition.failure.message,
         "followers": [
@@ -127,6 +130,22 @@ async def elect_replica(broker: Broker, call: Call) -> dict[str, Any]:
         _check(code, request.topic, request.partition)
     except TidemillError as error:
         return outcome(error)
+    return outcome(None)
+
+
+@serves("UnregisterBroker", for_cluster(ALTER))
+async def unregister_broker(broker: Broker, call: Call) -> dict[str, Any]:
+    """Forget a node that is down and holds no replicas."""
+    node_id = call.request.broker_id
+    try:
+        if node_id not in broker.image.nodes:
+            raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {node_id}")
+        if not broker.image.replicated:
+            raise ApiError(ErrorCode.invalid_request, "this node is alone: there is no other to remove")
+        await broker.propose(RemoveNode(node_id=node_id))
+    except TidemillError as error:
+        return outcome(error)
+    logger.warning("node %d is removed from the cluster, asked for by %s", node_id, call.who)
     return outcome(None)
 
 

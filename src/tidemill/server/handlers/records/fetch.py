@@ -7,6 +7,9 @@ Only whole batches leave, and each has been checked. One that is damaged ends wh
 at its own offset the answer is CORRUPT_MESSAGE, which clients show to their application. One answer holds no
 more than can be read and checked in one turn of the loop.
 
+A consumer that names its rack is sent to an in-sync replica there, if the leader is in another (KIP-392). A
+follower serves what it knows to be committed; for other offsets it sends the consumer back to the leader.
+
 A request that has to wait is woken by its partitions, never by polling. Sessions (KIP-227) keep the list of
 partitions between requests (``broker/fetch_sessions.py``).
 """
@@ -19,13 +22,14 @@ import logging
 from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from tidemill.coordination.turns import in_slices
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.log.segment_reader import ReadBudget
 from tidemill.replication.partition import Partition
+from tidemill.replication.state import Role
 from tidemill.server.broker import Broker
 from tidemill.server.broker.fetch_sessions import (
     FINAL_EPOCH,
@@ -45,7 +49,10 @@ __all__ = ("fetch",)
 _TOPIC_ID_MIN_VERSION = 13
 _SESSION_MIN_VERSION = 7
 _LEADER_MIN_VERSION = 16
+_FOLLOWERS_MIN_VERSION = 11
+_NO_REPLICA = -1
 _READ_COMMITTED = 1
+_NOT_KNOWN: Final = -1
 _NO_TOPIC_ID = UUID(int=0)
 #: A request for more partitions is answered with breaks, so that others have their turn.
 _STEPPED_PARTITIONS_MIN = 500
@@ -154,6 +161,7 @@ class _Fetch:
         "_incremental",
         "_leaders",
         "_min_bytes",
+        "_rack",
         "_session",
         "_subscribed",
         "_timer",
@@ -177,12 +185,21 @@ class _Fetch:
         self._incremental = incremental
         self._min_bytes = max(0, call.request.min_bytes)
         self._committed = call.request.isolation_level == _READ_COMMITTED
+        #: The consumer's rack, if that says where it should read: this node's is another.
+        self._rack = self._foreign_rack()
         self._subscribed: list[Partition] = []
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since = 0.0
         self._woken = False
         self._answering = False
         self._leaders = CurrentLeaders(broker) if call.version >= _LEADER_MIN_VERSION else None
+
+    def _foreign_rack(self) -> str | None:
+        rack: str = self._call.field("rack_id", "")
+        if not rack:
+            return None
+        node = self._broker.image.nodes.get(self._broker.node_id)
+        return None if node is None or node.rack in (None, rack) else rack
 
     def start(self) -> None:
         self._run(self._begin())
@@ -232,9 +249,27 @@ class _Fetch:
             if isinstance(wanted.topic, str)
             else self._broker.find.topic_by_id(wanted.topic)
         )
-        partition = self._broker.find.partition(topic, wanted.index, wanted.current_leader_epoch)
-        partition.check_leads()
+        try:
+            partition = self._broker.find.partition(topic, wanted.index, wanted.current_leader_epoch)
+            partition.check_leads()
+        except ApiError as error:
+            if error.code != ErrorCode.not_leader_or_follower or self._call.version < _FOLLOWERS_MIN_VERSION:
+                raise
+            follower = self._broker.find.follower(topic, wanted.index)
+            if follower is None:
+                raise
+            return follower
         return partition
+
+    def _closer_replica(self, partition: Partition, offset: int) -> int:
+        """An in-sync replica in the consumer's rack that has something for it; -1 if there is none."""
+        if self._rack is None or partition.role is not Role.LEADER or offset >= partition.high_watermark:
+            return _NO_REPLICA
+        image = self._broker.image
+        for node_id in partition.in_sync_followers(offset):
+            if image.live(node_id) and image.nodes[node_id].rack == self._rack:
+                return node_id
+        return _NO_REPLICA
 
     def _authorize(self, wanted: SessionPartition) -> None:
         topic = wanted.topic
@@ -249,8 +284,10 @@ class _Fetch:
         for wanted in self._wanted:
             try:
                 partition = self._partition(wanted)
-                partition.check_position(wanted.fetch_offset)
+                _check_position(partition, wanted.fetch_offset)
                 if self._diverged(partition, wanted):
+                    return True
+                if self._closer_replica(partition, wanted.fetch_offset) != _NO_REPLICA:
                     return True
                 total += partition.available_bytes(
                     wanted.fetch_offset,
@@ -266,7 +303,7 @@ class _Fetch:
 
     def _diverged(self, partition: Partition, wanted: SessionPartition) -> tuple[int, int] | None:
         """(epoch, end offset) if the reader's last epoch and position cannot both be of this log."""
-        if wanted.last_fetched_epoch < 0:
+        if wanted.last_fetched_epoch < 0 or partition.role is not Role.LEADER:
             return None
         return partition.divergence(wanted.last_fetched_epoch, wanted.fetch_offset)
 
@@ -334,6 +371,7 @@ class _Fetch:
             size > 0
             or result.error_code != ErrorCode.none
             or result.diverging_epoch is not None
+            or result.preferred_read_replica != _NO_REPLICA
             or result.high_watermark != wanted.told_high_watermark
             or result.log_start_offset != wanted.told_log_start
         )
@@ -344,11 +382,14 @@ class _Fetch:
         try:
             partition = self._partition(wanted)
             diverging = self._diverged(partition, wanted)
+            closer = self._closer_replica(partition, wanted.fetch_offset)
             records = memoryview(b"")
             if diverging is None:
                 limit = min(bytes_left, max(0, wanted.max_bytes))
-                if limit > 0 or first:
-                    records = partition.read(
+                if (limit > 0 or first) and closer == _NO_REPLICA:
+                    is_leader = partition.role is Role.LEADER
+                    read = partition.read if is_leader else partition.read_as_follower
+                    records = read(
                         wanted.fetch_offset,
                         limit,
                         at_least_one=first,
@@ -356,19 +397,22 @@ class _Fetch:
                         budget=turn,
                     )
                 else:
-                    partition.check_position(wanted.fetch_offset)
+                    _check_position(partition, wanted.fetch_offset)
         except StorageError as error:
             return FetchPartition(wanted.index, error.code, -1)
         except ApiError as error:
             return self._refused(wanted, error)
         partition.bytes_out += len(records)
+        # Before that an earlier leader may have told more, and what is told must not go back.
+        is_known = partition.has_reached_epoch_start
         return FetchPartition(
             wanted.index,
             ErrorCode.none,
-            partition.high_watermark,
-            partition.last_stable_offset,
+            partition.high_watermark if is_known else _NOT_KNOWN,
+            partition.last_stable_offset if is_known else _NOT_KNOWN,
             partition.log_start_offset,
             aborted_transactions=self._aborted(partition, records),
+            preferred_read_replica=closer,
             records=(records,) if records else (),
             diverging_epoch=diverging,
         )
@@ -385,6 +429,9 @@ class _Fetch:
             leader = None if leaders is None else leaders.of(wanted.topic, wanted.index, error.code)
             return FetchPartition(wanted.index, error.code, -1, current_leader=leader)
         partition = self._partition(wanted)
+        if wanted.fetch_offset > partition.log_end_offset and not self._broker.may_answer_newest(partition):
+            # Perhaps another node leads by now, and has it. Told "out of range", a consumer begins elsewhere.
+            return FetchPartition(wanted.index, ErrorCode.not_leader_or_follower, _NOT_KNOWN)
         return FetchPartition(
             wanted.index,
             error.code,
@@ -392,6 +439,14 @@ class _Fetch:
             partition.last_stable_offset,
             partition.log_start_offset,
         )
+
+
+def _check_position(partition: Partition, offset: int) -> None:
+    """Raise ``ApiError`` unless a reader may stand at ``offset``, on a leader or on a follower."""
+    if partition.role is Role.FOLLOWER:
+        partition.check_position_as_follower(offset)
+    else:
+        partition.check_position(offset)
 
 
 def _with_small_ones_joined(

@@ -169,7 +169,7 @@ def _epoch_end(broker: Broker, call: Call, topic: str, entry: Any) -> dict[str, 
 
 @serves("DeleteRecords", for_each(DELETE, TOPIC))
 async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
-    """Move the start of logs up; the records below it are deleted for good."""
+    """Move the start of logs up; the records below it are deleted for good, on every in-sync replica."""
     topics = []
     for topic in call.request.topics:
         partitions = []

@@ -251,6 +251,9 @@ async def _enter_transaction(broker: Broker, call: Call) -> ErrorCode:
     adds = call.version >= _FIRST_COMMIT_THAT_ADDS
     codes = await enter_transaction(broker, request.transactional_id, producer, [partition], add=adds)
     code = codes[partition]
+    if code is ErrorCode.not_leader_or_follower:
+        # Another node leads the partition of the group's offsets by now.
+        return ErrorCode.not_coordinator
     if code is ErrorCode.producer_fenced:
         return ErrorCode.invalid_producer_epoch
     if code is ErrorCode.transaction_abortable and call.version < _FIRST_COMMIT_WITH_ABORTABLE:

@@ -83,7 +83,7 @@ async def test_a_first_marker_finds_the_files_made(new: Broker, found_done: list
         TransactionEnd(Producer(producer_id, 0), commit=True, coordinator_epoch=0) for producer_id in (1, 2)
     ]
     await asyncio.gather(
-        partitions.write_marker(("new", 0), ends[0]),
+        partitions.write_markers(("new", 0), ends[:1]),
         *(partitions.write_markers(("new", index), ends) for index in range(1, 9)),
     )
     assert found_done == [True] * 9

@@ -10,6 +10,8 @@ import pytest
 
 from support.batches import plain_batch
 from support.exchange import Answer, Exchange, produce_part
+from support.leadership import change_in_sync, follower_flushed
+from tidemill.cluster.messages import ReplicaProgress
 from tidemill.control.commands import BumpLeaderEpochs
 from tidemill.errors import ErrorCode, SyncFailed
 from tidemill.records.record import Record, build_batch
@@ -269,6 +271,30 @@ async def test_deleting_what_is_written_but_not_durable_waits_for_the_flush(node
             await node.settle()
     assert late.value.topics[0].partitions[0].error_code == ErrorCode.request_timed_out
     assert node.partition("t").log_start_offset == 2
+
+
+async def test_deleting_is_answered_when_every_in_sync_replica_has_the_start(node: Exchange) -> None:
+    await node.write("t", "a", "b", "c")
+    partition = node.partition("t")
+    change_in_sync(partition, [2])
+    follower_flushed(partition, 2, 3)
+    topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 2}]}]
+    answer = node.send("DeleteRecords", 2, timeout=60_000, topics=topics)
+    await node.settle()
+    assert (partition.log_start_offset, answer.arrived) == (2, False)
+    told = ReplicaProgress(partition.id, 3, 3, 3, partition.leader_epoch, log_start=2)
+    partition.replica_state(told, 2, 1, 0)
+    await node.settle()
+    assert answer.value.topics[0].partitions[0].low_watermark == 2
+
+
+async def test_a_replica_that_does_not_delete_in_time_is_told(node: Exchange) -> None:
+    await node.write("t", "a", "b", "c")
+    change_in_sync(node.partition("t"), [2])
+    follower_flushed(node.partition("t"), 2, 3)
+    topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 2}]}]
+    answer = await node.ask("DeleteRecords", 2, timeout=0, topics=topics)
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.request_timed_out
 
 
 @pytest.mark.parametrize("offset", [4, -2, 2**62])

@@ -1,0 +1,269 @@
+"""Tables over three real nodes and a real etcd: readers equal a dictionary, also across a ``kill -9``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import tidemill
+from support.etcd import NO_ETCD, has_etcd
+from support.processes import wait_until
+from support.real_cluster import RealCluster
+from tidemill.client.async_client import AsyncTidemill
+from tidemill.client.tables.table import AsyncTable
+from tidemill.config.values import parse_address
+from tidemill.errors import TableError
+from tidemill.net.connection import Connection
+
+pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
+
+BUCKETS = 6
+KEYS = 300
+SOON = 60.0
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    with RealCluster(tmp_path_factory.mktemp("cluster")) as running:
+        try:
+            yield running
+        finally:
+            print(running.logs())  # noqa: T201 - pytest shows it if the test fails
+
+
+@asynccontextmanager
+async def connected(cluster: RealCluster) -> AsyncIterator[AsyncTidemill]:
+    async with await tidemill.connect_async(cluster.bootstrap_servers) as client:
+        yield client
+
+
+async def created(client: AsyncTidemill) -> AsyncTable:
+    await client.create_database("shop", if_not_exists=True)
+    return await client.create_table(
+        "shop.stock", "item bigint not null, amount bigint", primary_key="item", buckets=BUCKETS
+    )
+
+
+class Model:
+    """What a table must hold: rows that were written through it. Amounts of an item only ever rise."""
+
+    def __init__(self, table: AsyncTable) -> None:
+        self.table = table
+        self.rows: dict[int, int] = {}
+        self._written = 0
+
+    async def upsert(self, items: list[int]) -> None:
+        self._written += 1
+        rows = dict.fromkeys(items, self._written)
+        await self.table.upsert([{"item": item, "amount": amount} for item, amount in rows.items()])
+        self.rows |= rows
+
+    async def delete(self, items: list[int]) -> None:
+        await self.table.delete(items)
+        for item in items:
+            self.rows.pop(item, None)
+
+
+def as_dict(rows: Any) -> dict[int, int]:
+    found = {row["item"]: row["amount"] for row in rows.to_pylist()}
+    assert len(found) == rows.num_rows, "no row is there twice"
+    return found
+
+
+class Follower:
+    """Follows a table in another task; ``rows`` is what its changes add up to."""
+
+    def __init__(self, table: AsyncTable) -> None:
+        self._table = table
+        self._seen: set[tuple[int, int]] = set()
+        self.rows: dict[int, int] = {}
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        async for batch in self._table.follow():
+            for change in batch:
+                if change.op != "snapshot":
+                    assert (change.bucket, change.offset) not in self._seen, "a change comes once"
+                    self._seen.add((change.bucket, change.offset))
+                if change.op == "delete":
+                    del self.rows[change.row["item"]]
+                else:
+                    self.rows[change.row["item"]] = change.row["amount"]
+            self._news.set()
+
+    async def has(self, wanted: dict[int, int]) -> None:
+        """Wait until the changes add up to that."""
+        async with asyncio.timeout(SOON):
+            while self.rows != wanted:
+                self._news.clear()
+                news = asyncio.create_task(self._news.wait())
+                await asyncio.wait([news, self._task], return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                if self._task.done():
+                    self._task.result()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def check_all_readers(model: Model) -> None:
+    table, rows = model.table, model.rows
+    assert as_dict(await table.scan().to_arrow()) == rows
+    assert await table.count() == len(rows)
+    assert await table.count("amount > 3") == sum(amount > 3 for amount in rows.values())
+    some = [*range(0, KEYS, 7)]
+    assert as_dict(await table.lookup(some)) == {item: rows[item] for item in some if item in rows}
+    for item in some[:5]:
+        assert as_dict(await table.lookup_prefix(item)) == ({item: rows[item]} if item in rows else {})
+    assert [row["item"] for row in (await table.head(5)).to_pylist()] == sorted(rows)[:5]
+
+
+def folding_nodes(cluster: RealCluster) -> set[int]:
+    """On how many nodes there is state, for each bucket."""
+    found = Counter(path.parent.name for node in cluster for path in node.data_dir.glob("kv/*/live"))
+    return {found[name] for name in found} if len(found) == BUCKETS else set()
+
+
+async def test_a_table_over_three_nodes_is_one_table(cluster: RealCluster) -> None:
+    async with connected(cluster) as client:
+        table = await created(client)
+        topic = table.definition.partitions[0].topic
+        model = Model(table)
+        rng = random.Random(1)
+        for _ in range(6):
+            await model.upsert(rng.sample(range(KEYS), 60))
+            await model.delete(rng.sample(range(KEYS), 10))
+        leaders = {each.leader for each in cluster.partitions(topic).values()}
+        assert len(leaders) == 3, "every node leads some of the buckets"
+        await check_all_readers(model)
+        await asyncio.to_thread(
+            wait_until, lambda: folding_nodes(cluster) == {2}, "the leader of each bucket and a standby fold"
+        )
+        pin = await table.pin()
+        assert len(pin.log_offsets) == BUCKETS
+        assert set(pin.nodes) == leaders
+        await table.release_pin(pin.pin_id, keep_alive=True, nodes=pin.nodes)
+        await table.release_pin(pin.pin_id)
+        with pytest.raises(TableError):
+            await table.release_pin(pin.pin_id, keep_alive=True)
+
+        stats = await table.stats()
+        assert [each.bucket for each in stats] == [*range(BUCKETS)]
+        assert [each.problem for each in stats] == [None] * BUCKETS
+        assert sum(each.row_count for each in stats) == len(model.rows)
+        assert [each.bucket for each in await table.create_snapshot()] == [*range(BUCKETS)]
+        assert {each.bucket for each in await table.snapshots()} == {*range(BUCKETS)}
+
+        async with table.lease(fresh=True) as lease:
+            frozen = dict(model.rows)
+            assert len(lease.log_offsets) == BUCKETS
+            await model.upsert([*range(KEYS)])
+            assert as_dict(await table.scan(lease=lease).to_arrow()) == frozen
+            (listed,) = await table.leases()
+            assert listed.log_offsets == lease.log_offsets
+        follower = Follower(table)
+        await follower.has(model.rows)
+        await model.delete([1, 2, 3])
+        await follower.has(model.rows)
+        await follower.stop()
+        await table.drop()
+        assert await client.tables() == []
+
+
+async def test_a_killed_node_takes_nothing_with_it_and_nobody_sees_an_older_row(cluster: RealCluster) -> None:
+    async with connected(cluster) as client, connected(cluster) as other:
+        model = Model(await created(client))
+        topic = model.table.definition.partitions[0].topic
+        await model.upsert([*range(KEYS)])
+        lease = model.table.lease(fresh=True)
+        await lease.acquire()
+        frozen = dict(model.rows)
+        reading = await other.table("shop.stock")
+        follower = Follower(reading)
+        await follower.has(frozen)
+
+        over = asyncio.Event()
+        rng = random.Random(2)
+
+        async def write() -> None:
+            while not over.is_set():
+                await model.upsert(rng.sample(range(KEYS), 5))
+
+        async def look() -> None:
+            while not over.is_set():
+                item = rng.randrange(KEYS)
+                known = model.rows[item]
+                row = await reading.lookup(item)
+                assert row is not None, "an acknowledged row is there"
+                assert row["amount"] >= known, "a look-up never goes back"
+
+        working = [asyncio.create_task(write()), asyncio.create_task(look()), asyncio.create_task(look())]
+        victim = await asyncio.to_thread(cluster.leader, topic)
+        await model.upsert([0])
+        await asyncio.to_thread(victim.kill)
+        await asyncio.to_thread(cluster.wait_for_leaders, topic, victim)
+        written = len(model.rows), max(model.rows.values())
+        async with asyncio.timeout(SOON):
+            while max(model.rows.values()) < written[1] + 20:
+                assert not any(each.done() for each in working), [each for each in working if each.done()]
+                await asyncio.wait(working, timeout=0.05)
+        over.set()
+        await asyncio.gather(*working)
+
+        await check_all_readers(model)
+        await follower.has(model.rows)
+        await follower.stop()
+        leased = as_dict(await model.table.scan(lease=lease).to_arrow())
+        assert leased == frozen, "the new leaders have no snapshot of it, and build it again"
+        await lease.release()
+        await asyncio.to_thread(victim.start)
+        await asyncio.to_thread(cluster.wait_in_sync, topic, 3)
+        await model.upsert([*range(KEYS)])
+        await check_all_readers(model)
+
+
+async def test_a_leader_that_was_deposed_while_it_hung_answers_no_look_up(
+    cluster: RealCluster,
+) -> None:
+    async with connected(cluster) as client:
+        model = Model(await created(client))
+        await model.upsert([*range(KEYS)])
+        table = model.table
+        keys = table.definition.keys
+        columns = keys.columns_from([7])
+        (bucket,) = table.definition.bucket_map.route(keys.canonical(columns), keys.state_keys(columns))
+        topic = table.definition.partitions[0].topic
+        old = await asyncio.to_thread(cluster.leader, topic, int(bucket))
+        body = {
+            "table_id": table.definition.table_id,
+            "partition_id": 0,
+            "bucket": int(bucket),
+            "leader_epoch": -1,
+            "keys": keys.state_keys(columns).to_pylist(),
+            "columns": ["amount"],
+            "min_offset": -1,
+            "max_wait_ms": 1_000,
+        }
+        direct = await Connection.open(parse_address(old.server), client_id="direct")
+        try:
+            assert (await direct.request("LookupKv", body)).error_code == 0
+            old.pause()
+            await asyncio.to_thread(cluster.wait_for_leaders, topic, old)
+            await model.upsert([7])
+            # It lies in the old leader's socket when that goes on, and is among the first that it sees.
+            asked = asyncio.create_task(direct.request("LookupKv", body))
+            await asyncio.wait([asked], timeout=0.2)
+            old.resume()
+            answer = await asked
+            assert answer.error_code != 0, "its state is older than what others have seen"
+        finally:
+            await direct.close()
+        await check_all_readers(model)
