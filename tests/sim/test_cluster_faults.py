@@ -15,6 +15,17 @@ fsync, or the whole disk. Then everything is healed, and what is there is compar
 
 Answers like NOT_LEADER, AFTER_APPEND and no answer at all mean that the outcome is unknown.
 
+Safeguards that are switched off here, and must be missed: see ``ABLATIONS``. Others need schedules that whole
+clusters rarely come to; they are switched off closer to the code:
+
+- a shrink that counts before it is committed, proposed members, the follower's rules for the high watermark,
+  the cut that waits for flushes, the old epoch, the minimum: ``tests/sim/test_replica_stories.py``;
+- the start of the epoch, the matched end, the floor of compaction, unknown outcomes of proposals:
+  ``tests/unit/replication/test_replica_rules.py``;
+- clean notes, elr and its end, lost replicas, a restarted disk in doubt: ``tests/unit/control/
+  test_insync_model.py``; a controller that lost its lease: ``tests/unit/control/test_cluster_controller.py``;
+- the cut where histories part: ``tests/sim/test_replica_faults.py``.
+
 Replay one with ``run_story(seed)``; ``CLUSTER_STORY_SEEDS`` sets how many are run.
 """
 
@@ -24,35 +35,25 @@ import asyncio
 import os
 import random
 from collections.abc import Coroutine
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-import msgspec
 import pytest
 
 from support.cluster_clients import ClusterClient, Committer, IdempotentProducer, LooseProducer, Reader
 from support.history import History, check
 from support.virtual_loop import current_loop, run_virtual
 from support.whole_cluster import WholeCluster
-from tidemill.cluster.messages import FetchedPartition
 from tidemill.config.values import Address
-from tidemill.control import node_planning
-from tidemill.control.commands import RegisterNode
-from tidemill.control.controller import Controller as ControllerClient
-from tidemill.control.image import MetadataImage, NodeImage
+from tidemill.control.image import MetadataImage
 from tidemill.errors import ErrorCode, SyncFailed, TidemillError
-from tidemill.log.log import PartitionLog
 from tidemill.records.record import read_records
-from tidemill.replication import partition as partition_module
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
-from tidemill.replication.following import FollowerStep, FollowingState
 from tidemill.replication.in_sync import InSyncReplicas
 from tidemill.replication.partition import Partition
 from tidemill.replication.state import Role
-from tidemill.server.cluster.membership import Membership
 
-SEEDS = int(os.environ.get("CLUSTER_STORY_SEEDS", "30"))
+SEEDS = int(os.environ.get("CLUSTER_STORY_SEEDS", "20"))
 SEEDS_PER_TEST = 10
 STEPS = 25
 TOPIC, LATEST, PARTITIONS = "orders", "latest", 2
@@ -512,55 +513,15 @@ def test_no_fault_loses_doubles_or_reorders_anything(first: int) -> None:
 # --- ablations
 
 
-def _never_cut(self: FollowingState, answer: FetchedPartition, **facts: Any) -> FollowerStep:
-    return _answered(self, msgspec.structs.replace(answer, diverging=None), **facts)
-
-
-_answered = FollowingState.answered
-
-
 def _commit_alone(self: InSyncReplicas, own_durable: int) -> int:
     return own_durable
 
-
-def _clean_all(log: PartitionLog, now_ms: int, *, high_watermark: int, floor_offset: int) -> Any:
-    return _cleanable_part(log, now_ms, high_watermark=log.end_offset, floor_offset=floor_offset)
-
-
-def _order_all(log: PartitionLog, now_ms: int, *, high_watermark: int, floor_offset: int) -> Any:
-    return _order_cleaning(log, now_ms, high_watermark=log.end_offset, floor_offset=floor_offset)
-
-
-_cleanable_part, _order_cleaning = partition_module.cleanable_part, partition_module.order_cleaning
-
-
-def _as_if_never_lost(command: RegisterNode, image: MetadataImage) -> NodeImage:
-    return replace(_registered(command, image), clean=True, new_directory=False, lost=())
-
-
-_registered = node_planning._registered
-
-
-def _unfenced(self: ControllerClient, commands: Any, *, fence: Any = None) -> Any:
-    return _submit_many(self, commands)
-
-
-_submit_many = ControllerClient.submit_many
 
 Patches = list[tuple[object, str, object]]
 
 #: What is patched, and a seed whose story has broken then; others are tried if it does not any more.
 ABLATIONS: dict[str, tuple[int, Patches]] = {
-    "a follower does not cut where histories part": (0, [(FollowingState, "answered", _never_cut)]),
-    "a leader commits alone": (0, [(InSyncReplicas, "least", _commit_alone)]),
-    "compaction goes above the high watermark": (
-        0,
-        [
-            (partition_module, "cleanable_part", _clean_all),
-            (partition_module, "order_cleaning", _order_all),
-        ],
-    ),
-    "who has lost its directory stays in sync": (0, [(node_planning, "_registered", _as_if_never_lost)]),
+    "a leader commits alone": (2, [(InSyncReplicas, "least", _commit_alone)]),
     "a coordinator replays up to the high watermark": (
         0,
         [
@@ -571,16 +532,11 @@ ABLATIONS: dict[str, tuple[int, Patches]] = {
             )
         ],
     ),
-    "a leader without a session says out of range": (
-        9,
-        [(Membership, "may_answer_newest", lambda self, partition: True)],
-    ),
-    "a new leader tells what it has": (1, [(Partition, "has_reached_epoch_start", True)]),
-    "the controller is not fenced": (0, [(ControllerClient, "submit_many", _unfenced)]),
+    "a new leader tells what it has": (7, [(Partition, "has_reached_epoch_start", True)]),
 }
 
 
-def stories_break(first_seed: int, tries: int = 40) -> bool:
+def stories_break(first_seed: int, tries: int = 12) -> bool:
     for seed in (first_seed, *range(tries)):
         try:
             run_story(seed)

@@ -56,9 +56,8 @@ def test_the_story_of_a_log_alone_has_one_trace_for_each_seed() -> None:
     assert len({tuple(trace) for trace in traces}) == SEEDS
 
 
-@pytest.mark.parametrize("seed", [0, 4])
-def test_a_whole_cluster_has_one_trace_for_each_seed(seed: int) -> None:
-    first, second = run_cluster_story(seed).loop.trace, run_cluster_story(seed).loop.trace
+def test_a_whole_cluster_has_one_trace_for_each_seed() -> None:
+    first, second = run_cluster_story(1).loop.trace, run_cluster_story(1).loop.trace
     assert len(first) > 5_000, "a trace of so little shows nothing"
     for number, (before, now) in enumerate(zip(first, second, strict=False)):
         assert before == now, f"event {number} behind {first[number - 3 : number]}"
@@ -78,10 +77,9 @@ def test_another_process_with_other_hashes_gives_the_same_trace() -> None:
         for hash_seed in ("1", "2")
     ]
     assert told[0] == told[1]
-    assert len(told[0].split()) == SEEDS + 1
+    assert len(told[0].split()) == SEEDS
 
 
 if __name__ == "__main__":
     for each in range(SEEDS):
         print(digest_of(CompactedStory, each))  # noqa: T201
-    print(sha256(repr(run_cluster_story(1).loop.trace).encode()).hexdigest())  # noqa: T201

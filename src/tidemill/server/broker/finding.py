@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -42,6 +42,8 @@ class PartitionFinder:
         self._controller = controller
         self._replicas = replicas
         self._file_pool = file_pool
+        #: What this process registers as, in a cluster.
+        self.own_incarnation: Callable[[], UUID] | None = None
         #: Effective configs by topic id; they are asked for with every batch.
         self._configs: dict[UUID, TopicConfig] = {}
         controller.subscribe(self._metadata_changed)
@@ -192,9 +194,16 @@ class PartitionFinder:
         return placed
 
     def _may_lead(self) -> bool:
-        """Whether this node is live. A leadership from before its registration does not count any more."""
-        image = self.image
-        return not image.replicated or image.live(self._settings.node_id)
+        """Whether this process is live. A leadership from before its registration does not count any more.
+
+        The session of the process before it may still live. Who took its leaderships for its own would have
+        followers cut what is not on this disk, at an epoch that they know.
+        """
+        image, node_id = self.image, self._settings.node_id
+        if not image.replicated:
+            return True
+        own = self.own_incarnation
+        return image.live(node_id) and (own is None or image.nodes[node_id].incarnation == own())
 
     def _placement(self, topic: TopicImage, index: int, placed: PartitionImage) -> Placement:
         assignment = self._assignment(placed)

@@ -99,6 +99,7 @@ class Membership:
         self._directory = directory
         self._identity = identity
         self.incarnation = runtime.ids.uuid()
+        broker.find.own_incarnation = lambda: self.incarnation
         self._registration: _Registration | None = None
         #: For intervals; it goes on while the machine sleeps, where the system has such a clock.
         self._steady_ms: Callable[[], int] = lambda: int(loop.time() * 1000)
