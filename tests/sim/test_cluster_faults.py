@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from hashlib import sha256
 from typing import Any
 
@@ -137,14 +137,14 @@ class ClusterStory:
             while not await self.create(name, partitions, configs):
                 await self.client.pause()
         await self.client.refresh()
-        writers = (*self.producers, self.loose)
-        for each in (*writers, *self.readers, self.committer):
+        clients: list[Any] = [*self.producers, self.loose, *self.readers, self.committer]
+        for each in clients:
             self.start(each.run())
         self.start(self.observe())
         for _ in range(self.steps):
             await self.step()
         await self.heal()
-        for each in (*writers, *self.readers, self.committer):
+        for each in clients:
             each.is_closing = True
         await self.drain()
         self.check()
@@ -258,8 +258,10 @@ class ClusterStory:
         else:
             self.start(self.create_more(f"more-{len(self.exists)}"))
 
-    FAULTS = (kill, kill, kill, stop, pause, cut, cut, mend, mend, mend, trouble_store, trouble_store)
-    FAULTS = (*FAULTS, end_lease, trouble_disk, lose_disk, operate, operate)
+    FAULTS: tuple[Callable[[ClusterStory], Awaitable[None]], ...] = (
+        *(kill, kill, kill, stop, pause, cut, cut, mend, mend, mend, trouble_store, trouble_store),
+        *(end_lease, trouble_disk, lose_disk, operate, operate),
+    )
 
     async def create(self, name: str, partitions: int, configs: dict[str, str]) -> bool:
         self.exists.setdefault(name, None)
@@ -277,7 +279,7 @@ class ClusterStory:
         code = answer.topics[0].error_code
         if code in (ErrorCode.none, ErrorCode.topic_already_exists):
             self.exists[name] = True
-        return code == ErrorCode.none or code == ErrorCode.topic_already_exists
+        return code in (ErrorCode.none, ErrorCode.topic_already_exists)
 
     async def create_more(self, name: str) -> None:
         await self.create(name, 1, {})

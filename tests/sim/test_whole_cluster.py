@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_ablation_a_leader_that_is_back_with_an_empty_disk_has_others_cut_everyt
     broken = 0
     for seed in range(3):
         try:
-            run_virtual(lambda seed=seed: story(seed, lost_disk=True), seed=seed)
+            run_virtual(partial(story, seed, lost_disk=True), seed=seed)
         except (AssertionError, TimeoutError):
             broken += 1
     assert broken

@@ -161,7 +161,7 @@ class IdempotentProducer:
     def _make(self) -> None:
         if len(self.unacked) >= _IN_FLIGHT_MAX:
             return
-        records = []
+        records: list[tuple[str, str]] = []
         for _ in range(self.rng.randint(1, 3)):
             number = self.made + len(records)
             key = f"k{self.producer_id}-{self.rng.randrange(self.keys)}" if self.keys else ""

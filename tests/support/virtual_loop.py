@@ -128,7 +128,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process = _process.get()
         return self._now if process is None else self._now * process.clock_rate
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call at a time on the clock of the process that asks."""
