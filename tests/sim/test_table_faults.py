@@ -552,8 +552,8 @@ def test_an_offset_without_the_last_row_of_its_write_is_caught(monkeypatch: pyte
     """Ablation: a flush that tears a write, as an engine must not."""
     real = dict_engine._pack_table
 
-    def torn(identity: bytes, applied_offset: int, epoch: int, rows: dict[bytes, bytes]) -> bytes:
-        return real(identity, applied_offset, epoch, dict(list(rows.items())[:-1]))
+    def torn(identity: bytes, applied_offset: int, leader_epoch: int, rows: dict[bytes, bytes]) -> bytes:
+        return real(identity, applied_offset, leader_epoch, dict(list(rows.items())[:-1]))
 
     with caught():
         monkeypatch.setattr(dict_engine, "_pack_table", torn)
@@ -563,10 +563,10 @@ def test_an_offset_that_is_not_written_with_its_batch_is_caught(monkeypatch: pyt
     """Ablation: the offset is on disk one write before the rows that it speaks of."""
     real, before = dict_engine._pack_table, dict[bytes, dict[bytes, bytes]]()
 
-    def late(identity: bytes, applied_offset: int, epoch: int, rows: dict[bytes, bytes]) -> bytes:
+    def late(identity: bytes, applied_offset: int, leader_epoch: int, rows: dict[bytes, bytes]) -> bytes:
         older = before.get(identity, {})
         before[identity] = dict(rows)
-        return real(identity, applied_offset, epoch, older)
+        return real(identity, applied_offset, leader_epoch, older)
 
     with caught():
         monkeypatch.setattr(dict_engine, "_pack_table", late)

@@ -368,6 +368,11 @@ class ScanService:
             # Nobody may remove the snapshot before ``keep``.
             info = await self._read_leased(bucket, lease_id, partial(_leased_snapshot, bucket, held))
             if info is None:
+                if held.node_id in (-1, self._service.host.settings.node_id):
+                    raise TableError(
+                        TableCode.snapshot_not_found,
+                        f"the leased snapshot {held.snapshot_id} of {bucket.name} is not usable any more",
+                    )
                 info = await self._service.rebuild_leased(bucket, held)
             keeper.keep(bucket.key, info.snapshot_id)
         try:
