@@ -306,11 +306,14 @@ class ClusterStory:
                 self.cluster.start(node_id)
 
     async def restart_stopped(self) -> None:
-        """An operator restarts nodes that have stopped partitions."""
+        """An operator restarts nodes with stopped partitions, or not fit to lead what has no leader."""
         cluster = self.cluster
         for node_id in cluster.ids:
             await cluster.wait_started(node_id)
-            if any(cluster.nodes[node_id].broker.replicas.stopped()):
+            image = await self.stored_image()
+            leaderless = [p for topic in image.topics.values() for p in topic.partitions if p.leader == -1]
+            unfit = any(node_id in partition.unfit for partition in leaderless)
+            if unfit or any(cluster.nodes[node_id].broker.replicas.stopped()):
                 await cluster.kill(node_id, power_loss=False)
                 cluster.start(node_id)
                 await cluster.wait_started(node_id)
@@ -326,7 +329,11 @@ class ClusterStory:
         self.waits_for = "nodes to start"
         await self.restart_stopped()
         self.waits_for = "producers"
-        await asyncio.gather(*self.tasks[: len(self.producers)])
+        writing = asyncio.gather(*self.tasks[: len(self.producers)])
+        while not writing.done():
+            await self.client.pause()
+            await self.restart_stopped()
+        await writing
         self.waits_for = "replicas"
         while not await self.is_whole():
             await self.client.pause()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sim.test_cluster_faults import run_story as run_cluster_story
 from sim.test_compaction_faults import CompactedStory
 from sim.test_log_faults import Story as LogStory
 from sim.test_node_faults import Story, run_story
@@ -54,14 +53,6 @@ def test_the_story_of_a_log_alone_has_one_trace_for_each_seed() -> None:
     traces = [calls(seed) for seed in range(SEEDS)]
     assert traces == [calls(seed) for seed in range(SEEDS)]
     assert len({tuple(trace) for trace in traces}) == SEEDS
-
-
-def test_a_whole_cluster_has_one_trace_for_each_seed() -> None:
-    first, second = run_cluster_story(1).loop.trace, run_cluster_story(1).loop.trace
-    assert len(first) > 5_000, "a trace of so little shows nothing"
-    for number, (before, now) in enumerate(zip(first, second, strict=False)):
-        assert before == now, f"event {number} behind {first[number - 3 : number]}"
-    assert len(first) == len(second)
 
 
 def test_another_process_with_other_hashes_gives_the_same_trace() -> None:
