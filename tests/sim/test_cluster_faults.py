@@ -306,14 +306,11 @@ class ClusterStory:
                 self.cluster.start(node_id)
 
     async def restart_stopped(self) -> None:
-        """An operator restarts nodes with stopped partitions, or not fit to lead what has no leader."""
+        """An operator restarts nodes with stopped partitions."""
         cluster = self.cluster
         for node_id in cluster.ids:
             await cluster.wait_started(node_id)
-            image = await self.stored_image()
-            leaderless = [p for topic in image.topics.values() for p in topic.partitions if p.leader == -1]
-            unfit = any(node_id in partition.unfit for partition in leaderless)
-            if unfit or any(cluster.nodes[node_id].broker.replicas.stopped()):
+            if any(cluster.nodes[node_id].broker.replicas.stopped()):
                 await cluster.kill(node_id, power_loss=False)
                 cluster.start(node_id)
                 await cluster.wait_started(node_id)

@@ -444,6 +444,10 @@ class LeaderService:
                 self._consider(partition)
             await give_way()
 
+    def is_fit(self, partition: Partition) -> bool:
+        """Whether nothing keeps this replica from leading, as of the last look at its disk."""
+        return partition not in self._unfit_at_s and partition.failure is None
+
     def _check_fitness(self, partition: Partition, now_s: float) -> None:
         started_s, refused_s = partition.flush_started_s, self._refused_since_s
         reason = unfit_reason(

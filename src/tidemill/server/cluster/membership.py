@@ -25,7 +25,7 @@ from tidemill.cluster.listener import ClusterListener
 from tidemill.cluster.peer import PeerContext, Peers
 from tidemill.config.values import Address
 from tidemill.control.cluster_controller import ClusterController
-from tidemill.control.commands import AlterInSync, RegisterNode, Resign
+from tidemill.control.commands import AlterInSync, DeclareFit, RegisterNode, Resign
 from tidemill.control.session import Session
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
@@ -66,6 +66,7 @@ _RESIGN_AGAIN_S: Final = 0.2
 _REGISTER_ATTEMPTS_MAX: Final = 10
 _CUTTING_THREADS: Final = 2
 _INTERNAL_TOPICS_INTERVAL_MS: Final = 10_000
+_FITNESS_INTERVAL_MS: Final = 5_000
 #: A node whose time of day is further off than this says so.
 _CLOCK_OFF_MS: Final = 10_000
 
@@ -287,7 +288,22 @@ class Membership:
     def chores(self) -> list[Chore]:
         """What is done from time to time by a node of a cluster."""
         work = partial(raise_internal_topics, self._broker)
-        return [Chore("the replicas of internal topics", _INTERNAL_TOPICS_INTERVAL_MS, work)]
+        return [
+            Chore("the replicas of internal topics", _INTERNAL_TOPICS_INTERVAL_MS, work),
+            Chore("replicas that can lead again", _FITNESS_INTERVAL_MS, self._declare_fit),
+        ]
+
+    async def _declare_fit(self) -> None:
+        """Say of replicas that resigned because of their disk that they can lead again."""
+        image, node_id = self._broker.image, self._broker.node_id
+        for partition in self._broker.replicas:
+            topic = image.topic_by_id(partition.topic_id)
+            placed = topic.partitions[partition.index] if topic is not None else None
+            if placed is not None and node_id in placed.unfit and self.leaders.is_fit(partition):
+                await self.proposals.propose(
+                    DeclareFit(topic_id=partition.topic_id, index=partition.index, node_id=node_id)
+                )
+            await give_way()
 
     # --- in-sync sets and leaderships
 
