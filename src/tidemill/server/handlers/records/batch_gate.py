@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidemill.control.image import TopicImage
 from tidemill.control.tables.images import TableImage, TablePartition
 from tidemill.coordination.turns import give_way, in_chunks, in_slices
-from tidemill.errors import TidemillError
+from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.log.incoming import QUICK_RECORDS, PreparedBatch, is_quick, prepare_quickly
 from tidemill.log.pace import Pace
 from tidemill.records.batch import HEADER_BYTES, BatchHeader
@@ -196,7 +196,25 @@ async def _check(
     if before:
         await asyncio.wait(before)
     await _create_files(broker, writes, refused, checked)
+    _refuse_if_leader_changed(broker, writes, checked)
     await in_slices(append(refused, checked))
+
+
+def _refuse_if_leader_changed(broker: Broker, writes: list[_Write], checked: CheckedBatches) -> None:
+    """Have batches sent again whose partition got another leader, or another epoch, while they waited here.
+
+    What their producer's coordinator allowed was allowed to the leader of that time: an append would be
+    refused as one outside of any transaction, which is final for a client.
+    """
+    for write in writes:
+        topic, index = broker.image.topics.get(write.topic.name), write.partition[1]
+        if topic is None or topic.id != write.topic.id or index >= len(write.topic.partitions):
+            continue  # The append says what is wrong.
+        if topic.partitions[index].leader_epoch != write.topic.partitions[index].leader_epoch:
+            checked[id(write.entry)] = ApiError(
+                ErrorCode.not_leader_or_follower,
+                f"{topic.name}-{index} got another leader epoch while the batch was looked at; try again",
+            )
 
 
 async def _create_files(
