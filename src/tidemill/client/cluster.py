@@ -123,6 +123,11 @@ class Cluster:
 
     # --- metadata
 
+    async def know_nodes(self) -> None:
+        """Ask for the nodes of the cluster, unless they are known and not stale."""
+        if self._stale or not self.nodes:
+            await self._refresh({*self._topics}, create=False)
+
     async def topic(self, name: str, *, create: bool = False) -> TopicInfo:
         """The topic. ``create`` lets the server make a missing one, if it is set to do so."""
         if self._stale or name not in self._topics:

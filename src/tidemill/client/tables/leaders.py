@@ -30,16 +30,18 @@ Buckets = list[dict[str, int]]
 async def buckets_by_leader(cluster: Cluster, table: TableDefinition) -> dict[int, Buckets]:
     """The buckets of a table, as requests name them, by the node that leads them.
 
-    Raises ``ApiError`` if one has no leader now. On a cluster of one node nothing is named.
+    Raises ``ApiError`` if one has no leader now. On a cluster of one node nothing is named, and nobody looks
+    for leaders: that node says best what is wrong with a bucket. Nor is anything named if there are none.
     """
+    await cluster.know_nodes()
     places = {
         (each.topic, bucket): {"partition_id": each.id, "bucket": bucket}
         for each in table.partitions
         for bucket in range(table.buckets)
     }
+    if not places or len(cluster.nodes) == 1:
+        return {next(iter(cluster.nodes)): []}
     by_leader = await cluster.leaders(places)
-    if len(cluster.nodes) == 1:
-        return {leader: [] for leader in by_leader}
     return {leader: [places[place] for place in led] for leader, led in by_leader.items()}
 
 
