@@ -984,6 +984,11 @@ class Partition:
         """Forget producers that have written nothing since ``before_ms``."""
         self.local_log.producers.expire(before_ms)
 
+    @property
+    def has_open_transactions(self) -> bool:
+        """Whether this replica's log has a transaction whose end it does not have."""
+        return bool(self.local_log.producers.transactions.open)
+
     def producers(self) -> Iterator[ActiveProducer]:
         """The producers that DescribeProducers lists."""
         started = self.local_log.producers.transactions.open

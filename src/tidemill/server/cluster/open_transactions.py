@@ -82,7 +82,7 @@ class OpenTransactions:
             self._due.pop(partition, None)
         elif self._looked_at.get(partition) != partition.leader_epoch:
             self._looked_at[partition] = partition.leader_epoch
-            if partition.local_log.producers.transactions.open:
+            if partition.has_open_transactions:
                 self._due[partition] = None
                 self._news.set()
 

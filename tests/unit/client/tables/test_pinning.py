@@ -59,6 +59,9 @@ class FakeCluster:
         self.fakes = {node_id: FakeNode(self, node_id) for node_id in (1, 2)}
         self.nodes = dict.fromkeys(set(self.really_led))
 
+    async def know_nodes(self) -> None:
+        """They are known."""
+
     async def leaders(self, places: Any) -> dict[int, list[tuple[str, int]]]:
         found: dict[int, list[tuple[str, int]]] = {}
         for topic, bucket in places:
