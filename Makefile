@@ -17,7 +17,9 @@ LOCK := requirements/lock.txt
 LOCK_VENV := .venv-lock
 PIP_TOOLS := pip==26.3 pip-tools==7.6.2
 # Programs that the tests drive, each with the Debian package that has it.
-DEBIAN_PROGRAMS := kcat:kcat etcd:etcd-server
+DEBIAN_PROGRAMS := kcat:kcat etcd:etcd-server initdb:postgresql
+# Debian keeps PostgreSQL's server programs out of the path, in a folder for each version.
+has_program = { command -v "$(1)" || compgen -G "/usr/lib/postgresql/*/bin/$(1)"; } >/dev/null
 JAVA_PACKAGES := openjdk-17-jre-headless default-jre-headless
 ARGS ?=
 # An etcd for `make cluster`, as etcd://host:port[,host:port...]; without it one is started.
@@ -38,7 +40,7 @@ apt_install = { \
 	}
 
 name_missing_programs = for program in $(DEBIAN_PROGRAMS); do \
-	command -v "$${program%:*}" >/dev/null || \
+	$(call has_program,$${program%:*}) || \
 		echo "missing: $${program%:*} (the tests that drive it are skipped). Install it with: apt-get install $${program\#*:}"; \
 	done
 
@@ -54,7 +56,7 @@ no_java_clients := missing: javac or mvn (the tests of Java's Kafka clients are 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat, etcd and Java where possible
+setup: $(VENV)/.installed $(VENV)/.debian ## Create .venv from the lock file; install kcat, etcd, PostgreSQL and Java where possible
 	@$(name_missing_programs)
 	@$(has_java) || echo "$(no_java)"
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
@@ -72,11 +74,13 @@ test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrow
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
 	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-long: $(VENV)/.installed $(VENV)/.debian ## Run the long campaigns: 2,000 stories of whole clusters, 120 kills of real nodes, more seeds of others
+test-long: $(VENV)/.installed $(VENV)/.debian ## Run the long campaigns: thousands of simulated stories; 100 kills, pauses and cuts of a real cluster under load; kills of nodes, workers and cursors
 	@$(name_missing_programs)
-	@CLUSTER_STORY_SEEDS=2000 TIDEMILL_REPLICA_SEEDS=2000 TABLE_STORY_SEEDS=$$(seq -s, 1 40) CLUSTER_EVENTS=120 \
+	@CLUSTER_STORY_SEEDS=2000 TIDEMILL_REPLICA_SEEDS=2000 TABLE_STORY_SEEDS=$$(seq -s, 1 40) CLUSTER_EVENTS=100 \
+		TIDEMILL_SHARE_WALKS=20000 SHARE_KILLS=30 WORKER_KILLS=70 CURSOR_KILLS=67 \
 		$(PY) -m pytest -n auto --no-loadscope-reorder tests/sim tests/system/test_table_model.py \
-		tests/system/test_cluster.py $(ARGS)
+		tests/system/test_cluster.py tests/unit/share/partition/test_model.py \
+		tests/system/test_share_crash.py tests/system/test_ordered_worker_kills.py tests/system/test_cursor_kills.py $(ARGS)
 
 check: lint types layers ## Lint, format check, types, layers: what the pre-commit hooks run, too
 
@@ -132,7 +136,7 @@ $(VENV)/.installed: $(VENV)/.locked pyproject.toml
 $(VENV)/.debian: | $(VENV)/.locked
 	@for program in $(DEBIAN_PROGRAMS); do \
 		package="$${program#*:}"; \
-		command -v "$${program%:*}" >/dev/null || ( echo "installing $$package"; $(call apt_install,"$$package") ) || true; \
+		$(call has_program,$${program%:*}) || ( echo "installing $$package"; $(call apt_install,"$$package") ) || true; \
 	done
 	@$(has_java) || for package in $(JAVA_PACKAGES); do \
 		echo "installing $$package"; ( $(call apt_install,"$$package") ) && break; \

@@ -6,17 +6,20 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 
+import tidemill
 from bench.cluster_nodes import ClusterNode, ClusterNodes, has_etcd, until
 from bench.context import Bench
-from bench.processes import cpu_seconds, run_json
+from bench.processes import cpu_seconds, memory_mb, run_json
 from bench.raw import RawClient, batch_of
 from bench.report import Aim, Section
 from bench.spread import Spread, number, percentile
+from tidemill.client.sync_table import Table
 
 __all__ = ("cluster",)
 
@@ -25,13 +28,18 @@ _PARTITIONS_PER_TOPIC = 100
 _FAIL_OVER_AIM_SECONDS = 2.0
 _CATCH_UP_AIM = 0.5
 _LEADER_CPU_AIM = 1.5
+_IDLE_SECONDS = 3.0
 _NOTE = (
-    "Three nodes and an etcd, all on this machine: they share its cores and its disk, so the throughput of "
-    "three is a lower bound. Records of 1 KB to one partition with acks=all; the leader and both followers "
-    "have each on disk before it is acknowledged. Beside it one node without a cluster, in turns. Catching "
-    "up: a follower that was away gets its records from the leader; beside it a copy of the same files with "
-    "fsync. A change of the controller: the controller's node is killed with kill -9; until every partition "
-    "has a leader again, as another node's Metadata says; beside it the same without partitions of its own."
+    "Three nodes and an etcd, all on this machine: they share its cores and its disk, so the throughput "
+    "of three is a lower bound. Records of 1 KB to one partition with acks=all; the leader and both "
+    "followers have each on disk before it is acknowledged. Beside it one node without a cluster, in "
+    "turns. Catching up: a follower that was away gets its records from the leader; beside it a copy of "
+    "the same files with fsync. Fail-over: the leader is killed with kill -9; a client that does "
+    "nothing but ask for the leader and write, and confluent-kafka, which looks for a new leader once a "
+    "second. A look-up: with the Python client. A change of the controller: the controller's node is "
+    "killed with kill -9; until every partition has a leader again, as another node's Metadata says; "
+    "beside it the same with few partitions. Then what nodes with so many partitions use when nobody "
+    "asks them anything."
 )
 
 
@@ -146,13 +154,63 @@ def _rolling_restart(bench: Bench, section: Section, nodes: ClusterNodes) -> Non
 
 
 def _fail_over(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
-    """From kill -9 of the leader to the first record that is acknowledged after it."""
+    """From kill -9 of the leader to the first record that is acknowledged, and to the first row, after it."""
     nodes.create_topic("fail-over")
-    seconds = []
+    raw, confluent = [], []
     for turn in range(bench.plan.rounds):
         bench.progress(f"cluster: fail-over, {turn + 1} of {bench.plan.rounds}")
-        leader = nodes.leader("fail-over")
-        producer = Producer(
+        raw.append(_fail_over_seconds(nodes, "fail-over", _first_acknowledged))
+        confluent.append(_fail_over_seconds(nodes, "fail-over", _ConfluentWriter(nodes)))
+    measured = Spread(raw)
+    wanted = number(_FAIL_OVER_AIM_SECONDS)
+    section.add("kill -9 to the first acknowledged record: s", measured, "aim", wanted,
+                number(measured.median / _FAIL_OVER_AIM_SECONDS))  # fmt: skip
+    _compare(section, "the same with confluent-kafka: s", confluent, "a client that asks at once", raw)
+    looked_up = _look_up_seconds(bench, nodes)
+    section.add("kill -9 to the first look-up: s", Spread(looked_up), "aim", wanted,
+                number(Spread(looked_up).median / _FAIL_OVER_AIM_SECONDS))  # fmt: skip
+    _aim(section, "fail-over on the death of a process: seconds", f"< {_FAIL_OVER_AIM_SECONDS:g}",
+         measured.median, measured.median < _FAIL_OVER_AIM_SECONDS)  # fmt: skip
+
+
+def _fail_over_seconds(nodes: ClusterNodes, topic: str, work: Callable[[ClusterNodes, str], None]) -> float:
+    """Seconds from kill -9 of the leader until ``work`` is done; the node is in sync again afterwards."""
+    leader = nodes.leader(topic)
+    started = time.perf_counter()
+    leader.kill()
+    work(nodes, topic)
+    seconds = time.perf_counter() - started
+    leader.start()
+    nodes.wait_in_sync(topic)
+    return seconds
+
+
+def _first_acknowledged(nodes: ClusterNodes, topic: str) -> None:
+    """Ask for the leader and write to it, again and again, until a record is acknowledged."""
+    batch, asked = batch_of(_RECORD_BYTES, 1), next(nodes.live())
+
+    def is_written() -> bool:
+        (found,) = asked.metadata(topic).topics
+        leader = next((each for each in nodes.live() if each.node_id == found.partitions[0].leader_id), None)
+        if leader is None:
+            return False
+        client = leader.client()
+        try:
+            client.produce(topic, range(1), batch)
+        except SystemExit:
+            return False  # It does not know yet that it leads.
+        finally:
+            client.close()
+        return True
+
+    until(is_written, "a record is acknowledged")
+
+
+class _ConfluentWriter:
+    """A producer of confluent-kafka that looks for a new leader as often as it can be told to."""
+
+    def __init__(self, nodes: ClusterNodes) -> None:
+        self._producer = Producer(
             {
                 "bootstrap.servers": nodes.servers,
                 "acks": "all",
@@ -163,21 +221,36 @@ def _fail_over(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
                 "log_level": 0,
             }
         )
-        producer.produce("fail-over", b"before", partition=0)
-        producer.flush()
-        started = time.perf_counter()
-        leader.kill()
-        producer.produce("fail-over", b"after", partition=0)
-        producer.flush()
-        seconds.append(time.perf_counter() - started)
-        leader.start()
-        nodes.wait_in_sync("fail-over")
-    measured = Spread(seconds)
-    ratio = measured.median / _FAIL_OVER_AIM_SECONDS
-    section.add("kill -9 to the first acknowledged record: s", measured, "aim",
-                number(_FAIL_OVER_AIM_SECONDS), number(ratio))  # fmt: skip
-    _aim(section, "fail-over on the death of a process: seconds", f"< {_FAIL_OVER_AIM_SECONDS:g}",
-         measured.median, measured.median < _FAIL_OVER_AIM_SECONDS)  # fmt: skip
+        self._producer.produce("fail-over", b"before", partition=0)
+        self._producer.flush()
+
+    def __call__(self, nodes: ClusterNodes, topic: str) -> None:
+        self._producer.produce(topic, b"after", partition=0)
+        self._producer.flush()
+
+
+def _look_up_seconds(bench: Bench, nodes: ClusterNodes) -> list[float]:
+    """Seconds from kill -9 of a bucket's leader to a row that the next leader gives, round by round."""
+    seconds = []
+    with tidemill.connect(nodes.servers) as client:
+        client.create_database("bench", if_not_exists=True)
+        table = client.create_table("bench.rows", "id bigint not null, n bigint", primary_key="id", buckets=1)
+        topic = table.definition.partitions[0].topic
+        for turn in range(bench.plan.rounds):
+            bench.progress(f"cluster: look-ups over a fail-over, {turn + 1} of {bench.plan.rounds}")
+            table.upsert([{"id": 1, "n": turn}])
+            assert table.lookup(1) == {"id": 1, "n": turn}
+            nodes.wait_in_sync(topic)
+            seconds.append(_fail_over_seconds(nodes, topic, lambda _, __: _check_row(table, turn)))  # noqa: B023
+    return seconds
+
+
+def _check_row(table: Table, turn: int) -> None:
+    found = table.lookup(1)
+    if found != {"id": 1, "n": turn}:
+        raise SystemExit(
+            f"a look-up after a fail-over found {found}, and not what was written in round {turn}"
+        )
 
 
 def _catch_up(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
@@ -232,18 +305,20 @@ def _controller_changes(bench: Bench, section: Section, nodes: ClusterNodes) -> 
     """Kill the controller's node, with more and more partitions."""
     topics: list[str] = []
     quiet = _controller_change(nodes, ["fail-over"])
+    few_percent, few_megabytes = _idle(nodes)
     for count in bench.plan.cluster_partitions:
         bench.progress(f"cluster: {count:,} partitions")
         while len(topics) * _PARTITIONS_PER_TOPIC < count:
             topics.append(f"many-{len(topics)}")
-            client = next(nodes.live()).client()
-            client.create_topic(topics[-1], _PARTITIONS_PER_TOPIC, replication_factor=len(nodes.nodes))
-            client.close()
-        for topic in topics:
-            nodes.wait_in_sync(topic)
+            nodes.create_topic(topics[-1], _PARTITIONS_PER_TOPIC)
         seconds = _controller_change(nodes, topics)
         section.add(f"change of the controller, {count:,} partitions: s", number(seconds), "few partitions",
                     number(quiet), number(seconds / quiet))  # fmt: skip
+        percent, megabytes = _idle(nodes)
+        section.add(f"an idle node, {count:,} partitions: % of a CPU", number(percent), "few partitions",
+                    number(few_percent), number(percent / max(few_percent, 0.01)))  # fmt: skip
+        section.add(f"an idle node, {count:,} partitions: MB of memory", number(megabytes), "few partitions",
+                    number(few_megabytes), number(megabytes / few_megabytes))  # fmt: skip
 
 
 def _controller_change(nodes: ClusterNodes, topics: list[str]) -> float:
@@ -264,3 +339,12 @@ def _controller_change(nodes: ClusterNodes, topics: list[str]) -> float:
     for topic in topics:
         nodes.wait_in_sync(topic)
     return seconds
+
+
+def _idle(nodes: ClusterNodes) -> tuple[float, float]:
+    """What a node uses when nobody asks it anything: per cent of a CPU, and MB; the mean of all nodes."""
+    before = [cpu_seconds(node.pid) for node in nodes.nodes]
+    time.sleep(_IDLE_SECONDS)
+    spent = sum(cpu_seconds(node.pid) for node in nodes.nodes) - sum(before)
+    megabytes = sum(memory_mb(node.pid)[0] for node in nodes.nodes)
+    return 100 * spent / _IDLE_SECONDS / len(nodes.nodes), megabytes / len(nodes.nodes)

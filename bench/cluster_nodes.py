@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bench.processes import ROOT, child_environment
+from bench.processes import ROOT, child_environment, free_ports
 from bench.raw import RawClient
 
 __all__ = ("ClusterNode", "ClusterNodes", "has_etcd", "until")
@@ -42,20 +42,12 @@ def until(condition: Any, what: str) -> Any:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 class ClusterNode:
     """One node; its ports and its directory stay over restarts."""
 
     def __init__(self, work: Path, etcd: str, name: str) -> None:
         self.data_dir = work / name
-        self.port, cluster_port = _free_ports(2)
+        self.port, cluster_port = free_ports(2)
         self.node_id = -1
         self._work = work
         self._log = work / f"{name}.log"
@@ -143,7 +135,7 @@ class ClusterNodes:
     def __init__(self, work: Path) -> None:
         work.mkdir()
         self._work = work
-        self._etcd_port, self._peer_port = _free_ports(2)
+        self._etcd_port, self._peer_port = free_ports(2)
         self._etcd: subprocess.Popen[bytes] | None = None
         etcd = f"etcd://127.0.0.1:{self._etcd_port}"
         self.nodes = [ClusterNode(work, etcd, f"n{number + 1}") for number in range(NODES)]
@@ -200,6 +192,10 @@ class ClusterNodes:
         return next(node for node in self.nodes if node.node_id == node_id)
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
+        def are_live() -> bool:
+            return len(next(self.live()).metadata().brokers) == NODES
+
+        until(are_live, "all nodes are live")
         client = next(self.live()).client()
         client.create_topic(topic, partitions, replication_factor=NODES)
         client.close()

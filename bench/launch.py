@@ -61,7 +61,7 @@ def look_at_no_records() -> None:
     """
     from tidemill.log import incoming
 
-    incoming.check_records = lambda *arguments: None
+    incoming.check_records = lambda header, *arguments: header.max_timestamp
     incoming._unpack = lambda *arguments: b""
     incoming.is_quick = lambda *arguments: True
 

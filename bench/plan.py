@@ -33,6 +33,13 @@ class Plan:
     transaction_records: tuple[int, ...]
     transactional_records: int
     group_members: tuple[int, ...]
+    share_members: tuple[int, ...]
+    share_records: int
+    share_warm_up_seconds: float
+    share_backlogs: tuple[int, ...]
+    share_fetches: int
+    share_acknowledgements: int
+    share_held_partitions: int
     table_rows: int
     table_lookups: int
     table_growth_rows: tuple[int, ...]
@@ -45,6 +52,8 @@ class Plan:
     restart_seconds: float
     catch_up_bytes: int
     cluster_partitions: tuple[int, ...]
+    cursor_records: int
+    worker_tasks: int
 
 
 FULL = Plan(
@@ -68,6 +77,13 @@ FULL = Plan(
     transaction_records=(100, 1_000, 10_000),
     transactional_records=100_000,
     group_members=(2, 20, 200),
+    share_members=(1, 4, 16),
+    share_records=300_000,
+    share_warm_up_seconds=8.0,
+    share_backlogs=(20_000, 200_000, 2_000_000),
+    share_fetches=100,
+    share_acknowledgements=1_000,
+    share_held_partitions=8,
     table_rows=500_000,
     table_lookups=100_000,
     table_growth_rows=(20_000, 200_000, 2_000_000),
@@ -79,7 +95,9 @@ FULL = Plan(
     cluster_rate=200,
     restart_seconds=20.0,
     catch_up_bytes=200 * MB,
-    cluster_partitions=(1_000,),
+    cluster_partitions=(1_000, 10_000),
+    cursor_records=500_000,
+    worker_tasks=100_000,
 )
 
 QUICK = Plan(
@@ -103,6 +121,13 @@ QUICK = Plan(
     transaction_records=(100,),
     transactional_records=1_000,
     group_members=(2,),
+    share_members=(1,),
+    share_records=2_000,
+    share_warm_up_seconds=0.0,
+    share_backlogs=(1_000,),
+    share_fetches=2,
+    share_acknowledgements=20,
+    share_held_partitions=1,
     table_rows=2_000,
     table_lookups=1_000,
     table_growth_rows=(1_000,),
@@ -115,4 +140,6 @@ QUICK = Plan(
     restart_seconds=0.5,
     catch_up_bytes=2 * MB,
     cluster_partitions=(100,),
+    cursor_records=50_000,
+    worker_tasks=2_000,
 )

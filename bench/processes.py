@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,7 +18,7 @@ from typing import Any
 
 from bench.launch import MODULES_VARIABLE
 
-__all__ = ("ROOT", "NodeProcess", "child_environment", "cpu_seconds", "memory_mb", "run_json")
+__all__ = ("ROOT", "NodeProcess", "child_environment", "cpu_seconds", "free_ports", "memory_mb", "run_json")
 
 ROOT = Path(__file__).resolve().parent.parent
 _CPU_CLOCK_OF_PROCESS = 2
@@ -90,7 +92,7 @@ class NodeProcess:
         root: Path = ROOT,
     ) -> None:
         self.data_dir = data_dir
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         self._log = work / f"{data_dir.name}.log"
         self.spawned_at = time.perf_counter()
         arguments = ["up", "--data", str(data_dir), "--listen", self.bootstrap_servers, "--http", ""]
@@ -166,8 +168,15 @@ def node_modules(work: Path, data_dir: Path) -> list[str]:
     return found.read_text().split()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Ports for servers that are killed and come back: below those that outgoing connections are given."""
+    chance = random.SystemRandom()
+    ports: list[int] = []
+    with contextlib.ExitStack() as stack:
+        while len(ports) < count:
+            bound = stack.enter_context(socket.socket())
+            port = chance.randrange(12_000, 32_000)
+            with contextlib.suppress(OSError):
+                bound.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports

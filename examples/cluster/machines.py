@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -117,6 +118,9 @@ class Node:
 
 
 def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind((HOST, 0))
-        return int(bound.getsockname()[1])
+    """A port for a server that is killed and comes back: below those that outgoing connections are given."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as bound:
+            bound.bind((HOST, port))
+            return port

@@ -21,13 +21,13 @@ from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, CorruptData, DamagedBatch, StorageError, SyncFailed
-from tidemill.log import segment_reader
-from tidemill.log.batch_checks import CheckedBatches
-from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.epochs import NO_END, EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import PartitionLog
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.recovery import open_log
+from tidemill.log.segments import segment_reader
+from tidemill.log.segments.batch_checks import CheckedBatches
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.records.record import read_records
 

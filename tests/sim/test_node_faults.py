@@ -23,13 +23,13 @@ import pytest
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage, PowerCut
 from support.history import History, Violation, check
+from support.memory_store import MemoryStore
 from support.sim_network import SimNetwork
 from support.sim_node import SimClient, SimNode
 from support.sim_transactions import TransactionalProducer
 from support.virtual_loop import current_loop, run_virtual
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.errors import ErrorCode, SyncFailed
-from tidemill.log.transactions import TransactionStates
+from tidemill.log.producer_state.transactions import TransactionStates
 from tidemill.records.batch import parse_header
 from tidemill.records.control import read_marker
 from tidemill.records.record import read_records

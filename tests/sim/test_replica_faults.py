@@ -20,18 +20,19 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from support.compacting import batches_of
+from support.cutting import truncate_to
 from support.faulty_storage import FaultyStorage, PowerCut
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, StorageError
 from tidemill.log import fetched_chunk, truncation
-from tidemill.log.checkpoint import CheckpointFile
 from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import PartitionLog
+from tidemill.log.notes.checkpoint import CheckpointFile
 from tidemill.log.offline.inspect import verify
-from tidemill.log.producers import ProducerStates
+from tidemill.log.producer_state.producers import ProducerStates
 from tidemill.log.recovery import open_log
-from tidemill.log.torn import Cut
+from tidemill.log.segments.torn import Cut
 from tidemill.records.batch import BatchHeader, parse_header
 from tidemill.records.control import Marker, build_marker
 from tidemill.records.record import Record, build_batch
@@ -162,7 +163,7 @@ class Story:
         job = self.log.begin_flush()
         with contextlib.suppress(StorageError):
             if job is not None:
-                self.log.truncate_to(self.parted_at, 1)
+                truncate_to(self.log, self.parted_at, 1)
         self.run_flush(job)
 
     def truncate(self, cut_after: int | None, *, power_loss: bool) -> bool:
@@ -170,13 +171,13 @@ class Story:
         if cut_after is not None:
             self.storage.cut_power_after(cut_after)
         try:
-            self.log.truncate_to(self.parted_at, 1)
+            truncate_to(self.log, self.parted_at, 1)
             self.storage.cut_power_after(CALLS_MAX * 100)
         except PowerCut:
             hit = True
             self.restart(power_loss=power_loss)
             self.check_old_or_cut()
-            self.log.truncate_to(self.parted_at, 1)
+            truncate_to(self.log, self.parted_at, 1)
         self.check(self.common, exact=True)
         self.check_kept()
         return hit
@@ -321,7 +322,7 @@ def _never_lower(log: PartitionLog, offset: int) -> None:
         (truncation.TruncationJob, "_lower_derived", _nothing, "not the leader's"),
         (truncation.TruncationJob, "_cut_first", _nothing, "neither the old log nor the cut one"),
         (truncation.TruncationJob, "_put_following_aside", _nothing, "cut bytes are gone"),
-        (PartitionLog, "_check_can_truncate", _cut_beside_flushes, ""),
+        (PartitionLog, "_check_can_truncate", _cut_beside_flushes, "the file is closed"),
         (PartitionLog, "note_high_watermark", _never_lower, "above the log end"),
     ],
 )

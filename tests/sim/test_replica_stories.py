@@ -31,11 +31,11 @@ from support.virtual_loop import current_loop, run_virtual
 from tidemill.errors import ApiError, StorageError, TidemillError
 from tidemill.log.log import PartitionLog
 from tidemill.records.record import read_records
-from tidemill.replication.assignment import PartitionAssignment
-from tidemill.replication.following import FollowingState
-from tidemill.replication.in_sync import InSyncReplicas
 from tidemill.replication.partition import Partition
-from tidemill.replication.state import Role
+from tidemill.replication.rules.assignment import PartitionAssignment
+from tidemill.replication.rules.following import FollowingState
+from tidemill.replication.rules.in_sync import InSyncReplicas
+from tidemill.replication.rules.state import Role
 
 SEEDS = int(os.environ.get("TIDEMILL_REPLICA_SEEDS", "40"))
 SEEDS_PER_TEST = 10
@@ -172,7 +172,7 @@ class Story:
                 start = self.rng.randint(partition.log_start_offset, partition.high_watermark)
                 with suppress(StorageError):
                     partition.discard(partition.delete_records(start))
-                partition.when_start_durable(start, partial(self.deleted, index, start))
+                partition.as_leader.when_start_durable(start, partial(self.deleted, index, start))
                 return
 
     def deleted(self, index: int, start: int, error: TidemillError | None) -> None:
@@ -191,7 +191,7 @@ class Story:
         value = f"{self.written}"
         try:
             if self.rng.random() < 0.8:
-                partition.check_enough_replicas()
+                partition.as_leader.check_enough_replicas()
             offset = node.process.context.copy().run(
                 partition.append, plain_batch(value), int(self.loop.time() * 1000)
             )

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from sim import test_cluster_faults
 from sim.test_compaction_faults import CompactedStory
 from sim.test_log_faults import Story as LogStory
 from sim.test_node_faults import Story, run_story
 
+pytestmark = pytest.mark.timeout(600)
+
 TESTS = Path(__file__).parent.parent
 SEEDS = 3
+CLUSTER_SEEDS = (0, 1, 2, 4)
 
 
 def trace_of(kind: type[Story], seed: int) -> list[tuple[float, str]]:
@@ -29,13 +33,28 @@ def digest_of(kind: type[Story], seed: int) -> str:
     return sha256(repr(trace_of(kind, seed)).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("kind", [Story, CompactedStory])
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_same_seed_gives_the_same_trace(kind: type[Story], seed: int) -> None:
-    first, second = trace_of(kind, seed), trace_of(kind, seed)
+def cluster_trace_of(seed: int) -> list[tuple[float, str]]:
+    trace = test_cluster_faults.run_story(seed).loop.trace
+    assert len(trace) > 500, "a trace of so little shows nothing"
+    return trace
+
+
+def assert_equal(first: list[tuple[float, str]], second: list[tuple[float, str]]) -> None:
     for number, (before, now) in enumerate(zip(first, second, strict=False)):
         assert before == now, f"event {number} behind {first[number - 3 : number]}"
     assert len(first) == len(second)
+
+
+@pytest.mark.parametrize("kind", [Story, CompactedStory])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_same_seed_gives_the_same_trace(kind: type[Story], seed: int) -> None:
+    assert_equal(trace_of(kind, seed), trace_of(kind, seed))
+
+
+@pytest.mark.parametrize("seed", CLUSTER_SEEDS)
+def test_the_same_seed_gives_the_same_trace_of_a_whole_cluster(seed: int) -> None:
+    """The seeds have one story of each kind, and one of five nodes."""
+    assert_equal(cluster_trace_of(seed), cluster_trace_of(seed))
 
 
 @pytest.mark.parametrize("kind", [Story, CompactedStory])
@@ -68,9 +87,11 @@ def test_another_process_with_other_hashes_gives_the_same_trace() -> None:
         for hash_seed in ("1", "2")
     ]
     assert told[0] == told[1]
-    assert len(told[0].split()) == SEEDS
+    assert len(told[0].split()) == SEEDS + len(CLUSTER_SEEDS)
 
 
 if __name__ == "__main__":
     for each in range(SEEDS):
         print(digest_of(CompactedStory, each))  # noqa: T201
+    for each in CLUSTER_SEEDS:
+        print(sha256(repr(cluster_trace_of(each)).encode()).hexdigest())  # noqa: T201

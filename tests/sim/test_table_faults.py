@@ -30,12 +30,12 @@ import pytest
 from support import dict_engine
 from support.dict_engine import SimFiles
 from support.faulty_storage import FaultyStorage, PowerCut
+from support.memory_store import MemoryStore
 from support.sim_network import SimNetwork
 from support.sim_node import SimNode
 from support.table_world import ManualClock, TableWorld, rows_of
 from support.virtual_loop import current_loop, run_virtual
 from tidemill.client.tables.writer import PreparedRows, prepare_deletes, prepare_upserts
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.errors import ErrorCode, SyncFailed, TidemillError
 from tidemill.net.connection import Connection
 from tidemill.records.batch import parse_header

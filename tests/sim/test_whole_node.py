@@ -9,10 +9,10 @@ import pytest
 
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage
+from support.memory_store import MemoryStore
 from support.sim_network import SimNetwork
 from support.sim_node import SimNode
 from support.virtual_loop import current_loop, run_virtual
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.errors import ErrorCode, NodeUnavailable
 from tidemill.net.connection import Connection
 

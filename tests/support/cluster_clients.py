@@ -52,14 +52,24 @@ _PAUSE_SECONDS = 0.2
 class ClusterClient:
     """Connections to all nodes, and what the metadata says about topics."""
 
-    def __init__(self, network: SimNetwork, rng: random.Random, bootstrap: list[Address]) -> None:
+    def __init__(
+        self,
+        network: SimNetwork,
+        rng: random.Random,
+        bootstrap: list[Address],
+        strange: list[str] | None = None,
+    ) -> None:
         self.network = network
         self.rng = rng
-        self.strange: list[str] = []
+        self.strange: list[str] = [] if strange is None else strange
         self._bootstrap = bootstrap
         self._connections: dict[Address, Connection] = {}
         self._addresses: dict[int, Address] = {}
         self._leaders: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def another(self) -> ClusterClient:
+        """A client that knows nothing of what this one has heard."""
+        return ClusterClient(self.network, self.rng, self._bootstrap, self.strange)
 
     async def pause(self) -> None:
         await asyncio.sleep(_PAUSE_SECONDS * (0.1 + self.rng.random()))
@@ -133,10 +143,11 @@ class IdempotentProducer:
         *,
         keys: int = 0,
         on_acked: Callable[[str, str, int], None] = lambda key, value, offset: None,
+        pace: float = 1.0,
     ) -> None:
         self.client, self.history, self.rng = client, history, client.rng
         self.topic, self.partition, self.producer_id = topic, partition, producer_id
-        self.keys, self.on_acked = keys, on_acked
+        self.keys, self.on_acked, self.pace = keys, on_acked, pace
         self.made = 0
         self.is_closing = False
         #: (base sequence, records as (key, value)), oldest first.
@@ -156,7 +167,7 @@ class IdempotentProducer:
                 self.client.forget(self.topic, self.partition)
                 await self.client.pause()
             elif not self.is_closing:
-                await asyncio.sleep(self.rng.choice((0.02, 0.5, 2.0)) * self.rng.random())
+                await asyncio.sleep(self.pace * self.rng.choice((0.02, 0.5, 2.0)) * self.rng.random())
 
     def _make(self) -> None:
         if len(self.unacked) >= _IN_FLIGHT_MAX:
@@ -225,10 +236,17 @@ class LooseProducer:
     """Writes each record once, without sequences; with acks=1 now and then. It knows what was refused."""
 
     def __init__(
-        self, client: ClusterClient, history: History, topic: str, partition: int, name: str
+        self,
+        client: ClusterClient,
+        history: History,
+        topic: str,
+        partition: int,
+        name: str,
+        *,
+        pace: float = 1.0,
     ) -> None:
         self.client, self.history, self.rng = client, history, client.rng
-        self.topic, self.partition, self.name = topic, partition, name
+        self.topic, self.partition, self.name, self.pace = topic, partition, name, pace
         self.made = 0
         self.is_closing = False
 
@@ -237,7 +255,7 @@ class LooseProducer:
         while not self.is_closing:
             self.made += 1
             await self._write(f"{self.name}-{self.made}", self.rng.choice((1, -1)))
-            await asyncio.sleep(self.rng.choice((0.1, 0.5, 2.0)) * self.rng.random())
+            await asyncio.sleep(self.pace * self.rng.choice((0.1, 0.5, 2.0)) * self.rng.random())
 
     async def _write(self, value: str, acks: int) -> None:
         where = f"{self.topic}-{self.partition}"
@@ -272,11 +290,13 @@ class Reader:
         *,
         isolated: bool = False,
         knows_epochs: bool = True,
+        pace: float = 1.0,
     ) -> None:
         self.client, self.history, self.rng = client, history, client.rng
         self.name, self.topic, self.partition, self.isolated = name, topic, partition, isolated
         #: Old clients name no leader epoch, so that a leader of the past may answer them.
         self.knows_epochs = knows_epochs
+        self.pace = pace
         self.position = 0
         self.records: list[tuple[int, str, str]] = []
         self.high_watermark = 0
@@ -290,7 +310,7 @@ class Reader:
             if not await self.fetch():
                 self.client.forget(self.topic, self.partition)
                 await self.client.pause()
-            await asyncio.sleep(self.rng.choice((0.02, 0.2, 1.0)) * self.rng.random())
+            await asyncio.sleep(self.pace * self.rng.choice((0.02, 0.2, 1.0)) * self.rng.random())
 
     async def fetch(self) -> bool:
         """One Fetch. Whether it was answered without an error."""
@@ -386,8 +406,9 @@ class Committer:
     A commit without an answer may be done at any later time, also after one that was sent behind it.
     """
 
-    def __init__(self, client: ClusterClient, group: str, topic: str) -> None:
+    def __init__(self, client: ClusterClient, group: str, topic: str, *, pace: float = 1.0) -> None:
         self.client, self.group, self.topic, self.rng = client, group, topic, client.rng
+        self.pace = pace
         self.asked = 0
         self.acknowledged = -1
         self.unknown: set[int] = set()
@@ -404,7 +425,7 @@ class Committer:
             if not done:
                 self._coordinator = None
                 await self.client.pause()
-            await asyncio.sleep(self.rng.choice((0.1, 0.5, 2.0)) * self.rng.random())
+            await asyncio.sleep(self.pace * self.rng.choice((0.1, 0.5, 2.0)) * self.rng.random())
 
     async def _ask(self, name: str, body: Mapping[str, Any], version: int) -> Any:
         """The coordinator's answer, or None."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from support.sim_network import SimNetwork
 from support.virtual_loop import current_loop, run_virtual
 from tidemill.cluster.frames import decode_response, encode
 from tidemill.cluster.handshake import AskingHandshake, ClusterIdentity, PeerInfo
-from tidemill.cluster.listener import ClusterListener, Handlers, ListenerLimits
+from tidemill.cluster.listener import ClusterListener, Handlers, ListenerLimits, QuickHandlers
 from tidemill.cluster.messages import (
     ClusterRequest,
     HeartbeatRequest,
@@ -66,6 +67,7 @@ class ClusterNode:
         node_id: int,
         *,
         handlers: Handlers | None = None,
+        quick_handlers: QuickHandlers = MappingProxyType({}),
         limits: ListenerLimits | None = None,
         identity: ClusterIdentity | None = None,
         clock_ms: int = 0,
@@ -83,6 +85,7 @@ class ClusterNode:
         self.listener = ClusterListener(
             self.identity,
             self.handlers,
+            quick_handlers=quick_handlers,
             transport=transport,
             ids=ids,
             wall_ms=lambda: clock_ms,

@@ -20,7 +20,7 @@ from tidemill.control.records import (
 )
 from tidemill.control.stores.store import Change, ChangeBatch
 
-__all__ = ("LIMITS", "TOPIC_ID", "World", "directory", "register")
+__all__ = ("LIMITS", "TOPIC_ID", "World", "directory", "duties_of", "register")
 
 R = TypeVar("R")
 
@@ -31,6 +31,11 @@ TOPIC_ID = UUID(int=77)
 def directory(number: int) -> UUID:
     """The id of a data directory."""
     return UUID(int=10_000 + number)
+
+
+def duties_of(image: MetadataImage, suspects: frozenset[int] = frozenset()) -> list[Command[Any]]:
+    """Everything that the controller must do now. Empty if the image is as it must be."""
+    return [command for commands in duties(image, suspects) for command in commands]
 
 
 def register(node_id: int, incarnation: int, **fields: Any) -> RegisterNode:
@@ -88,12 +93,12 @@ class World:
     def settle(self, suspects: frozenset[int] = frozenset()) -> None:
         """Do all duties until there are none."""
         for _ in range(100):
-            found = duties(self.image, suspects)
+            found = duties_of(self.image, suspects)
             if not found:
                 return
             for command in found:
                 self.do(command)
-        raise AssertionError(f"the duties have no end: {duties(self.image, suspects)}")
+        raise AssertionError(f"the duties have no end: {duties_of(self.image, suspects)}")
 
     def create(self, *replicas: int, partitions: int = 1, name: str = "t", **configs: str) -> TopicImage:
         """A topic whose partitions all have these replicas."""

@@ -61,12 +61,16 @@ class MemoryLog:
 
     def __init__(self, *, syncs_at_once: bool = True) -> None:
         self.entries: list[ReplayedRecord | ReplayedMarker] = []
+        self.start_offset = 0
         self.high_watermark = 0
         self.leader_epoch = 0
         self.syncs_at_once = syncs_at_once
         self.refuse_with: TidemillError | None = None
         #: Whether giving up the reserve would make an append work that finds no space.
         self.has_reserve = False
+        #: Whether it is certain that nobody else leads; and if not, whether other nodes confirm it.
+        self.newest, self.confirmed = True, False
+        self.questions = 0
         self._broken: TidemillError | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._dependents: dict[object, Callable[[], None]] = {}
@@ -108,6 +112,15 @@ class MemoryLog:
             self.sync()
         return len(self.entries)
 
+    def is_newest(self) -> bool:
+        return self.newest
+
+    async def confirm_newest(self) -> None:
+        """Nobody can be asked: what the lease does not prove is not certain."""
+        self.questions += 1
+        if not self.confirmed:
+            raise ApiError(ErrorCode.not_leader_or_follower, "another node may lead by now")
+
     def committed(self, offset: int) -> Awaitable[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((offset, future))
@@ -127,7 +140,21 @@ class MemoryLog:
         return [end - start for start, end in pairwise([0, *self._ends])]
 
     def replay(self, end_offset: int) -> Iterator[ReplayedRecord | ReplayedMarker]:
-        yield from self.entries[:end_offset]
+        yield from self.entries[self.start_offset : end_offset]
+
+    def delete_below(self, offset: int) -> None:
+        self.start_offset = max(self.start_offset, min(offset, self.last_stable_offset))
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The first offset of an open transaction, or the high watermark."""
+        open_since: dict[int, int] = {}
+        for entry in self.entries:
+            if isinstance(entry, ReplayedMarker):
+                open_since.pop(entry.producer_id, None)
+            elif entry.producer_id != -1:
+                open_since.setdefault(entry.producer_id, entry.offset)
+        return min([self.high_watermark, *open_since.values()])
 
     def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
         self._dependents[key] = leadership_lost

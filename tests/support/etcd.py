@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import urllib.request
@@ -22,9 +21,10 @@ from types import TracebackType
 import grpc
 from aetcd import rpc
 
+from support.ports import free_ports
 from support.processes import wait_until
 
-__all__ = ("NO_ETCD", "EtcdServer", "has_etcd")
+__all__ = ("NO_ETCD", "EtcdServer", "has_etcd", "make_certificates")
 
 NO_ETCD = "there is no etcd program here; install it with: apt-get install etcd-server"
 
@@ -46,13 +46,17 @@ class EtcdServer:
         self._log_path = directory / "etcd.log"
         directory.mkdir(parents=True, exist_ok=True)
         if tls:
-            _make_certificates(directory)
+            make_certificates(directory)
         self._choose_ports()
 
     @property
     def endpoints(self) -> str:
         """Where clients connect: ``host:port``."""
         return f"127.0.0.1:{self._client_port}"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self._client_port
 
     @property
     def url(self) -> str:
@@ -82,10 +86,12 @@ class EtcdServer:
             return self
         raise RuntimeError(f"etcd found no free port\n{self.log_text()}")
 
-    def restart(self, *, lose_data: bool = False) -> None:
-        """Start again on the same ports, after ``kill``."""
-        if lose_data:
+    def restart(self, *, lose_data: bool = False, put_back: Path | None = None) -> None:
+        """Start again on the same ports, after ``kill``; with a copy of ``copy_data``, if one is named."""
+        if lose_data or put_back is not None:
             shutil.rmtree(self.directory / "data")
+        if put_back is not None:
+            shutil.copytree(put_back, self.directory / "data")
         self._launch()
         self._wait_until_healthy()
 
@@ -94,6 +100,14 @@ class EtcdServer:
         process, self._popen = self._running(), None
         process.kill()
         process.wait()
+
+    def copy_data(self) -> Path:
+        """A copy of what it has, as a backup would be. It is killed for that, and started again."""
+        self.kill()
+        copy = self.directory / f"copy-{len(list(self.directory.glob('copy-*')))}"
+        shutil.copytree(self.directory / "data", copy)
+        self.restart()
+        return copy
 
     def pause(self) -> None:
         """Let the process hang: connections stay open and nothing is answered."""
@@ -107,6 +121,27 @@ class EtcdServer:
 
     def log_text(self) -> str:
         return self._log_path.read_text(errors="replace")[-10_000:]
+
+    async def enable_authentication(self, prefix: str) -> None:
+        """Users root and node with password "right"; node may use the keys below the prefix."""
+        async with self._channel() as channel:
+            auth = rpc.AuthStub(channel)
+            for name in ("root", "node"):
+                await auth.UserAdd(rpc.AuthUserAddRequest(name=name, password="right"))
+                await auth.RoleAdd(rpc.AuthRoleAddRequest(name=name))
+                await auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user=name, role=name))
+            end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+            permission = rpc.Permission(
+                permType=rpc.Permission.READWRITE, key=prefix.encode(), range_end=end.encode()
+            )
+            await auth.RoleGrantPermission(rpc.AuthRoleGrantPermissionRequest(name="node", perm=permission))
+            await auth.AuthEnable(rpc.AuthEnableRequest())
+
+    def _channel(self) -> grpc.aio.Channel:
+        if not self.tls:
+            return grpc.aio.insecure_channel(self.endpoints)
+        ca, key, cert = (path.read_bytes() for path in (self.ca_file, self.key_file, self.cert_file))
+        return grpc.aio.secure_channel(self.endpoints, grpc.ssl_channel_credentials(ca, key, cert))
 
     async def outlast(self, lease_id: int) -> None:
         """Return when the lease has expired."""
@@ -161,10 +196,7 @@ class EtcdServer:
         wait_until(is_healthy, "etcd is healthy", 60.0)
 
     def _choose_ports(self) -> None:
-        with socket.socket() as client, socket.socket() as peer:
-            client.bind(("127.0.0.1", 0))
-            peer.bind(("127.0.0.1", 0))
-            self._client_port, self._peer_port = client.getsockname()[1], peer.getsockname()[1]
+        self._client_port, self._peer_port = free_ports(2)
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._popen is not None, "it does not run"
@@ -187,7 +219,7 @@ class _PortTaken(Exception):
     pass
 
 
-def _make_certificates(directory: Path) -> None:
+def make_certificates(directory: Path) -> None:
     """Make an authority and what it signs: a certificate of the server and one of a client."""
 
     def openssl(*arguments: str) -> None:

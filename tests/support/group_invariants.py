@@ -7,7 +7,8 @@ from collections import Counter
 from tidemill.groups.classic.group import ClassicGroup, GroupState
 from tidemill.groups.classic.roster import Roster
 from tidemill.groups.consumer.group import ConsumerGroup, Wait
-from tidemill.groups.consumer.member import MemberState
+from tidemill.groups.consumer.member import NO_PARTITIONS, MemberState
+from tidemill.groups.share.group import ShareGroup
 from tidemill.groups.state import ShardState
 
 __all__ = ("check_group", "check_groups")
@@ -20,10 +21,12 @@ def check_groups(state: ShardState) -> None:
         check_group(group)
 
 
-def check_group(group: ClassicGroup | ConsumerGroup) -> None:
-    """A group of either kind."""
+def check_group(group: ClassicGroup | ConsumerGroup | ShareGroup) -> None:
+    """A group of any kind."""
     if isinstance(group, ClassicGroup):
         _check_classic_group(group)
+    elif isinstance(group, ShareGroup):
+        _check_share_group(group)
     else:
         _check_consumer_group(group)
 
@@ -90,3 +93,19 @@ def _check_consumer_group(group: ConsumerGroup) -> None:
     assert not names or frozenset.intersection(*names), f"{group.group_id!r}: no protocol in common: {names}"
     used = {member.regex for member in group.members.values() if member.regex}
     assert group.patterns.keys() == used, (group.patterns, used)
+
+
+def _check_share_group(group: ShareGroup) -> None:
+    """A share group that serves."""
+    assert group.target_epoch <= group.epoch, (group.target_epoch, group.epoch)
+    for member in group.members.values():
+        assert member.epoch <= group.target_epoch, member
+        assert member.previous_epoch <= member.epoch, member
+        assert member.member_id in group.sessions, member
+    assert group.targets.keys() <= group.members.keys(), (group.targets, group.members)
+    readable = {(topic.id, index) for topic in group.topics.initialized for index in topic.partitions}
+    if group.epoch == group.target_epoch and group.seen_revision is not None:
+        assert NO_PARTITIONS.union(*group.targets.values()) <= readable, (group.targets, readable)
+    deleting = {topic.id for topic in group.topics.deleting}
+    begun = {topic.id for topic in (*group.topics.initializing, *group.topics.initialized)}
+    assert not deleting & begun, group.topics

@@ -18,11 +18,11 @@ from typing import Any, cast
 from support.coordination import VirtualClock
 from support.faulty_storage import FaultyStorage
 from support.frames import split_frames
+from support.memory_store import MemoryStore
 from support.sim_node import START_MS, SeededIds, SimDirectory, SimDiskSpace, create_topics
 from tidemill.config.settings import Settings
 from tidemill.config.values import MIB, Address
 from tidemill.control.controller import Controller
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.coordination.pools import thread_pool
 from tidemill.errors import DiskFull, StorageError
 from tidemill.net.transport import Listener
@@ -198,6 +198,7 @@ class HeldNode:
             http=None,
             offsets_topic_partitions=1,
             transactions_topic_partitions=1,
+            share_state_topic_partitions=1,
             max_decompressed_bytes=MIB,
             max_inflight_bytes=64 * MIB,
             max_frame_bytes=32 * MIB,

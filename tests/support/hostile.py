@@ -14,10 +14,10 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from support.raw import RawClient, produce_body
-from tidemill.config.topic_keys import BATCH_BYTES_MAX
+from tidemill.config.topic_keys import BATCH_BYTES_MAX, INDEX_INTERVAL_BYTES_MAX
 from tidemill.records.compression import ZSTD, compress
 from tidemill.records.record import Record, build_batch
-from tidemill.records.rewriting import to_varint
+from tidemill.records.varints import to_varint
 from tidemill.tables.predicates.predicate import Compare, In, Or, Predicate, encode
 
 __all__ = ("HOSTILE", "Address", "batch_of_many")
@@ -28,6 +28,8 @@ Throw = tuple[str, int, dict[str, Any]]
 
 MANY = 100_000
 NOW = 1_700_000_000_000
+#: Almost as many topics as fit on a node (20,000 partitions); internal topics need room, too.
+VERY_MANY = [f"very-many-{number}" for number in range(19_000)]
 
 
 def batch_of_many(count: int, codec: int) -> bytes:
@@ -91,7 +93,9 @@ def metadata_of_many(address: Address) -> Throw:
 
 
 def metadata_that_creates(address: Address) -> Throw:
-    return "Metadata", 9, {"topics": names(1_500), "allow_auto_topic_creation": True}
+    """Names of all the topics of ``very_many_topics``, before there are any."""
+    topics = [{"name": name} for name in VERY_MANY]
+    return "Metadata", 9, {"topics": topics, "allow_auto_topic_creation": True}
 
 
 def create_many(address: Address) -> Throw:
@@ -135,6 +139,42 @@ def fetch_many(address: Address) -> Throw:
     ]
     body = {"max_bytes": 10_000_000, "max_wait": 0, "session_epoch": -1}
     return "Fetch", 12, body | {"topics": [{"topic": "read", "partitions": entries}]}
+
+
+def fetch_behind_a_sparse_index(address: Address) -> Throw:
+    """Many reads of a batch that is as far behind an entry of the index as it can be, in smallest batches."""
+    create(address, "sparse", index_interval_bytes=str(INDEX_INTERVAL_BYTES_MAX))
+    smallest = build_batch([Record(None, None, NOW)])
+    count = INDEX_INTERVAL_BYTES_MAX // len(smallest)
+    written = [{"index": 0, "records": smallest}] * count
+    with RawClient(address, 300) as client:
+        client.request("ApiVersions", 2, {})
+        topics = [{"name": "sparse", "partition_data": written}]
+        client.request("Produce", 9, {"acks": -1, "timeout": 60_000, "topic_data": topics})
+    # None of them has room for a second batch, and all but the first have none for a first.
+    asked = [{"partition": 0, "fetch_offset": count - 1, "partition_max_bytes": 1}] * 400
+    body = {"max_bytes": 10_000_000, "max_wait": 0, "session_epoch": -1}
+    return "Fetch", 12, body | {"topics": [{"topic": "sparse", "partitions": asked}]}
+
+
+def region_of_many_partitions(address: Address) -> Throw:
+    """As many positions as one request may have, none of which has anything."""
+    create(address, "region", partitions=10)
+    positions = [
+        {"partition": n % 10, "offset": 0, "leader_epoch": 0, "current_leader_epoch": -1}
+        for n in range(1_000)
+    ]
+    return "FetchRegion", 0, {"topic": "region", "max_bytes": 10_000_000, "partitions": positions}
+
+
+def region_through_a_filter(address: Address) -> Throw:
+    """A filter over very many small records, which a small batch has."""
+    create(address, "filtered", max_message_bytes=str(BATCH_BYTES_MAX))
+    with RawClient(address, 300) as client:
+        client.request("Produce", 9, produce_body("filtered", batch_of_many(500_000, ZSTD)))
+    position = {"partition": 0, "offset": 0, "leader_epoch": 0, "current_leader_epoch": -1}
+    region = {"topic": "filtered", "key_prefix": b"x", "headers": [{"name": "h", "value": b"v"}]}
+    return "FetchRegion", 0, region | {"max_bytes": 10_000_000, "partitions": [position]}
 
 
 def fetch_many_topics(address: Address) -> Throw:
@@ -347,7 +387,7 @@ def own_many(address: Address) -> Throw:
 
 
 def publish_many(address: Address) -> Throw:
-    """As many attempts as a job may have, each of many partitions."""
+    """A publication of 300 attempts, each of many partitions; a publication may have 1,000."""
     create(address, "published", partitions=100)
     with RawClient(address, 300) as client:
         client.request("ApiVersions", 2, {})
@@ -519,20 +559,91 @@ def joining(group_id: str, member_id: str) -> dict[str, Any]:
 
 def joining_by_name(member_id: str) -> dict[str, Any]:
     body = {"group_id": "of-many", "member_id": member_id, "member_epoch": 0, "rebalance_timeout": 60_000}
-    names = [f"very-many-{number}" for number in range(5_000)]
+    names = [f"very-many-{number}" for number in range(1_500)]
     return body | {"subscribed_topic_names": names, "topic_partitions": []}
 
 
 def very_many_topics(address: Address) -> None:
-    """Have 20,000 topics, unless there are."""
+    """Have very many topics, unless there are."""
     with RawClient(address, 300) as client:
         client.request("ApiVersions", 2, {})
-        for start in range(0, 20_000, 2_000):
+        for start in range(0, len(VERY_MANY), 2_000):
             topics = [
-                {"name": f"very-many-{number}", "num_partitions": 1, "replication_factor": 1}
-                for number in range(start, start + 2_000)
+                {"name": name, "num_partitions": 1, "replication_factor": 1}
+                for name in VERY_MANY[start : start + 2_000]
             ]
             client.request("CreateTopics", 5, {"topics": topics, "timeout": 60_000})
+
+
+def share_joining(group_id: str, member_id: str, *names: str) -> dict[str, Any]:
+    body = {"group_id": group_id, "member_id": member_id, "member_epoch": 0, "rack_id": None}
+    return body | {"subscribed_topic_names": list(names)}
+
+
+def join_a_wide_share_group(address: Address) -> Throw:
+    """A share group of very many partitions: all of them get state, and are assigned."""
+    create(address, "share-wide", partitions=2_000)
+    return "ShareGroupHeartbeat", 1, share_joining("share-wide", "m", "share-wide")
+
+
+def in_a_wide_share_group(address: Address, member_epoch: int) -> None:
+    """Join the group of ``join_a_wide_share_group``, or leave it with epoch -1."""
+    body = share_joining("share-wide", "m", "share-wide") | {"member_epoch": member_epoch}
+    with RawClient(address, 300) as client:
+        client.request("ShareGroupHeartbeat", 1, body)
+
+
+def describe_a_wide_share_group(address: Address) -> Throw:
+    in_a_wide_share_group(address, 0)
+    return "DescribeShareGroupOffsets", 1, {"groups": [{"group_id": "share-wide", "topics": None}]}
+
+
+def describe_many_share_groups(address: Address) -> Throw:
+    group_coordinator(address)
+    return "ShareGroupDescribe", 1, {"group_ids": [f"g{n}" for n in range(10_000)]}
+
+
+def describe_many_share_offsets(address: Address) -> Throw:
+    group_coordinator(address)
+    groups = [{"group_id": f"g{n}", "topics": None} for n in range(10_000)]
+    return "DescribeShareGroupOffsets", 1, {"groups": groups}
+
+
+def alter_many_share_offsets(address: Address) -> Throw:
+    in_a_wide_share_group(address, -1)
+    partitions = [{"partition_index": n, "start_offset": 0} for n in range(2_000)]
+    topics = [{"topic_name": "share-wide", "partitions": partitions}]
+    return "AlterShareGroupOffsets", 0, {"group_id": "share-wide", "topics": topics}
+
+
+def share_fetch_of(partitions: list[dict[str, Any]], topic_id: Any) -> dict[str, Any]:
+    return {
+        "group_id": "fetching",
+        "member_id": "m",
+        "share_session_epoch": 0,
+        "max_wait": 0,
+        "min_bytes": 1,
+        "max_bytes": 1_000_000,
+        "max_records": 500,
+        "batch_size": 500,
+        "topics": [{"topic_id": topic_id, "partitions": partitions}],
+        "forgotten_topics_data": [],
+    }
+
+
+def share_fetch_of_unknown_partitions(address: Address) -> Throw:
+    entries = [{"partition_index": n, "acknowledgement_batches": []} for n in range(5_000)]
+    return "ShareFetch", 1, share_fetch_of(entries, UUID(int=7))
+
+
+def share_fetch_of_partitions_without_state(address: Address) -> Throw:
+    create(address, "share-fetched", partitions=500)
+    with RawClient(address, 300) as client:
+        topics = client.request(
+            "Metadata", 12, {"topics": [{"name": "share-fetched", "topic_id": None}]}
+        ).topics
+    entries = [{"partition_index": n, "acknowledgement_batches": []} for n in range(500)]
+    return "ShareFetch", 1, share_fetch_of(entries, topics[0].topic_id)
 
 
 def open_transaction(address: Address, name: str, count: int) -> dict[str, Any]:
@@ -693,7 +804,7 @@ def fetch_the_largest_batch(address: Address) -> Throw:
 
 def delete_many_of_all(address: Address) -> Throw:
     very_many_topics(address)
-    return "DeleteTopics", 5, {"topic_names": [f"very-many-{n}" for n in range(500)], "timeout": 60_000}
+    return "DeleteTopics", 5, {"topic_names": VERY_MANY[:500], "timeout": 60_000}
 
 
 HOSTILE: dict[str, Callable[[Address], Throw]] = {
@@ -705,12 +816,14 @@ HOSTILE: dict[str, Callable[[Address], Throw]] = {
         to_a_plain_topic,
         to_be_recompressed,
         metadata_of_many,
-        metadata_that_creates,
         create_many,
         validate_many,
         create_with_many_partitions,
         delete_many,
         fetch_many,
+        fetch_behind_a_sparse_index,
+        region_of_many_partitions,
+        region_through_a_filter,
         fetch_many_topics,
         produce_many,
         produce_to_unknown,
@@ -760,7 +873,15 @@ HOSTILE: dict[str, Callable[[Address], Throw]] = {
         list_many_groups,
         produce_the_largest_batch,
         fetch_the_largest_batch,
-        # From here on there are as many topics as a node may have.
+        join_a_wide_share_group,
+        describe_a_wide_share_group,
+        describe_many_share_groups,
+        describe_many_share_offsets,
+        alter_many_share_offsets,
+        share_fetch_of_unknown_partitions,
+        share_fetch_of_partitions_without_state,
+        # From here on there are very many topics.
+        metadata_that_creates,
         metadata_of_all,
         describe_all_partitions,
         describe_all_log_dirs,

@@ -18,8 +18,8 @@ from tidemill.control.records import (
     encode,
 )
 from tidemill.control.stores.store import Put, Txn
-from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.partition import Partition
+from tidemill.replication.rules.assignment import PartitionAssignment
 
 __all__ = ("LEADER", "change_in_sync", "elect", "follower_flushed", "led")
 
@@ -72,4 +72,4 @@ def follower_flushed(partition: Partition, node_id: int, offset: int) -> None:
     """A follower whose log is the leader's up to ``offset`` says that all of it is on its disk."""
     last_epoch = partition.epochs.epoch_at(offset - 1) if offset else -1
     wanted = FetchPartition(partition.id, offset, 1, partition.leader_epoch, last_epoch, offset)
-    partition.fetch_as_leader(wanted, node_id, 1, 0)
+    partition.as_leader.fetch(wanted, node_id, 1, 0)

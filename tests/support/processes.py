@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from support.ports import free_ports
+
 __all__ = ("ClientFailed", "ClientProcess", "NodeProcess", "process_environment", "wait_until")
 
 _TESTS = Path(__file__).resolve().parents[1]
@@ -29,7 +31,7 @@ _AS_INSTALLED = Path(__file__).with_name("as_installed")
 _RUN_NODE = Path(__file__).with_name("run_node.py")
 _START_DEADLINE_SECONDS = 60.0
 _STOP_DEADLINE_SECONDS = 60.0
-_CALL_DEADLINE_SECONDS = 90.0
+_CALL_DEADLINE_SECONDS = 240.0
 _POLL_SECONDS = 0.02
 
 
@@ -120,14 +122,15 @@ def process_environment() -> dict[str, str]:
 
 
 class NodeProcess:
-    """A node on one data directory; after the first start its ports stay the same over restarts."""
+    """A node on one data directory; its ports stay the same over restarts."""
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
         self.data_dir = data_dir
+        kafka_port, http_port = free_ports(2)
         self._settings = {
             "data_dir": str(data_dir),
-            "listen": "127.0.0.1:0",
-            "http": "127.0.0.1:0",
+            "listen": f"127.0.0.1:{kafka_port}",
+            "http": f"127.0.0.1:{http_port}",
             # The directories of many nodes are kept for a while.
             "disk_reserve_bytes": 1024 * 1024,
             **settings,

@@ -13,17 +13,20 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
 from support.faulty_storage import FaultyStorage
+from support.memory_store import MemoryStore
 from support.sim_network import SimNetwork
-from support.sim_node import SimNode
+from support.sim_node import ProcessStore, SimNode
+from support.store_proxy import StoreProxy
 from support.virtual_loop import current_loop
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic, Resign
-from tidemill.control.stores.memory import MemoryStore
+from tidemill.control.stores.store import MetadataStore
 from tidemill.errors import NodeUnavailable
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
@@ -45,13 +48,15 @@ class ProductCluster:
 
     def __init__(self, size: int = 3) -> None:
         loop = current_loop()
-        self._network = SimNetwork(loop)
-        self._store = MemoryStore(clock_ms=loop.now_ms)
-        self._disks = {node_id: FaultyStorage(random.Random(node_id)) for node_id in range(1, size + 1)}
+        self.network = SimNetwork(loop)
+        self.store = MemoryStore(clock_ms=loop.now_ms)
+        self.disks = {node_id: FaultyStorage(random.Random(node_id)) for node_id in range(1, size + 1)}
         self.nodes: dict[int, SimNode] = {}
+        #: Each node's way to the store.
+        self.ways: dict[int, StoreProxy] = {}
 
     async def __aenter__(self) -> ProductCluster:
-        for node_id in self._disks:
+        for node_id in self.disks:
             await self.start(node_id)
         return self
 
@@ -61,24 +66,41 @@ class ProductCluster:
         for node_id in list(self.nodes):
             await self.kill(node_id)
 
-    async def start(self, node_id: int) -> None:
+    async def start(self, node_id: int, **settings: Any) -> None:
         host = f"n{node_id}"
         self.nodes[node_id] = node = SimNode(
-            self._disks[node_id],
-            self._store,
-            self._network,
+            self.disks[node_id],
+            self.store,
+            self.network,
             host=host,
             node_id=node_id,
+            way_to_store=partial(self._way, node_id),
             cluster="etcd://sim:1",
             cluster_listen=Address(host, _CLUSTER_PORT),
             machine=host,
+            **settings,
         )
         await node.start()
+
+    def _way(self, node_id: int, store: MetadataStore) -> MetadataStore:
+        self.ways[node_id] = way = StoreProxy(store)
+        return way
+
+    async def swap_store(self, store: MemoryStore) -> None:
+        """Put another store in the place of the one that the nodes use; they lose their connections."""
+        self.store = store
+        for node_id, way in self.ways.items():
+            way.unavailable = True
+            if node_id in self.nodes:
+                way.store = ProcessStore(store, self.nodes[node_id].process)
+        await asyncio.sleep(1)
+        for way in self.ways.values():
+            way.unavailable = False
 
     async def kill(self, node_id: int) -> None:
         """End the process; what it has written stays."""
         node = self.nodes.pop(node_id)
-        self._disks[node_id] = self._disks[node_id].crash(power_loss=False)
+        self.disks[node_id] = self.disks[node_id].crash(power_loss=False)
         await node.crash()
 
     def broker(self, node_id: int) -> Broker:
@@ -160,5 +182,4 @@ async def _ask(broker: Broker, api: str, version: int, body: dict[str, Any]) -> 
         lambda: sent.set_exception(aborted),
     )
     BrokerDispatcher(broker, Traffic()).dispatch(call)
-    (response,) = await sent
-    return decode_response(key, version, bytes(response)[4:])[1]
+    return decode_response(key, version, b"".join(await sent)[4:])[1]

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.memory_store import MemoryStore
 from tidemill.config.settings import Settings
 from tidemill.config.values import MIB, Address
 from tidemill.control.commands import SetClusterId
 from tidemill.control.controller import Controller
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.coordination.clock import Clock, LoopClock, Timer, wall_clock_ms
 from tidemill.net.transport import Listener
 from tidemill.server.node import Node
@@ -96,6 +96,7 @@ async def start_quiet_node(
         "advertised_listener": ADVERTISED,
         "offsets_topic_partitions": 2,
         "transactions_topic_partitions": 2,
+        "share_state_topic_partitions": 2,
         "group_initial_rebalance_delay_ms": 0,
         "flush_threads": 1,
         "max_decompressed_bytes": MIB,

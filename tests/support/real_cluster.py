@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -29,26 +28,21 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.etcd import EtcdServer
+from support.links import Links
+from support.ports import free_ports
 from support.processes import process_environment, wait_until
 from support.raw import RawClient
 
-__all__ = ("SESSION_TIMEOUT_MS", "PartitionState", "RealCluster", "RealNode")
+__all__ = ("ETCD", "SESSION_TIMEOUT_MS", "PartitionState", "RealCluster", "RealNode")
 
 #: Shorter than a user's, so that a test sees a dead machine soon; longer than a busy machine's hiccups.
 SESSION_TIMEOUT_MS = 4_000
+#: What etcd is called where links are named.
+ETCD = "etcd"
 _DEADLINE_SECONDS = 90.0
 _STOP_DEADLINE_SECONDS = 60.0
 _CALL_SECONDS = 10.0
 _LOG_TAIL = 6_000
-
-
-def free_ports(count: int) -> list[int]:
-    """That many ports nobody uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class PartitionState(NamedTuple):
@@ -62,17 +56,29 @@ class RealNode:
     """One node: its name, its ports, its directory, and the process while it runs."""
 
     def __init__(
-        self, name: str, etcd_url: str, data_dir: Path, work: Path, settings: Mapping[str, Any]
+        self,
+        name: str,
+        etcd: EtcdServer,
+        data_dir: Path,
+        work: Path,
+        settings: Mapping[str, Any],
+        links: Links | None = None,
     ) -> None:
         self.name = name
         self.data_dir = data_dir
         self.node_id = -1
         self.settings = dict(settings)
-        self._etcd_url = etcd_url
         self._kafka_port, self._cluster_port, self._http_port = free_ports(3)
+        self._etcd_url = etcd.url
+        if links is not None:
+            self._etcd_url = f"etcd://127.0.0.1:{links.listen(name, ETCD, lambda: etcd.address)}"
+            port = links.listen(None, name, lambda: ("127.0.0.1", self._cluster_port))
+            self.settings["cluster_advertised"] = f"127.0.0.1:{port}"
         self._log_path = work / f"{name}.log"
         self._popen: subprocess.Popen[str] | None = None
         self._is_paused = False
+        #: Set by a test that has cut it off: what it says of the cluster is old.
+        self.is_cut_off = False
 
     @property
     def server(self) -> str:
@@ -83,9 +89,14 @@ class RealNode:
         return "127.0.0.1", self._kafka_port
 
     @property
+    def cluster_address(self) -> tuple[str, int]:
+        """Where other nodes connect."""
+        return "127.0.0.1", self._cluster_port
+
+    @property
     def answers(self) -> bool:
-        """Whether it runs, as far as this test has done nothing to it."""
-        return self.running and not self._is_paused
+        """Whether it runs, and has the cluster's metadata, as far as this test has done nothing to it."""
+        return self.running and not self._is_paused and not self.is_cut_off
 
     @property
     def http_url(self) -> str:
@@ -225,11 +236,21 @@ class RealCluster:
         directory: Path,
         nodes: int = 3,
         data_dirs: Mapping[str, Path] = MappingProxyType({}),
+        has_links: bool = False,
+        etcd: EtcdServer | None = None,
+        racks: Mapping[str, str] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
+        """With ``has_links``, the links between nodes, and to etcd, can be cut.
+
+        ``etcd`` is one that runs already; it is ended by whoever has started it.
+        """
+        self._links = Links(self._name_of) if has_links else None
         self.directory = directory
         self._data_dirs = data_dirs
-        self.etcd = EtcdServer(directory / "etcd")
+        self._racks = racks
+        self._has_own_etcd = etcd is None
+        self.etcd = EtcdServer(directory / "etcd") if etcd is None else etcd
         self.settings = {
             "session_timeout_ms": SESSION_TIMEOUT_MS,
             # The directories of many nodes are kept for a while.
@@ -240,10 +261,14 @@ class RealCluster:
         self._names = [f"n{number + 1}" for number in range(nodes)]
 
     def __enter__(self) -> RealCluster:
-        self.etcd.start()
+        if self._has_own_etcd:
+            self.etcd.start()
         try:
+            if self._links is not None:
+                self._links.__enter__()
             for name in self._names:
-                self.add(name, self._data_dirs.get(name)).launch()
+                rack = {"rack": self._racks[name]} if name in self._racks else {}
+                self.add(name, self._data_dirs.get(name), **rack).launch()
             for node in self:
                 node.wait_ready()
             self.wait_for_nodes(len(self._names))
@@ -263,7 +288,19 @@ class RealCluster:
     def _close(self) -> None:
         for node in self:
             node.close()
-        self.etcd.__exit__(None, None, None)
+        if self._has_own_etcd:
+            self.etcd.__exit__(None, None, None)
+        if self._links is not None:
+            self._links.__exit__(None, None, None)
+
+    @property
+    def links(self) -> Links:
+        """The links between the nodes, by their names, and to ``ETCD``."""
+        assert self._links is not None, "a cluster without links"
+        return self._links
+
+    def _name_of(self, node_id: int) -> str:
+        return next((node.name for node in self if node.node_id == node_id), "")
 
     def add(self, name: str, data_dir: Path | None = None, **settings: Any) -> RealNode:
         """Another node, which is not started. One whose name exists twice is known by the first."""
@@ -272,7 +309,7 @@ class RealCluster:
         known_as = f"{name}-{number}" if name in self.nodes else name
         work = self.directory / f"of-{known_as}"
         work.mkdir()
-        node = RealNode(name, self.etcd.url, directory, work, self.settings | settings)
+        node = RealNode(name, self.etcd, directory, work, self.settings | settings, self._links)
         self.nodes[known_as] = node
         return node
 
@@ -323,13 +360,7 @@ class RealCluster:
     def metadata(self, topic: str | None = None) -> Any:
         """The answer to a Metadata request of the first node that gives one; None if none does."""
         wanted = [] if topic is None else [{"name": topic}]
-        body = {"topics": wanted, "allow_auto_topic_creation": False}
-        for node in self:
-            if not node.answers:
-                continue
-            with contextlib.suppress(OSError), RawClient(node.address, _CALL_SECONDS) as client:
-                return client.request("Metadata", 9, body)
-        return None
+        return self._ask("Metadata", 9, {"topics": wanted, "allow_auto_topic_creation": False})
 
     def partitions(self, topic: str) -> dict[int, PartitionState]:
         """Leader and in-sync replicas as Metadata has them now; nothing if no node knows the topic."""
@@ -374,6 +405,39 @@ class RealCluster:
             return bool(found) and all(each.leader != -1 and len(each.in_sync) == count for each in found)
 
         self._wait(are_in_sync, f"every partition of {topic} has {count} in-sync replicas")
+
+    def reassign(self, topic: str, targets: Mapping[int, list[int]]) -> None:
+        """Move partitions to other nodes, and wait until they are there and in sync."""
+        wanted = [{"partition_index": index, "replicas": nodes} for index, nodes in targets.items()]
+        body = {"topics": [{"name": topic, "partitions": wanted}], "timeout": 30_000}
+
+        def is_begun() -> bool:
+            answer = self._ask("AlterPartitionReassignments", 0, body)
+            return answer is not None and not answer.error_code
+
+        def are_there() -> bool:
+            found = self.partitions(topic)
+            return {index: set(each.in_sync) for index, each in found.items() if index in targets} == {
+                index: set(nodes) for index, nodes in targets.items()
+            }
+
+        self._wait(is_begun, f"moves of {topic} are begun")
+        self._wait(are_there, f"{topic} is at {targets}")
+
+    def elect_preferred(self, topic: str) -> None:
+        """Have the first replica of each partition lead."""
+        partitions = sorted(self.partitions(topic))
+        body = {"topic_partitions": [{"topic": topic, "partitions": partitions}], "timeout": 30_000}
+        self._wait(lambda: self._ask("ElectLeaders", 1, body | {"election_type": 0}), "leaders are elected")
+        self.wait_for_leaders(topic)
+
+    def _ask(self, api: str, version: int, body: Mapping[str, Any]) -> Any:
+        """The answer of the first node that gives one; None if none does."""
+        for node in self:
+            if node.answers:
+                with contextlib.suppress(OSError), RawClient(node.address, _CALL_SECONDS) as client:
+                    return client.request(api, version, dict(body))
+        return None
 
     def produce(self, topic: str, *values: str, partition: int = 0) -> list[int]:
         """Write with acks=all, retried until it is done; the offsets."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.log.by_time import TimedOffset, TimeSearch
+from tidemill.log.segments.by_time import TimedOffset, TimeSearch
 
 __all__ = ("searched",)
 

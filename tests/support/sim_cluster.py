@@ -34,13 +34,13 @@ from tidemill.cluster.messages import (
 from tidemill.config.topic import TopicConfig
 from tidemill.coordination.clock import LoopClock
 from tidemill.errors import ApiError, ErrorCode, StorageError
-from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
-from tidemill.replication.fetcher import ReplicaFetcher
-from tidemill.replication.flusher import Flusher
-from tidemill.replication.in_sync import IsrProposal
-from tidemill.replication.leader_service import LeaderService, ProposalRefused
+from tidemill.replication.fetching.fetcher import ReplicaFetcher
+from tidemill.replication.fetching.leader_service import LeaderService, ProposalRefused
+from tidemill.replication.log_work.flusher import Flusher
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Placement, Replicas
+from tidemill.replication.rules.assignment import NO_LEADER, PartitionAssignment
+from tidemill.replication.rules.in_sync import IsrProposal
 
 __all__ = ("TOPIC", "TOPIC_ID", "ReplicaNode", "SimMessages", "SimMetadata")
 
@@ -193,9 +193,11 @@ class ReplicaNode:
         request = _REQUESTS.decode(data)
         response: ClusterResponse
         if isinstance(request, FetchRequest):
-            response = await self.service.fetch(request)
+            response = self.service.fetch_at_once(request) or await self.service.fetch(request)
         elif isinstance(request, ReplicaStateRequest):
-            response = await self.service.replica_state(request)
+            response = self.service.replica_state_at_once(request) or await self.service.replica_state(
+                request
+            )
         else:
             response = self.fetcher.heartbeat(request, self.replicas.peek)
         return msgspec.msgpack.encode(response)

@@ -134,7 +134,8 @@ class SimTransport:
         here = SimStream(network, self._host, address, copy_context())
         there = SimStream(network, address.host, Address(self._host, network.free_port()), listener.context)
         here.peer, there.peer = there, here
-        there.open(listener.protocol())
+        # By the process that listens, on its clock.
+        there.open(listener.context.copy().run(listener.protocol))
         here.open(protocol())
         return here
 

@@ -20,15 +20,15 @@ import msgspec
 from support.dict_engine import DictEngine
 from support.faulty_storage import FaultyStorage
 from support.frames import split_frames
+from support.memory_store import MemoryStore
 from support.sim_network import SimNetwork
 from support.virtual_loop import Process, current_loop
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.control.stores.store import ChangeBatch, MetadataStore, StoreClosed, StoredKeys, Txn
 from tidemill.errors import DiskFull, StorageError
-from tidemill.replication.flusher import Flusher
+from tidemill.replication.log_work.flusher import Flusher
 from tidemill.server.broker import Broker
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
@@ -260,6 +260,8 @@ class SimNode:
         self.storage = storage
         self.network = network
         self.host = host
+        #: By how much somebody has set its time of day wrong.
+        self.wall_ahead_ms = 0
         self.loop = loop = current_loop()
         self.process = loop.process(host)
         self.settings = Settings(
@@ -270,6 +272,7 @@ class SimNode:
             http=None,
             offsets_topic_partitions=1,
             transactions_topic_partitions=1,
+            share_state_topic_partitions=1,
             max_decompressed_bytes=1 << 20,
             # So slow that the little there is takes a while.
             scrub_bytes_per_second=16 * 1024,
@@ -278,6 +281,8 @@ class SimNode:
         )
         self.runtime = Runtime(
             wall_ms=self._wall_ms,
+            # Nothing sleeps in a simulation: a process that is paused has a clock that goes on.
+            session_ms=lambda: int(loop.time() * 1000),
             ids=SeededIds(loop.rng),
             pools=loop.pool,
             pace=loop.pace,
@@ -291,7 +296,7 @@ class SimNode:
         self.node = Node(self.settings, self.runtime)
 
     def _wall_ms(self) -> int:
-        return START_MS + int(self.loop.now * self.process.clock_rate * 1000)
+        return START_MS + self.wall_ahead_ms + int(self.loop.now * self.process.clock_rate * 1000)
 
     def _storage(self, path: Path, on_full: Callable[[DiskFull], None]) -> FaultyStorage:
         self.storage.on_full = on_full

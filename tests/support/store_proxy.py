@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from tidemill.control.stores.store import (
@@ -25,20 +25,51 @@ class StoreProxy:
 
     Attributes:
         unavailable: Every call fails at once, and watches end with an error.
+        deaf: Watches bring nothing; everything else is answered.
+        blind: Reads of everything are not answered.
         lost_replies: That many of the next commits are done, and their answers are lost.
         lost_commits: That many of the next commits are not done, and nobody says so.
+        slow_seconds_max: Calls take up to that long, on the way there.
         commits: How many were passed on.
     """
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, chance: Callable[[], float] = lambda: 1.0) -> None:
         self.store = store
+        self._chance = chance
         self.lost_replies = 0
         self.lost_commits = 0
+        self.slow_seconds_max = 0.0
         self.commits = 0
         self.compacted: list[int] = []
         self._way = asyncio.Event()
         self._way.set()
         self._cut = asyncio.Event()
+        self._hears = asyncio.Event()
+        self._hears.set()
+        self._sees = asyncio.Event()
+        self._sees.set()
+
+    @property
+    def blind(self) -> bool:
+        return not self._sees.is_set()
+
+    @blind.setter
+    def blind(self, value: bool) -> None:
+        if value:
+            self._sees.clear()
+        else:
+            self._sees.set()
+
+    @property
+    def deaf(self) -> bool:
+        return not self._hears.is_set()
+
+    @deaf.setter
+    def deaf(self, value: bool) -> None:
+        if value:
+            self._hears.clear()
+        else:
+            self._hears.set()
 
     @property
     def unavailable(self) -> bool:
@@ -60,11 +91,15 @@ class StoreProxy:
         self._way.set()
 
     async def _pass(self) -> None:
+        if self.slow_seconds_max:
+            await asyncio.sleep(self.slow_seconds_max * self._chance())
         await self._way.wait()
         if self.unavailable:
             raise StoreUnavailable("the metadata store cannot be reached")
 
     async def read(self, prefix: str = "", *, revision: int | None = None) -> StoredKeys:
+        if not prefix:
+            await self._sees.wait()
         await self._pass()
         return await self.store.read(prefix, revision=revision)
 
@@ -86,6 +121,7 @@ class StoreProxy:
         try:
             while True:
                 batch = await self._unless_cut(anext(batches))
+                await self._hears.wait()
                 await self._pass()
                 yield batch
         except StopAsyncIteration:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.processes import NodeProcess
-from tidemill.log.segment_walk import walk
+from tidemill.log.segments.segment_walk import walk
 from tidemill.log.storage import LocalStorage
 from tidemill.records.batch import BatchHeader
 

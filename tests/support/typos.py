@@ -13,8 +13,8 @@ from typing import Any
 from kio.schema.index import schema_name_map
 from kio.static.constants import EntityType
 
+from tidemill.wire import encode
 from tidemill.wire.apis import APIS, request_class, response_class
-from tidemill.wire.encode import set_check
 from tidemill.wire.schema import EntityClass, fields_of
 
 __all__ = ("refuse_typos", "typos")
@@ -25,7 +25,17 @@ _Tree = dict[str, "_Tree"]
 
 def refuse_typos(on: bool) -> None:
     """Whether every encoded body of this process is searched, and refused if it has a misspelt key."""
-    set_check(_refuse if on else None)
+    encode._steps = _checked_steps if on else _steps  # type: ignore[assignment]
+
+
+_steps: Any = encode._steps
+
+
+def _checked_steps(entity: EntityClass) -> tuple[Any, ...]:
+    """The steps that write a message, after one that searches its body; nested structures are part of it."""
+    if entity.__type__ is EntityType.nested:
+        return tuple(_steps(entity))
+    return (lambda body, _: _refuse(entity, body), *_steps(entity))
 
 
 def _refuse(entity: EntityClass, body: Mapping[str, Any]) -> None:

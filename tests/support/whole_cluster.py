@@ -4,7 +4,8 @@ Each node is the product's own ``Node`` on a disk of its own; the metadata is on
 node reaches through a ``StoreProxy``. A process can be killed (what was not synced may be lost), stopped in
 an orderly way, and paused; links can be cut; the way to the store can hang or lose answers; a lease can end.
 
-A node that cannot start is started again, as an operator or a supervisor would do it.
+A node that cannot start is started again, as an operator or a supervisor would do it. Every transaction is
+compared with who the controller is when it is committed: see ``CheckedStore``.
 """
 
 from __future__ import annotations
@@ -15,23 +16,49 @@ from contextlib import suppress
 from typing import Any
 
 from support.faulty_storage import FaultyStorage
+from support.memory_store import MemoryStore
 from support.sim_network import SimNetwork
 from support.sim_node import SimNode
 from support.store_proxy import StoreProxy
-from support.virtual_loop import current_loop
+from support.virtual_loop import current_loop, current_process
 from tidemill.config.values import Address
-from tidemill.control.records import alive_key
-from tidemill.control.stores.memory import MemoryStore
-from tidemill.control.stores.store import MetadataStore
+from tidemill.control.records import CONTROLLER_KEY, ControllerRecord, alive_key, decode
+from tidemill.control.stores.store import MetadataStore, Txn
 from tidemill.errors import TidemillError
 from tidemill.replication.partition import Partition
 
-__all__ = ("WholeCluster",)
+__all__ = ("CheckedStore", "WholeCluster")
 
 _CLUSTER_PORT = 9093
 _START_AGAIN_SECONDS = 1.0
 #: After that a supervisor gives up on a stop, as ``systemd`` does.
 _STOP_SECONDS = 60.0
+
+
+class CheckedStore(MemoryStore):
+    """Notes in ``violations`` what was committed by a node that was not the controller any more, or never.
+
+    Leaders and in-sync sets are the controller's alone; any node creates topics.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.violations: list[str] = []
+
+    async def commit(self, txn: Txn) -> int:
+        process, engine = current_process(), self._engine
+        known = engine.read("partitions/", None).entries
+        changed = [put.key for put in txn.puts if put.key in known]
+        found = engine.read(CONTROLLER_KEY, None).entries.get(CONTROLLER_KEY)
+        revision = await super().commit(txn)
+        if changed and process is not None:
+            node_id = None
+            if found is not None:
+                node_id = decode(CONTROLLER_KEY, found.value, ControllerRecord).node_id
+            if process.name != f"n{node_id}":
+                what = f"{process.name} changed {changed} at revision {revision}"
+                self.violations.append(f"{what}, and the controller was {node_id}")
+        return revision
 
 
 class WholeCluster:
@@ -40,7 +67,7 @@ class WholeCluster:
     def __init__(self, rng: random.Random, size: int, **settings: Any) -> None:
         self.loop = current_loop()
         self.network = SimNetwork(self.loop)
-        self.store = MemoryStore(clock_ms=self.loop.now_ms, history_revisions=100_000)
+        self.store = CheckedStore(clock_ms=self.loop.now_ms, history_revisions=100_000)
         self.rng = rng
         self.ids = list(range(1, size + 1))
         self.disks = {node_id: self._new_disk(node_id) for node_id in self.ids}
@@ -87,7 +114,7 @@ class WholeCluster:
         way = self.ways.get(node_id)
 
         def way_to_store(store: MetadataStore) -> MetadataStore:
-            self.ways[node_id] = made = StoreProxy(store)
+            self.ways[node_id] = made = StoreProxy(store, self.rng.random)
             if way is not None and not way._way.is_set():
                 made.hang()
             return made
@@ -159,8 +186,10 @@ class WholeCluster:
     # --- the store
 
     async def end_lease(self, node_id: int) -> None:
-        """The store forgets the lease of a node."""
+        """The lease of a node is over, by the store's clock and, as ever a little earlier, by the node's."""
         store = self.store
+        if (node := self.nodes.get(node_id)) is not None and node.node.membership is not None:
+            node.node.membership.session._serving_until_ms = 0
         for lease_id in list(store._leases):
             if alive_key(node_id) in store._engine.keys_of_lease(lease_id):
                 with suppress(TidemillError):
@@ -181,6 +210,7 @@ class WholeCluster:
         self.network.heal()
         for way in self.ways.values():
             way.lost_commits = way.lost_replies = 0
+            way.slow_seconds_max = 0.0
             way.unavailable = False
             way.go_on()
         for node in self.nodes.values():

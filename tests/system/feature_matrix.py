@@ -1,5 +1,8 @@
 """The table of docs/clients.md, from the ``feature`` markers of the client tests.
 
+The last column is a cluster of three nodes. Its tests with ``every_client=True`` run with all the clients,
+and stand in their columns, too.
+
 ``python tests/system/feature_matrix.py`` writes the table into the page; ``test_feature_matrix.py`` fails
 when the page is not up to date. The tests are parsed, not imported, so no client has to be installed.
 """
@@ -21,6 +24,8 @@ TEST_FILES = (
     "test_kcat.py",
     "test_cluster.py",
 )
+#: Tests of several clients, which it names in ``CLIENTS``: they stand in the columns of those.
+SHARED_TEST_FILES = ("test_share_clients.py",)
 _BEGIN = "<!-- table: begin -->"
 _END = "<!-- table: end -->"
 
@@ -44,6 +49,13 @@ FEATURES = (
     "groups: static members",
     "groups: commit and fetch offsets",
     "groups: subscribe by pattern",
+    "share groups: accept, release, reject, delivery count",
+    "share groups: independent groups, implicit acknowledgement",
+    "share groups: start at the end",
+    "share groups: members share the records of a partition",
+    "share groups: a member dies",
+    "share groups: order per key, retry with delay",
+    "share groups: described, moved and deleted by an admin client",
     "topics: created by use",
     "topics: unknown topic error",
     "topic config: recompression",
@@ -72,33 +84,43 @@ FEATURES = (
     "admin: fence producers",
     "transactions: of the second kind (KIP-890)",
     "streams: exactly_once_v2",
-    "cluster: what the client does with one node, on three",
     "cluster: metadata refresh",
-    "cluster: fail-over of leaders under load",
+    "cluster: fail-over of leaders",
+    "cluster: reassignment under load",
+    "cluster: kills, pauses, cut links, death of etcd",
     "cluster: rolling restart under load",
     "cluster: fail-over of a group's coordinator",
 )
 
 
-def features_shown(source: str) -> tuple[str, dict[str, list[str]]]:
-    """(client, tests by feature) of one test file."""
+def features_shown(source: str, *, for_all: bool = False) -> tuple[str, dict[str, list[str]]]:
+    """(client, tests by feature) of one test file; ``for_all``: only tests that run with every client."""
     client = ""
     shown: dict[str, list[str]] = {}
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "CLIENT":
             client = ast.literal_eval(statement.value)
         if isinstance(statement, ast.FunctionDef):
-            for name in _marked_features(statement):
+            for name in _marked_features(statement, for_all=for_all):
                 shown.setdefault(name, []).append(statement.name)
     return client, shown
 
 
-def _marked_features(function: ast.FunctionDef) -> list[str]:
+def _named_clients(source: str) -> set[str]:
+    """The clients with which the tests of a shared file run."""
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "CLIENTS":
+            return set(ast.literal_eval(statement.value))
+    raise ValueError("a shared test file says in CLIENTS with which clients it runs")
+
+
+def _marked_features(function: ast.FunctionDef, *, for_all: bool) -> list[str]:
     return [
         ast.literal_eval(argument)
         for decorator in function.decorator_list
         if isinstance(decorator, ast.Call)
         and ast.unparse(decorator.func) in ("feature", "pytest.mark.feature")
+        and (not for_all or any(keyword.arg == "every_client" for keyword in decorator.keywords))
         for argument in decorator.args
     ]
 
@@ -106,6 +128,15 @@ def _marked_features(function: ast.FunctionDef) -> list[str]:
 def table() -> str:
     """The table in Markdown: a row per feature, a column per client, in each cell the tests."""
     clients = [(name, *features_shown((_SYSTEM / name).read_text())) for name in TEST_FILES]
+    *_, (cluster, _, _) = clients
+    _, common = features_shown((_SYSTEM / cluster).read_text(), for_all=True)
+    for _, _, shown in clients[:-1]:
+        shown |= common
+    for name in SHARED_TEST_FILES:
+        source = (_SYSTEM / name).read_text()
+        for _, client, shown in clients:
+            if client in _named_clients(source):
+                shown |= features_shown(source)[1]
     unknown = {feature for _, _, shown in clients for feature in shown} - set(FEATURES)
     if unknown:
         raise ValueError(f"markers that name no feature of FEATURES: {sorted(unknown)}")

@@ -16,7 +16,7 @@ SPARK_CONF = ROOT / "tests" / "support" / "spark_conf"
 HAS_ETCD = shutil.which("etcd") is not None
 
 ROWS = {
-    "Aims": 17 if HAS_ETCD else 14,
+    "Aims": 24 if HAS_ETCD else 21,
     "Produce": [f"1 KB, acks={acks}, {count}" for acks in ("1", "all") for count in (1, 16)]
     + ["the disk alone, 1 MB writes"],
     "Produce, with and without the checks of records": [
@@ -43,6 +43,25 @@ ROWS = {
     ],
     "Compaction": ["5 MB of 1,000 B"],
     "Rebalance when a member joins": ["classic, 2", "consumer, 2"],
+    "Share groups": ["1", "1, accept each", "1, order per key"],
+    "What share groups cost": [
+        "backlog of 1,000",
+        "accept each",
+        "acknowledgement of one record",
+        "memory per 1,000 in flight",
+    ],
+    "Cursors": [
+        "raw consumer, records/s",
+        "cursor, records/s",
+        "ordered worker, in order, records/s",
+        "ordered worker, 4 keys side by side, records/s",
+        "1 % of the records, filtered in the client, records passed/s",
+        "1 % of the records, cursor with a key prefix, records passed/s",
+        *(f"backlog of {count}, µs per record" for count in ("500", "5,000", "50,000")),
+        "append to handler of an ordered worker, ms p50",
+        "append to handler of an ordered worker, ms p99",
+        *(f"durable checkpoint, {where}, ms p50" for where in ("cluster", "file", "SQLite", "transaction")),
+    ],
     "Cluster of three nodes": [
         "produce, acks=all: MB/s",
         "leader: CPU s/GB",
@@ -53,8 +72,12 @@ ROWS = {
         "rolling restart, p99 ms",
         "rolling restart, longest ms",
         "kill -9 to the first acknowledged record: s",
+        "the same with confluent-kafka: s",
+        "kill -9 to the first look-up: s",
         "a follower catches up: MB/s",
         "change of the controller, 100 partitions: s",
+        "an idle node, 100 partitions: % of a CPU",
+        "an idle node, 100 partitions: MB of memory",
     ]
     if HAS_ETCD
     else [],
@@ -72,6 +95,13 @@ ROWS = {
     "Scans of growing tables": ["1,000"],
     "Memory of a scan": ["2,000 rows"],
     "Recovery of a table": ["live state", "snapshot", "the log alone"],
+    "Workers": [
+        "plain function, 1 thread",
+        "plain function, 16 threads",
+        "async function, 16 at a time",
+        "plain function, 16 threads, order per key",
+        "for record in db.share",
+    ],
     "Spark: reading": [
         "table scan",
         "typed topic",

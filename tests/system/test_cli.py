@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+
+import tidemill
 
 _DEADLINE_SECONDS = 60
 _COMMAND = [sys.executable, "-m", "tidemill.cli"]
@@ -504,6 +507,73 @@ def test_group_is_listed_described_and_deleted(cli: Cli, kept: str) -> None:
     assert cli("group", "delete", group)["groups"] == [group]
     cli("group", "describe", group, exit_code=3)
     cli("group", "delete", group, exit_code=3)
+
+
+def test_share_group_is_shown_moved_and_deleted(cli: Cli, up: UpProcess, filled: str) -> None:
+    group = "porters"
+    with tidemill.connect(up.server) as db, db.share(group, filled) as records:
+        taken = [records.next() for _ in range(3)]
+        held = cli("share", "peek", group, "--state", "acquired")["partitions"]
+        assert sum(each["acquired"] for each in held) >= 3
+        owners = {run["owner"] for each in held for run in each["records"]}
+        described = cli("share", "describe", group)
+        assert {member["member_id"] for member in described["members"]} == owners
+        assert (described["state"], described["lag"]) == ("Stable", 10)
+        cli("share", "reset-offsets", group, "--to", "latest", "--execute", exit_code=1)
+        cli("share", "delete", group, exit_code=1)
+        for record in taken:
+            record.accept()
+    assert cli("share", "lag", group)["lag"] == 7
+    assert {"group": group, "state": "Empty"} in cli("share", "list")
+    cli("group", "describe", group, exit_code=3)
+    planned = cli("share", "reset-offsets", group, "--to", "latest")
+    assert [entry["to"] for entry in planned["offsets"]] == [5, 5]
+    assert cli("share", "lag", group)["lag"] == 7
+    cli("share", "reset-offsets", group, "--to", "-2", "--topic", f"{filled}:1", "--execute")
+    cli("share", "reset-offsets", group, "--to", "latest", "--topic", f"{filled}:0", "--execute")
+    rows = cli("share", "lag", group)["offsets"]
+    assert (rows[0]["start_offset"], rows[0]["lag"]) == (5, 0)
+    cli("share", "reset-offsets", group, "--to", "earliest", "--execute")
+    assert cli("share", "lag", group)["lag"] == 10
+    assert cli("share", "delete", group, "--topic", filled)["deleted"] == "offsets"
+    assert cli("share", "lag", group)["offsets"] == []
+    assert cli("share", "delete", group)["groups"] == [group]
+    cli("share", "describe", group, exit_code=3)
+    cli("share", "delete", group, exit_code=3)
+
+
+def test_dead_letters_are_sent_back_by_a_command(cli: Cli, up: UpProcess) -> None:
+    group, topic = "menders", "to-mend"
+    with tidemill.connect(up.server) as db:
+        db.produce_many(topic, ["cup", "plate"])
+        with db.share(group, topic, dead_letter="dlq.to-mend") as records:
+            for _ in range(2):
+                record = records.next()
+                record.reject(f"broken {record.text()}")
+            records.flush()
+            while records.lag():
+                time.sleep(0.05)
+
+    def dead() -> list[tuple[str, int, int, str]]:
+        runs = cli("share", "peek", group)["partitions"][0]["records"]
+        return [(run["state"], run["first_offset"], run["delivery_count"], run["reason"]) for run in runs]
+
+    assert dead() == [("dead", 0, 1, "broken cup"), ("dead", 1, 1, "broken plate")]
+    assert cli("share", "peek", group, "--state", "delayed")["partitions"][0]["records"] == []
+    planned = cli("share", "redrive", group, "--dry-run")
+    assert (planned["executed"], planned["sent"]) == (False, {topic: 2})
+    done = cli("share", "redrive", group, "--reason", "cup", "--since", "-1h")
+    assert (done["executed"], done["sent"], done["kept"]) == (True, {topic: 1}, 1)
+    assert done["reasons"] == {"broken cup": 1}
+    assert ("dead", 1, 1, "broken plate") in dead()
+    assert ("dead", 0, 1, "broken cup") not in dead(), "it was sent back"
+    assert cli("share", "redrive", group, "--until", "-1h")["sent"] == {}
+    cli("share", "redrive", group, "--since", "earliest", exit_code=2)
+    cli("share", "redrive", "nobody", exit_code=1)
+    with tidemill.connect(up.server) as db, db.share(group, topic) as records:
+        back = records.next()
+        assert (back.text(), back.header("tidemill-redriven-for")) == ("cup", group.encode())
+        back.accept()
 
 
 def test_offsets_are_reset_only_when_told_to(cli: Cli, kept: str) -> None:

@@ -1,40 +1,47 @@
-"""Three real nodes and a real etcd under load: what is killed, paused and stopped loses nothing.
+"""Three real nodes and a real etcd under load: what is killed, paused, stopped and cut off loses nothing.
 
-``CLUSTER_EVENTS=100`` makes the campaign longer (``make test-long``): a kill is one event, and the start
-after it another. ``CLUSTER_SEED`` sets the seed of its moments and of the nodes; it is printed.
+``CLUSTER_EVENTS=100`` makes the campaign longer (``make test-long``): a kill and the start after it are one
+event, and so are a cut of links and its healing. ``CLUSTER_SEED`` sets the seed of its moments and of the
+nodes; it is printed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from support.campaign import PARTITIONS, Campaign, Loads
 from support.etcd import NO_ETCD, has_etcd
 from support.history import History, check
-from support.processes import ClientFailed, ClientProcess, wait_until
-from support.real_cluster import SESSION_TIMEOUT_MS, RealCluster, RealNode
+from support.processes import ClientProcess, wait_until
+from support.real_cluster import RealCluster, RealNode
+from support.real_tables import TableLoad
+from system.clients.exchange import EXCHANGE_SECONDS, PAUSE_SECONDS
 
 CLIENT = "cluster of three nodes"
 feature = pytest.mark.feature
 
-_EVENTS = int(os.environ.get("CLUSTER_EVENTS") or 12)
-_SECONDS_PER_EVENT = 30
-_PARTITIONS = 3
-#: Acknowledgements, and transactions, that each load gets in every state.
+_EVENTS = int(os.environ.get("CLUSTER_EVENTS") or 10)
+_SECONDS_PER_EVENT = 60
+#: A follower that does not reach its leader leaves the in-sync set after this: sooner than a user's.
+_REPLICA_LAG_MS = 4_000
 _ACKS = 5
 _MAX_MESSAGE_BYTES = 20_000
 _CONFIG = {"max.message.bytes": str(_MAX_MESSAGE_BYTES), "segment.bytes": "1048576"}
 _DRAINS = ("drain", "python drain", "txn drain")
-#: A hung node is resumed when another has been elected in its place, which is known after this.
-_LONGER_THAN_A_SESSION_SECONDS = SESSION_TIMEOUT_MS / 1000 + 1
 
 pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
 
@@ -43,7 +50,8 @@ StartClient = Callable[..., ClientProcess]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
-    with RealCluster(tmp_path_factory.mktemp("cluster")) as running:
+    directory = tmp_path_factory.mktemp("cluster")
+    with RealCluster(directory, has_links=True, replica_lag_ms=_REPLICA_LAG_MS) as running:
         yield running
 
 
@@ -54,140 +62,8 @@ def show_logs(request: pytest.FixtureRequest, cluster: RealCluster) -> Iterator[
     print(cluster.logs())  # noqa: T201
 
 
-class Loads:
-    """The process of the plain loads, and that of the transactions, which is started again when it dies.
-
-    librdkafka 2.16 ends its process by an assertion (``txn_req_cnt > 0``) when the coordinator moves at the
-    wrong moment. What it had noted counts, and the next process has the same transactional id.
-    """
-
-    def __init__(
-        self, plain: ClientProcess, start: Callable[[], ClientProcess], topic: str, path: Path
-    ) -> None:
-        self._plain = plain
-        self._start = start
-        self._topic = topic
-        self._path = path
-        self.histories: dict[str, Path] = {}
-        self.committed = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        name = f"txn{len(self.histories)}"
-        self.histories[name] = self._path / f"{name}.jsonl"
-        self._transactions = self._start()
-        self._transactions.call(
-            "start_transactions",
-            name=name,
-            path=str(self.histories[name]),
-            topic=self._topic,
-            partitions=_PARTITIONS,
-            transactional_id="txn",
-        )
-
-    def wait_for_acks(self) -> None:
-        """Every load gets something done."""
-        self._plain.call("wait_for_acks", more=_ACKS)
-        while True:
-            try:
-                self._transactions.call("wait_for_acks", more=_ACKS)
-            except ClientFailed as error:
-                if "txn_req_cnt" not in str(error):
-                    raise
-                self._begin()
-            else:
-                self.committed += _ACKS
-                return
-
-    def stop(self) -> dict[str, Any]:
-        """End them all; what became of each of the plain ones, and of the last of the transactions."""
-        outcome: dict[str, Any] = self._plain.call("stop_load", deadline_seconds=180)
-        try:
-            (outcome["txn"],) = self._transactions.call("stop_load", deadline_seconds=180).values()
-        except ClientFailed as error:
-            if "txn_req_cnt" not in str(error):
-                raise
-            outcome["txn"] = {"failure": None}
-        return outcome
-
-
-class Campaign:
-    """Events of all kinds, each undone before the next."""
-
-    def __init__(self, cluster: RealCluster, topics: tuple[str, ...], rng: random.Random) -> None:
-        self._cluster = cluster
-        self._topics = topics
-        self._rng = rng
-        self.events = 0
-
-    def run(self, events: int, load: Loads) -> None:
-        """Each kind once, with each node killed once; then at random. Every state gets something done."""
-        kinds = [*(self.kill for _ in self._cluster), self.pause, self.lose_etcd, self.stop]
-        nodes = list(self._cluster)
-        while self.events < events:
-            for kind in kinds:
-                nodes = nodes or list(self._cluster)
-                node = nodes.pop(self._rng.randrange(len(nodes)))
-                print(f"{time.strftime('%X')} event {self.events}: {kind.__name__} {node.name}")  # noqa: T201
-                kind(node, load)
-                for topic in self._topics:
-                    self._cluster.wait_in_sync(topic, 3)
-                load.wait_for_acks()
-                if self.events >= events:
-                    return
-            kinds = self._rng.choices(
-                [self.kill, self.lose_machine, self.pause, self.lose_etcd, self.stop], k=6
-            )
-
-    def kill(self, node: RealNode, load: Loads) -> None:
-        """Kill -9 at some moment of the load."""
-        self._some_time()
-        node.kill()
-        self._goes_on_without(node, load)
-        node.start()
-
-    def lose_machine(self, node: RealNode, load: Loads) -> None:
-        """As if the power was cut: the session ends by itself."""
-        self._some_time()
-        node.lose_machine()
-        self._goes_on_without(node, load)
-        node.start()
-
-    def stop(self, node: RealNode, load: Loads) -> None:
-        self._some_time()
-        node.stop()
-        self._goes_on_without(node, load)
-        node.start()
-
-    def pause(self, node: RealNode, load: Loads) -> None:
-        """The process hangs for longer than its session, and then takes itself for alive."""
-        self._some_time()
-        node.pause()
-        time.sleep(_LONGER_THAN_A_SESSION_SECONDS)
-        self._goes_on_without(node, load)
-        node.resume()
-
-    def lose_etcd(self, node: RealNode, load: Loads) -> None:
-        """Without etcd the leaders go on, and sessions that ended meanwhile begin anew."""
-        self._some_time()
-        self._cluster.etcd.kill()
-        load.wait_for_acks()
-        time.sleep(self._rng.uniform(0, 2 * SESSION_TIMEOUT_MS / 1000))
-        self._cluster.etcd.restart()
-        self.events += 2
-
-    def _some_time(self) -> None:
-        time.sleep(self._rng.uniform(0.1, 1.0))
-
-    def _goes_on_without(self, node: RealNode, load: Loads) -> None:
-        for topic in self._topics:
-            self._cluster.wait_for_leaders(topic, but=node)
-        load.wait_for_acks()
-        self.events += 2
-
-
 def start_load(load: ClientProcess, topic: str, histories: dict[str, Path]) -> None:
-    target: dict[str, Any] = {"topic": topic, "partitions": _PARTITIONS}
+    target: dict[str, Any] = {"topic": topic, "partitions": PARTITIONS}
     load.call(
         "start_load",
         name="confluent",
@@ -199,28 +75,33 @@ def start_load(load: ClientProcess, topic: str, histories: dict[str, Path]) -> N
 
 
 @feature(
-    "cluster: fail-over of leaders under load", "produce: idempotent", "consume: from the earliest record"
+    "cluster: kills, pauses, cut links, death of etcd",
+    "produce: idempotent",
+    "consume: from the earliest record",
 )
 @pytest.mark.timeout(300 + _SECONDS_PER_EVENT * _EVENTS)
-def test_kills_pauses_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
+def test_kills_pauses_cut_links_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
     cluster: RealCluster, tmp_path: Path, start_client: StartClient, topic: str
 ) -> None:
     seed = int(os.environ.get("CLUSTER_SEED") or random.randrange(2**32))
     print(f"CLUSTER_SEED={seed}")  # noqa: T201
-    cluster.create_topic(topic, partitions=_PARTITIONS, config=_CONFIG)
+    cluster.create_topic(topic, partitions=PARTITIONS, config=_CONFIG)
     transactions = f"{topic}-transactions"
-    cluster.create_topic(transactions, partitions=_PARTITIONS)
+    cluster.create_topic(transactions, partitions=PARTITIONS)
     names = ("confluent", "python", "steady", "committed", *_DRAINS)
     histories = {name: tmp_path / f"{name}.jsonl" for name in names}
     load, watch = (start_client("kafka_python_load", cluster) for _ in range(2))
     start_load(load, topic, histories)
     start_reader(watch, "steady", histories, topic)
     start_reader(watch, "committed", histories, transactions, isolated=True)
-    loads = Loads(load, lambda: start_client("load", cluster), transactions, tmp_path)
-    loads.wait_for_acks()  # the coordinator's topic is there now
-    campaign = Campaign(cluster, (topic, transactions, "__transaction_state"), random.Random(seed))
-    campaign.run(_EVENTS, loads)
-    outcome = loads.stop()
+    with TableLoad(cluster.bootstrap_servers) as table:
+        loads = Loads(load, lambda: start_client("load", cluster), transactions, tmp_path, table)
+        loads.wait_for_acks()  # the coordinator's topic is there now
+        topics = (topic, transactions, "__transaction_state", table.topic)
+        campaign = Campaign(cluster, topics, random.Random(seed))
+        campaign.run(_EVENTS, loads)
+        outcome = loads.stop()
+        table.check()
     errors, ends = drain(watch, histories, topic, transactions)
 
     plain = joined(histories, "confluent", "python", "steady", "drain", "python drain")
@@ -233,7 +114,7 @@ def test_kills_pauses_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
     assert sum(ends) == outcome["confluent"]["acked"] + outcome["python"]["acked"]
     assert outcome["txn"]["failure"] is None
     assert loads.committed > _EVENTS
-    assert campaign.events >= _EVENTS
+    assert campaign.events == _EVENTS
 
 
 def start_reader(
@@ -244,7 +125,7 @@ def start_reader(
         name=name,
         path=str(histories[name]),
         topic=topic,
-        partitions=_PARTITIONS,
+        partitions=PARTITIONS,
         isolated=isolated,
     )
 
@@ -253,13 +134,13 @@ def drain(
     client: ClientProcess, histories: dict[str, Path], topic: str, transactions: str
 ) -> tuple[list[str], list[int]]:
     """Read everything to its end with both clients; the errors on the way, and the ends of ``topic``."""
-    ends: list[int] = client.call("end_offsets", topic=topic, partitions=_PARTITIONS)
+    ends: list[int] = client.call("end_offsets", topic=topic, partitions=PARTITIONS)
     start_reader(client, "drain", histories, topic)
     errors: list[str] = client.call("stop_reader", name="drain", ends=ends)
     errors += client.call("stop_reader", name="steady", ends=ends)
     path = str(histories["python drain"])
     client.call("read_to_ends", name="python drain", topic=topic, path=path, ends=ends)
-    transaction_ends = client.call("end_offsets", topic=transactions, partitions=_PARTITIONS)
+    transaction_ends = client.call("end_offsets", topic=transactions, partitions=PARTITIONS)
     start_reader(client, "txn drain", histories, transactions, isolated=True)
     for name in ("txn drain", "committed"):
         errors += client.call("stop_reader", name=name, ends=transaction_ends)
@@ -290,9 +171,9 @@ def in_order(history: History, reader: str) -> list[str]:
 def test_no_error_of_a_rolling_restart_reaches_a_client_that_retries(
     cluster: RealCluster, tmp_path: Path, start_client: StartClient, topic: str
 ) -> None:
-    cluster.create_topic(topic, partitions=_PARTITIONS, config=_CONFIG)
+    cluster.create_topic(topic, partitions=PARTITIONS, config=_CONFIG)
     histories = {name: tmp_path / f"{name}.jsonl" for name in ("confluent", "python", "steady")}
-    target: dict[str, Any] = {"topic": topic, "partitions": _PARTITIONS}
+    target: dict[str, Any] = {"topic": topic, "partitions": PARTITIONS}
     load, watch = (start_client("kafka_python_load", cluster) for _ in range(2))
     start_load(load, topic, histories)
     watch.call("start_reader", name="steady", path=str(histories["steady"]), **target)
@@ -395,34 +276,144 @@ def test_a_group_goes_on_over_the_death_of_its_coordinator(cluster: RealCluster,
     cluster.wait_in_sync(topic, 3)
 
 
-@feature("cluster: metadata refresh")
-def test_a_client_that_knows_one_node_finds_the_others(cluster: RealCluster, topic: str) -> None:
-    cluster.create_topic(topic, partitions=_PARTITIONS)
-    one = cluster["n1"]
-    for partition in range(_PARTITIONS):
-        cluster.produce(topic, f"{partition}", partition=partition)
-    config = cluster.config | {"bootstrap.servers": one.server}
-    metadata = AdminClient(config).list_topics(topic, timeout=30)
-    assert {f"{each.host}:{each.port}" for each in metadata.brokers.values()} == {
-        node.server for node in cluster
-    }
-    assert {each.leader for each in metadata.topics[topic].partitions.values()} == set(metadata.brokers)
-    consumer = Consumer(config | {"group.id": "g", "enable.auto.commit": False})
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(_PARTITIONS)])
-    found: list[str] = []
-    while len(found) < _PARTITIONS:
-        found += [each.value().decode() for each in consumer.consume(1, timeout=30) if each.error() is None]
-    consumer.close()
-    assert sorted(found) == ["0", "1", "2"]
+class Kcat:
+    """kcat's exchange: each has processes of its own, one that writes and one that reads."""
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._topic = ""
+        self._values: list[str] = []
+
+    def call(self, name: str, **arguments: Any) -> None:
+        calls: dict[str, Callable[..., None]] = {"start_exchange": self._start, "exchange": self._exchange}
+        calls[name](**arguments)
+
+    def _start(self, topic: str, partitions: int) -> None:
+        self._topic, self._values = topic, []
+
+    def _exchange(self, count: int) -> None:
+        command = ["kcat", "-b", self._servers, "-t", self._topic]
+        idempotent = ["-X", "enable.idempotence=true", "-X", "linger.ms=0", "-X", "socket.timeout.ms=6000"]
+        with subprocess.Popen(
+            [*command, "-P", *idempotent], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as writer:
+            assert writer.stdin is not None
+            assert writer.stderr is not None
+            for _ in range(count):
+                self._values.append(f"{len(self._values)}")
+                writer.stdin.write(self._values[-1] + "\n")
+                writer.stdin.flush()
+                time.sleep(PAUSE_SECONDS)
+            writer.stdin.close()
+            assert writer.wait(EXCHANGE_SECONDS) == 0, writer.stderr.read()
+        reader = [*command, "-C", "-e", "-q", "-o", "beginning", "-X", "enable.partition.eof=true"]
+        read = subprocess.run(reader, capture_output=True, text=True, timeout=EXCHANGE_SECONDS)
+        assert sorted(read.stdout.split()) == sorted(self._values), read.stderr
 
 
-@feature("cluster: what the client does with one node, on three")
-@pytest.mark.parametrize("client", ["java", "confluent", "kafka_python", "aiokafka"])
-@pytest.mark.parametrize(
-    "scenario",
-    ["idempotent_producer_writes_everything_once_and_in_order", "offsets_are_committed_and_fetched"],
-)
-def test_every_client_works_with_three_nodes(
-    cluster: RealCluster, start_client: StartClient, topic: str, client: str, scenario: str
+class Exchanges:
+    """All clients that are here, each with a topic of its own; they write and read side by side."""
+
+    def __init__(self, cluster: RealCluster, start_client: StartClient) -> None:
+        self._cluster = cluster
+        self._pool = ThreadPoolExecutor()
+        # Each knows one node when it starts.
+        one = SimpleNamespace(bootstrap_servers=cluster["n1"].server)
+        self.clients: dict[str, Any] = {
+            name: start_client(name, one) for name in ("confluent", "kafka_python", "aiokafka")
+        }
+        if shutil.which("kcat"):
+            self.clients["kcat"] = Kcat(one.bootstrap_servers)
+        with contextlib.suppress(pytest.skip.Exception):  # where Java is missing
+            self.clients["java"] = start_client("java", one)
+
+    def start(self, topic: str, replication_factor: int) -> list[str]:
+        """Let all of them begin with new topics, which are named."""
+        topics = [f"{topic}-{name}" for name in self.clients]
+        for each in topics:
+            self._cluster.create_topic(
+                each, partitions=PARTITIONS, replication_factor=replication_factor, config=_CONFIG
+            )
+        for each, client in zip(topics, self.clients.values(), strict=True):
+            client.call("start_exchange", topic=each, partitions=PARTITIONS)
+        return topics
+
+    @contextlib.contextmanager
+    def running(self, count: int) -> Iterator[None]:
+        """Write and read while the body runs."""
+        calls = {
+            name: self._pool.submit(client.call, "exchange", count=count)
+            for name, client in self.clients.items()
+        }
+        try:
+            yield
+        finally:
+            failures = {name: call.exception() for name, call in calls.items()}
+        assert not any(failures.values()), failures
+
+
+@pytest.fixture(scope="module")
+def exchanges(cluster: RealCluster, start_client: StartClient) -> Exchanges:
+    return Exchanges(cluster, start_client)
+
+
+@feature("cluster: metadata refresh", every_client=True)
+def test_every_client_that_knows_one_node_finds_the_others(
+    cluster: RealCluster, exchanges: Exchanges, topic: str
 ) -> None:
-    start_client(client, cluster).call(scenario, topic=topic)
+    for each in exchanges.start(topic, 3):
+        leaders = {state.leader for state in cluster.partitions(each).values()}
+        assert leaders == {node.node_id for node in cluster}, "every node leads a partition"
+    with exchanges.running(30):
+        pass
+
+
+@feature("cluster: fail-over of leaders", every_client=True)
+def test_every_client_goes_on_over_a_fail_over(
+    cluster: RealCluster, exchanges: Exchanges, topic: str
+) -> None:
+    topics = exchanges.start(topic, 3)
+    with exchanges.running(30):
+        pass
+    dead = cluster["n2"]
+    with exchanges.running(150):
+        time.sleep(0.3)  # in the middle of it
+        dead.kill()
+        for each in topics:
+            cluster.wait_for_leaders(each, but=dead)
+    dead.start()
+    for each in topics:
+        cluster.wait_in_sync(each, 3)
+
+
+@feature("cluster: reassignment under load", every_client=True)
+def test_every_client_goes_on_while_its_partitions_move_to_other_nodes(
+    cluster: RealCluster, exchanges: Exchanges, topic: str
+) -> None:
+    topics = exchanges.start(topic, 2)
+    with exchanges.running(30):
+        pass
+    nodes = {node.node_id for node in cluster}
+    with exchanges.running(150):
+        for each in topics:
+            before = cluster.partitions(each)
+            # The leader goes, and the node that had no replica leads.
+            targets = {
+                index: [*(nodes - set(state.in_sync)), *(set(state.in_sync) - {state.leader})]
+                for index, state in before.items()
+            }
+            cluster.reassign(each, targets)
+            cluster.elect_preferred(each)
+            after = cluster.partitions(each)
+            assert {index: state.leader for index, state in after.items()} == {
+                index: target[0] for index, target in targets.items()
+            }
+    with exchanges.running(30):
+        pass
+
+
+@feature("cluster: fail-over of a group's coordinator", "groups: commit and fetch offsets")
+def test_every_client_commits_offsets_in_a_cluster(exchanges: Exchanges, topic: str) -> None:
+    for name, client in exchanges.clients.items():
+        if name != "kcat":
+            client.call("offsets_are_committed_and_fetched", topic=f"{topic}-{name}")

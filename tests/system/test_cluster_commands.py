@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +41,19 @@ def tidemill(
     )
     assert done.returncode == exit_code, (done.stdout, done.stderr)
     return done
+
+
+def run(*arguments: str, exit_code: int = 0) -> str:
+    """Run a command on this machine's files; gives all that it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=process_environment(),
+    )
+    assert done.returncode == exit_code, (done.stdout, done.stderr)
+    return done.stdout + done.stderr
 
 
 def as_json(cluster: RealCluster, *arguments: str, exit_code: int = 0) -> Any:
@@ -151,10 +164,36 @@ def test_a_replica_moves_to_another_node_with_its_records(cluster: RealCluster) 
     assert "99" in refused.stderr
 
 
+def test_a_move_begins_with_a_throttle_that_every_node_has_until_it_is_removed(cluster: RealCluster) -> None:
+    cluster.create_topic("throttled", replication_factor=1)
+    target = partition(cluster, "throttled")["leader"] % 3 + 1
+    tidemill(
+        cluster, "cluster", "reassign", "throttled", "0", "--to", str(target), "--throttle", "5MiB", "--wait"
+    )
+    limit = 5 * 1024 * 1024
+    every = [{"node": node, "send": limit, "fetch": limit} for node in (1, 2, 3)]
+    wait_until(lambda: as_json(cluster, "cluster", "throttle") == every, "every node has it", 60)
+    assert "each node sends at most 5.0 MiB/s" in tidemill(cluster, "cluster", "reassign").stdout
+    assert "throttle of moves" in health(cluster)
+    tidemill(cluster, "cluster", "throttle", "--off")
+    none = [{"node": node, "send": None, "fetch": None} for node in (1, 2, 3)]
+    wait_until(lambda: as_json(cluster, "cluster", "throttle") == none, "no node has it", 60)
+
+
+def tags(cluster: RealCluster) -> dict[str, list[str]]:
+    return {str(each["node"]): each["tags"] for each in as_json(cluster, "cluster", "nodes")}
+
+
 def test_replicas_that_have_nowhere_to_go_are_listed(cluster: RealCluster) -> None:
     cluster.create_topic("everywhere")
     done = as_json(cluster, "cluster", "drain", "1", "--replicas", exit_code=1)
     assert "no other live node" in {each["topic"]: each["reason"] for each in done["stuck"]}["everywhere"]
+    assert tags(cluster)["1"] == ["PERMANENT_OFFLINE"]
+    assert "is drained: it gets no new replicas" in health(cluster)
+    undone = tidemill(cluster, "cluster", "drain", "1", "--undo").stdout
+    assert "node 1 gets new replicas again" in undone
+    wait_until(lambda: not tags(cluster)["1"], "the tag is gone", 60)
+    cluster.create_topic("everywhere-again")
 
 
 def test_a_node_is_removed_once_it_is_down_and_holds_nothing(cluster: RealCluster) -> None:
@@ -166,34 +205,70 @@ def test_a_node_is_removed_once_it_is_down_and_holds_nothing(cluster: RealCluste
     runs = tidemill(cluster, "cluster", "remove", number, exit_code=1)
     assert "stop it before it is removed" in runs.stderr
     tidemill(cluster, "cluster", "drain", number, "--replicas", "--timeout", "60")
+    assert tags(cluster)[number] == ["PERMANENT_OFFLINE"]
+    cluster.create_topic("later", partitions=8, replication_factor=1)
+    placed = as_json(cluster, "cluster", "partitions", "later")
+    assert {holder for each in placed for holder in each["replicas"]} == {1, 2, 3}, "it gets no new replicas"
     fourth.stop()
     tidemill(cluster, "cluster", "remove", number)
     assert number not in {str(each["node"]) for each in as_json(cluster, "cluster", "nodes")}
     assert "there is no node" in tidemill(cluster, "cluster", "remove", number, exit_code=1).stderr
 
 
-def test_an_unclean_election_shows_the_ends_and_wants_a_confirmation(tmp_path: Path) -> None:
-    with RealCluster(tmp_path) as cluster:
-        cluster.create_topic("lost", replication_factor=2, config={"min.insync.replicas": "1"})
-        first, second = (
-            next(node for node in cluster if node.node_id == holder)
-            for holder in partition(cluster, "lost")["replicas"]
-        )
-        tidemill(cluster, "topic", "produce", "lost", send="on both\n")
-        refused = tidemill(cluster, "cluster", "elect", "--unclean", "lost", "0", "--yes", exit_code=1)
-        assert "is led by node" in refused.stderr
-        second.kill()
-        wait_until(lambda: len(partition(cluster, "lost")["in_sync"]) == 1, "the follower has left", 60)
-        tidemill(cluster, "topic", "produce", "lost", send="on one\n")
-        first.kill()
-        second.start()
-        wait_until(lambda: partition(cluster, "lost")["leader"] == -1, "nobody can lead", 60)
-        assert "RED" in health(cluster)
-        usage = tidemill(cluster, "cluster", "elect", "--unclean", "lost", exit_code=2)
-        assert "names one partition" in usage.stderr
-        unsaid = tidemill(cluster, "cluster", "elect", "--unclean", "lost", "0", exit_code=2)
-        assert "confirm with --yes" in unsaid.stderr
-        shown = tidemill(cluster, "cluster", "elect", "--unclean", "lost", "0", "--yes").stdout
-        assert f"node {second.node_id} leads lost-0" in shown
-        cluster.wait_for_leaders("lost")
-        assert tidemill(cluster, "topic", "consume", "lost", "--exit").stdout == "on both\n"
+def test_a_replica_whose_loss_is_accepted_is_copied_anew_and_the_last_one_waits_for_an_operator(
+    cluster: RealCluster,
+) -> None:
+    cluster.create_topic("copied")
+    cluster.create_topic("single", partitions=3, replication_factor=1)
+    node = cluster["n2"]
+    placed = as_json(cluster, "cluster", "partitions", "single")
+    (alone,) = (each["partition"] for each in placed if each["replicas"] == [node.node_id])
+    assert cluster.produce("copied", "a", "b") == [0, 1]
+    cluster.produce("single", "gone", partition=alone)
+    node.stop()
+    shutil.rmtree(node.partition_dir("copied"))
+    shutil.rmtree(node.partition_dir("single", alone))
+    command = ("log", "repair", "copied:0", f"single:{alone}", "--data", str(node.data_dir))
+    refused = run(*command, "--execute", exit_code=1)
+    assert "--accept-loss" in refused
+    done = run(*command, "--accept-loss", "--execute")
+    assert "leaves the in-sync set, and is copied anew from its leader" in done.replace("\n", " ")
+    node.start()
+    cluster.wait_in_sync("copied", 3)
+    assert tidemill(cluster, "topic", "consume", "copied", "--exit").stdout == "a\nb\n"
+    files = [each.partition_dir("copied").glob("*.log") for each in (node, cluster["n1"])]
+    copied, kept = (b"".join(path.read_bytes() for path in sorted(each)) for each in files)
+    assert copied == kept != b""
+    assert partition(cluster, "single", alone)["leader"] == -1, "nobody else has its records"
+    assert "RED" in health(cluster)
+    tidemill(cluster, "cluster", "elect", "--unclean", "single", str(alone), "--yes")
+    cluster.wait_for_leaders("single")
+    assert cluster.produce("single", "new", partition=alone)[0] >= 1, "no offset is given twice"
+
+
+def test_an_unclean_election_shows_the_ends_and_wants_a_confirmation(cluster: RealCluster) -> None:
+    cluster.create_topic("lost", replication_factor=2, config={"min.insync.replicas": "1"})
+    first, second = (
+        next(node for node in cluster if node.node_id == holder)
+        for holder in partition(cluster, "lost")["replicas"]
+    )
+    tidemill(cluster, "topic", "produce", "lost", send="on both\n")
+    refused = tidemill(cluster, "cluster", "elect", "--unclean", "lost", "0", "--yes", exit_code=1)
+    assert "is led by node" in refused.stderr
+    second.kill()
+    wait_until(lambda: len(partition(cluster, "lost")["in_sync"]) == 1, "the follower has left", 60)
+    tidemill(cluster, "topic", "produce", "lost", send="on one\n")
+    first.kill()
+    second.start()
+    wait_until(lambda: partition(cluster, "lost")["leader"] == -1, "nobody can lead", 60)
+    assert "RED" in health(cluster)
+    usage = tidemill(cluster, "cluster", "elect", "--unclean", "lost", exit_code=2)
+    assert "names one partition" in usage.stderr
+    unsaid = tidemill(cluster, "cluster", "elect", "--unclean", "lost", "0", exit_code=2)
+    assert "confirm with --yes" in unsaid.stderr
+    shown = tidemill(cluster, "cluster", "elect", "--unclean", "lost", "0", "--yes").stdout
+    assert f"node {second.node_id} leads lost-0" in shown
+    cluster.wait_for_leaders("lost")
+    assert tidemill(cluster, "topic", "consume", "lost", "--exit").stdout == "on both\n"
+    first.start()
+    cluster.wait_in_sync("lost", 2)

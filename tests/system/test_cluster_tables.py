@@ -7,16 +7,18 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tidemill
 from support.etcd import NO_ETCD, has_etcd
 from support.processes import wait_until
 from support.real_cluster import RealCluster
+from support.real_tables import Follower, Model, as_dict
 from tidemill.client.async_client import AsyncTidemill
 from tidemill.client.tables.table import AsyncTable
+from tidemill.client.tables.table_scan import AsyncScan
 from tidemill.config.values import parse_address
 from tidemill.errors import TableError
 from tidemill.net.connection import Connection
@@ -28,13 +30,17 @@ KEYS = 300
 SOON = 60.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
     with RealCluster(tmp_path_factory.mktemp("cluster")) as running:
-        try:
-            yield running
-        finally:
-            print(running.logs())  # noqa: T201 - pytest shows it if the test fails
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def show_logs(cluster: RealCluster) -> Iterator[None]:
+    """The nodes' last words are part of what pytest shows of a test that fails."""
+    yield
+    print(cluster.logs())  # noqa: T201
 
 
 @asynccontextmanager
@@ -44,74 +50,38 @@ async def connected(cluster: RealCluster) -> AsyncIterator[AsyncTidemill]:
 
 
 async def created(client: AsyncTidemill) -> AsyncTable:
+    """A new table. Those of other tests are gone, so that every test sees one."""
     await client.create_database("shop", if_not_exists=True)
+    for each in await client.tables():
+        await (await client.table(each.name)).drop()
     return await client.create_table(
         "shop.stock", "item bigint not null, amount bigint", primary_key="item", buckets=BUCKETS
     )
 
 
-class Model:
-    """What a table must hold: rows that were written through it. Amounts of an item only ever rise."""
+class Iteration:
+    """An iteration over a scan, which a test lets go on step by step."""
 
-    def __init__(self, table: AsyncTable) -> None:
-        self.table = table
+    def __init__(self, scan: AsyncScan) -> None:
+        self._batches = scan.batches()
         self.rows: dict[int, int] = {}
-        self._written = 0
 
-    async def upsert(self, items: list[int]) -> None:
-        self._written += 1
-        rows = dict.fromkeys(items, self._written)
-        await self.table.upsert([{"item": item, "amount": amount} for item, amount in rows.items()])
-        self.rows |= rows
+    async def begin(self) -> None:
+        self._take(await anext(self._batches))
 
-    async def delete(self, items: list[int]) -> None:
-        await self.table.delete(items)
-        for item in items:
-            self.rows.pop(item, None)
+    async def rest(self) -> TableError | None:
+        """Read on to the end, or to an error that says what to do."""
+        try:
+            async for batch in self._batches:
+                self._take(batch)
+        except TableError as error:
+            return error
+        return None
 
-
-def as_dict(rows: Any) -> dict[int, int]:
-    found = {row["item"]: row["amount"] for row in rows.to_pylist()}
-    assert len(found) == rows.num_rows, "no row is there twice"
-    return found
-
-
-class Follower:
-    """Follows a table in another task; ``rows`` is what its changes add up to."""
-
-    def __init__(self, table: AsyncTable) -> None:
-        self._table = table
-        self._seen: set[tuple[int, int]] = set()
-        self.rows: dict[int, int] = {}
-        self._news = asyncio.Event()
-        self._task = asyncio.create_task(self._follow())
-
-    async def _follow(self) -> None:
-        async for batch in self._table.follow():
-            for change in batch:
-                if change.op != "snapshot":
-                    assert (change.bucket, change.offset) not in self._seen, "a change comes once"
-                    self._seen.add((change.bucket, change.offset))
-                if change.op == "delete":
-                    del self.rows[change.row["item"]]
-                else:
-                    self.rows[change.row["item"]] = change.row["amount"]
-            self._news.set()
-
-    async def has(self, wanted: dict[int, int]) -> None:
-        """Wait until the changes add up to that."""
-        async with asyncio.timeout(SOON):
-            while self.rows != wanted:
-                self._news.clear()
-                news = asyncio.create_task(self._news.wait())
-                await asyncio.wait([news, self._task], return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
-                if self._task.done():
-                    self._task.result()
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+    def _take(self, batch: pa.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            assert row["item"] not in self.rows, "no row comes twice"
+            self.rows[row["item"]] = row["amount"]
 
 
 async def check_all_readers(model: Model) -> None:
@@ -207,9 +177,19 @@ async def test_a_killed_node_takes_nothing_with_it_and_nobody_sees_an_older_row(
 
         working = [asyncio.create_task(write()), asyncio.create_task(look()), asyncio.create_task(look())]
         victim = await asyncio.to_thread(cluster.leader, topic)
+        # Small batches, one bucket after the other: much is still to come when the node dies.
+        by_lease = Iteration(reading.scan(lease=lease, fetch_max_bytes=200, parallel=1))
+        by_pin = Iteration(reading.scan(fetch_max_bytes=200, parallel=1))
+        await by_lease.begin()
+        await by_pin.begin()
         await model.upsert([0])
         await asyncio.to_thread(victim.kill)
         await asyncio.to_thread(cluster.wait_for_leaders, topic, victim)
+        assert await by_lease.rest() is None
+        assert by_lease.rows == frozen, "the same rows, each once, behind a pause"
+        assert await by_pin.rest() is None, "also where a bucket was half read on the node that died"
+        assert by_pin.rows.keys() == frozen.keys()
+        assert all(amount >= frozen[item] for item, amount in by_pin.rows.items())
         written = len(model.rows), max(model.rows.values())
         async with asyncio.timeout(SOON):
             while max(model.rows.values()) < written[1] + 20:

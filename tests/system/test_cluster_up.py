@@ -16,7 +16,8 @@ import pytest
 from support.etcd import NO_ETCD, EtcdServer, has_etcd
 from support.processes import process_environment, wait_until
 from tidemill.control.stores.etcd import EtcdStore
-from tidemill.control.stores.etcd_channel import EtcdSettings, parse_etcd_url
+from tidemill.control.stores.etcd_channel import EtcdSettings
+from tidemill.control.stores.etcd_url import parse_etcd_url
 
 pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(180)]
 

@@ -10,7 +10,7 @@ import pytest
 from support.processes import ClientProcess, NodeProcess, wait_until
 from support.stored import stored_batches
 from tidemill.errors import StorageError
-from tidemill.log.segment_walk import BrokenBatch
+from tidemill.log.segments.segment_walk import BrokenBatch
 
 StartClient = Callable[..., ClientProcess]
 

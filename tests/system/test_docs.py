@@ -4,7 +4,8 @@
   stands behind ``print(…)  # `` is what it prints.
 - Console blocks are pasted into a shell, one after the other, against one node.
 - A block marked ``no-run`` is only shown.
-- Nothing is written to standard error: what a reader pastes ends without noise.
+- Python blocks write nothing to standard error: what a reader pastes ends without noise. Commands may, since
+  that is where they say what they wait for and what to do next.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ import pytest
 
 import tidemill
 from support.etcd import NO_ETCD, EtcdServer, has_etcd
+from support.ports import free_port
 from support.processes import process_environment
-from support.real_cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
 SPARK_CONF = ROOT / "tests" / "support" / "spark_conf"
 README, TABLES, SPARK, CLUSTER = "README.md", "docs/tables.md", "docs/spark.md", "docs/cluster.md"
+CURSORS = "docs/cursors.md"
+SHARE_GROUPS, WORKERS = "docs/share-groups.md", "docs/workers.md"
+COMING_FROM = "docs/coming-from-celery.md"
 BLOCK = re.compile(r"^```(python|console)( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 TIMEOUT_SECONDS = 120
@@ -103,7 +107,7 @@ def test_tests_of_the_readme_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("guide", [TABLES, SPARK])
+@pytest.mark.parametrize("guide", [TABLES, SPARK, SHARE_GROUPS, WORKERS, COMING_FROM, CURSORS])
 def test_python_blocks_of_a_guide_run_one_after_the_other(guide: str, tmp_path: Path) -> None:
     script = tmp_path / "guide.py"
     source = ""
@@ -132,7 +136,7 @@ def test_console_blocks_run_one_after_the_other(tmp_path: Path) -> None:
             "PATH": f"{launcher.parent}{os.pathsep}{os.environ['PATH']}",
             "TIDEMILL_SERVER": node.bootstrap_servers,
         }
-        for block in (*blocks(README, "console"), *blocks(TABLES, "console")):
+        for block in (*blocks(README, "console"), *blocks(TABLES, "console"), *blocks(CURSORS, "console")):
             for command in commands(block.text):
                 if command.startswith("tidemill doctor"):
                     command = f"tidemill doctor --http {(node.http_url or '')[7:]}"
@@ -160,7 +164,7 @@ def test_the_nodes_and_commands_of_the_cluster_guide_work(tmp_path: Path) -> Non
         for line in starts:
             there = line.replace("etcd://127.0.0.1:2379", etcd.url)
             for port in re.findall(r"(?<!etcd://)127\.0\.0\.1:(\d+)", line):
-                ports.setdefault(port, str(free_ports(1)[0]))
+                ports.setdefault(port, str(free_port()))
                 there = there.replace(f" 127.0.0.1:{port}", f" 127.0.0.1:{ports[port]}")
             command = [sys.executable, "-m", "tidemill.cli", *there.split()[1:]]
             node = subprocess.Popen(
@@ -194,3 +198,8 @@ def test_the_tables_example_comes_to_its_end(tmp_path: Path) -> None:
     output = run([sys.executable, str(ROOT / "examples" / "tables.py")], tmp_path)
     assert "3 changes: the same" in output
     assert "5,001 rows now, 9,999 in the leased snapshot" in output
+
+
+def test_the_tasks_example_does_every_task(tmp_path: Path) -> None:
+    output = run([sys.executable, str(ROOT / "examples" / "tasks.py")], tmp_path)
+    assert output.splitlines()[-1] == "Every booking was done."

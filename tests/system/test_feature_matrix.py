@@ -27,7 +27,7 @@ def test_the_page_is_up_to_date(matrix: ModuleType) -> None:
 
 
 def test_every_client_test_names_the_feature_it_shows(matrix: ModuleType) -> None:
-    for name in matrix.TEST_FILES:
+    for name in (*matrix.TEST_FILES, *matrix.SHARED_TEST_FILES):
         source = (_SCRIPT.parent / name).read_text()
         _, shown = matrix.features_shown(source)
         named = {test for tests in shown.values() for test in tests}
@@ -42,7 +42,7 @@ def test_every_client_test_names_the_feature_it_shows(matrix: ModuleType) -> Non
 def test_every_feature_is_shown_by_some_client(matrix: ModuleType) -> None:
     shown = {
         feature
-        for name in matrix.TEST_FILES
+        for name in (*matrix.TEST_FILES, *matrix.SHARED_TEST_FILES)
         for feature in matrix.features_shown((_SCRIPT.parent / name).read_text())[1]
     }
     assert shown == set(matrix.FEATURES)

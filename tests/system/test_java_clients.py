@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import tidemill
 from support.group_stories import killed_member_is_replaced, share_and_take_over, static_member_returns
 from support.processes import ClientProcess, NodeProcess, wait_until
 from support.stored import stored_codecs
@@ -30,6 +31,8 @@ SETTINGS = {
     "group_min_session_timeout_ms": 500,
     "group_consumer_heartbeat_interval_ms": 100,
     "group_consumer_session_timeout_ms": 6_000,
+    "group_share_heartbeat_interval_ms": 500,
+    "group_share_session_timeout_ms": 6_000,
 }
 RANGE = "org.apache.kafka.clients.consumer.RangeAssignor"
 COOPERATIVE = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
@@ -350,3 +353,28 @@ def test_streams_counts_every_word_exactly_once_across_kills(
     )
     second.kill()
     writer.kill()
+
+
+# --- share groups
+
+
+@feature("share groups: described, moved and deleted by an admin client")
+def test_a_share_group_is_described_moved_and_deleted(
+    client: ClientProcess, node: NodeProcess, topic: str
+) -> None:
+    with tidemill.connect(node.bootstrap_servers) as db:
+        db.configure_share(topic, start="earliest")
+        db.produce_many(topic, [f"v{number}" for number in range(10)])
+    named: dict[str, Any] = {"group": topic, "topic": topic}
+    client.call("share_join", name=topic, mode="explicit", **named)
+    client.call("share_wait", name=topic, deliveries=10)
+    seen = client.call("share_admin_sees", **named)
+    assert (seen["state"], seen["members"], seen["assigned"]) == ("Stable", 1, 1)
+    assert (seen["start"], seen["lag"]) == (10, 0)
+    client.call("share_leave", name=topic)
+    assert client.call("share_admin_moves", offset=4, **named) == [4, 6]
+    client.call("share_join", name=topic, mode="explicit", **named)
+    again = client.call("share_wait", name=topic, deliveries=6)
+    assert sorted(value for value, _, _ in again) == [f"v{number}" for number in range(4, 10)]
+    client.call("share_leave", name=topic)
+    assert client.call("share_admin_deletes", **named) == "GroupIdNotFoundException"

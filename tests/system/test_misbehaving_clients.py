@@ -47,7 +47,7 @@ def node(impatient_node: NodeProcess, topic: str) -> Iterator[NodeProcess]:
         create_topic(other, f"{topic}-after")
         assert other.produce(f"{topic}-after", batch_of(b"v")).error_code == ErrorCode.none
         assert b"v" in other.fetch(f"{topic}-after").records
-    assert impatient_node.readiness() == {"ready": True, "problems": []}
+    assert impatient_node.readiness() == {"ready": True, "problems": [], "problem_kinds": []}
 
 
 @pytest.fixture

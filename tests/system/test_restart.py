@@ -203,7 +203,7 @@ def test_a_torn_tail_is_cut_kept_and_reported(
     assert kept.read_bytes() == garbage
     assert segment.stat().st_size == size
     assert f"cut {len(garbage)} bytes that were never durable at byte {size}" in node.log_text()
-    assert node.readiness() == {"ready": True, "problems": []}
+    assert node.readiness() == {"ready": True, "problems": [], "problem_kinds": []}
     assert values(client.call("read_back", topic=topic, count=50)) == texts(0, 50)
     assert client.call("write", topic=topic, texts=["next"]) == [50]
     stop_and_start(node)

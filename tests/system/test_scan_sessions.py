@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import random
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import tidemill
+from support.ports import free_port
 from tidemill.client.async_client import AsyncTidemill
 from tidemill.client.cluster import Cluster
 from tidemill.client.tables.bucket_scanner import ScannerState
@@ -83,12 +83,6 @@ class CuttingProxy:
         for each in pair:
             each.transport.abort()
         self._writers -= pair
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def on_node(node: EmbeddedNode, work: Coroutine[Any, Any, Any]) -> Any:

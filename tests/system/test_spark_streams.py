@@ -437,3 +437,24 @@ def _until(condition: Callable[[], bool], query: Any) -> None:
         if query.exception() is not None:
             raise query.exception()
         query.processAllAvailable()
+
+
+def test_a_stream_takes_over_from_a_cursor_and_hands_its_progress_back(
+    load: Any, client: Tidemill, node: NodeProcess, tmp_path: Path
+) -> None:
+    topic, name = new_name("numbers"), new_name("copying")
+    producer = Producer({"bootstrap.servers": node.bootstrap_servers})
+    for number in range(30):
+        producer.produce(topic, str(number), partition=0)
+    producer.flush()
+    with client.cursor(name, topic) as cursor:
+        assert len(cursor.poll_batch(10)) == 10
+        cursor.commit()
+        with pytest.raises(Exception, match="in use"):
+            Collected(tmp_path / "too early").run(load(None, topic=topic, cursor=name))
+    rows = Collected(tmp_path / "checkpoint").run(load(None, topic=topic, cursor=name))
+    assert [int(row.value) for row in rows] == list(range(10, 30))
+    producer.produce(topic, "30", partition=0)
+    producer.flush()
+    with client.cursor(name, topic) as cursor:
+        assert [each.offset for each in cursor.poll_batch(10)] == [30]

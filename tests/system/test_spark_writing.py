@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,8 +14,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from pyspark.errors import PySparkException
 
 import tidemill
-from support.processes import NodeProcess
-from support.spark import EVERY_TYPE, EVERY_VALUE, run_available, stream
+from support.etcd import NO_ETCD, has_etcd
+from support.processes import NodeProcess, wait_until
+from support.real_cluster import RealCluster
+from support.spark import EVERY_TYPE, EVERY_VALUE, read, run_available, stream
 from support.table_nodes import SOON, new_name
 from tidemill.client.admin.topics import create_topic
 from tidemill.client.sync_client import Tidemill
@@ -393,3 +396,50 @@ def test_a_stream_that_does_not_fit_stops_with_what_to_do(
     with pytest.raises(PySparkException) as caught:
         run_available(sink(frame, table=name), tmp_path / "checkpoint")
     assert "column 'name' is not in the table (id are)" in str(caught.value)
+
+
+@pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
+def test_a_stream_and_a_batch_go_on_over_the_death_of_a_node_exactly_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with RealCluster(tmp_path / "cluster") as cluster, tidemill.connect(cluster.bootstrap_servers) as client:
+        try:
+            check_fail_over(spark, cluster, client, tmp_path / "checkpoint")
+        finally:
+            print(cluster.logs())  # noqa: T201 - pytest shows it if the test fails
+
+
+def check_fail_over(spark: SparkSession, cluster: RealCluster, client: Tidemill, checkpoint: Path) -> None:
+    """Copy a topic with a stream, and write a table with a batch, while the leaders of both are killed."""
+    for topic in ("numbers", "copy"):
+        cluster.create_topic(topic, partitions=2)
+    client.create_database("test", if_not_exists=True)
+    name = new_name("batch")
+    client.create_table(name, COLUMNS, buckets=2)  # without a key, so that a repeat shows
+    cluster.produce("numbers", *map(str, range(400)))
+    servers = cluster.bootstrap_servers
+    source = stream(spark, servers, topic="numbers", startingOffsets="earliest", maxRowsPerTrigger=100)
+    copying = source.select("value").writeStream.format("tidemill").option("servers", servers)
+    query = copying.option("topic", "copy").option("checkpointLocation", str(checkpoint)).start()
+    try:
+        wait_until(lambda: query.lastProgress, "a batch is written", 120)
+        dead = cluster.leader("copy")
+        dead.kill()
+        cluster.produce("numbers", *map(str, range(400, 600)), partition=1)
+        query.processAllAvailable()
+        assert query.exception() is None
+    finally:
+        query.stop()
+    copied = read(spark, servers, topic="copy").collect()
+    assert sorted(int(each.value) for each in copied) == [*range(600)]
+    dead.start()
+    for topic in ("copy", "__transaction_state"):
+        cluster.wait_in_sync(topic, 3)
+
+    victim = cluster.leader(client.table(name).definition.partitions[0].topic)
+    killing = threading.Timer(0.5, victim.kill)
+    killing.start()
+    writer = orders(spark, 0, 20_000, 6).write.format("tidemill").option("servers", servers)
+    writer.option("table", name).mode("append").save()
+    killing.join()
+    assert logged(client, name) == [*range(20_000)]

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import tidemill
+from support.ports import free_port
 from support.processes import NodeProcess
 from support.table_nodes import SOON, new_name, records_of, rows_of
 from tidemill.client.sync_client import Tidemill
@@ -405,11 +406,7 @@ def test_no_node_is_an_error_at_once(free_address: str) -> None:
 
 @pytest.fixture
 def free_address() -> str:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def test_the_async_client_does_all_of_it(table_node: NodeProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import tidemill
@@ -26,3 +27,14 @@ def test_a_node_with_tables_has_loaded_what_their_first_use_needs_before_it_is_r
             table.lookup([{"id": 1}])
             assert table.scan(where="v = 'b'").count() == 1
         assert node.modules() - loaded == set()
+
+
+def test_the_first_page_of_metrics_loads_nothing_large(tmp_path: Path) -> None:
+    """What is loaded then holds the event loop, and so everybody."""
+    with NodeProcess(tmp_path / "data") as node:
+        before = node.modules()
+        with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=60) as response:
+            assert b"tidemill_" in response.read()
+        loaded = node.modules() - before
+        assert not [name for name in loaded if name.startswith("anyio")]
+        assert len(loaded) < 20, loaded

@@ -19,3 +19,13 @@ def test_the_pre_commit_hooks_run_exactly_what_make_check_runs() -> None:
         # The whole tree is checked: types can break in files that the commit leaves alone.
         assert not hook["pass_filenames"]
         assert not hook.keys() & {"args", "exclude", "files", "stages", "types", "types_or"}
+
+
+def test_only_replication_reaches_through_a_partition_to_its_log() -> None:
+    package = ROOT / "src" / "tidemill"
+    reaching = [
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if ".local_log" in path.read_text() and path.relative_to(package).parts[0] != "replication"
+    ]
+    assert not reaching, "what others need of a log is a method or a property of Partition"

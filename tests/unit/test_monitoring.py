@@ -20,10 +20,12 @@ from tidemill.client.async_client import connect_async
 from tidemill.client.consuming.group_consumer import GroupConsumer
 from tidemill.client.consuming.record_reader import RecordReader
 from tidemill.client.producing.producer import Producer
+from tidemill.client.workers.metrics import WORKER_METRICS
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.records.record import Record
 from tidemill.server.cluster.metrics import CLUSTER_METRICS
+from tidemill.server.cursor_lag import CURSOR_METRICS
 from tidemill.server.node import Node
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +75,10 @@ async def _exposed(directory: Path) -> dict[str, Family]:
             assert await waiting.poll() == []
             await waiting.close()
             await _commit(cluster, "orders", 4)
-            return parse_metrics("".join([part async for part in node.metrics_page()]))
+            # In use until the page is made.
+            async with db.share("packers", "orders", start="earliest") as share:
+                (await anext(aiter(share))).accept()
+                return parse_metrics("".join([part async for part in node.metrics_page()]))
     finally:
         await node.stop()
 
@@ -141,6 +146,10 @@ def test_the_page_lists_every_metric_with_kind_and_labels(exposed: dict[str, Fam
     }
     # A node that is alone has none of these; ``system.test_cluster_commands`` reads them off a cluster.
     found |= {each.name: (each.kind, set(each.labels)) for each in CLUSTER_METRICS}
+    # Nobody uses a cursor here.
+    found |= {each.name: (each.kind, set(each.labels)) for each in CURSOR_METRICS}
+    # Processes of workers have these.
+    found |= {each.name: (each.kind, set(each.labels)) for each in WORKER_METRICS}
     seldom = {name for name in listed if _SELDOM.fullmatch(name)}
     assert {name: row for name, row in listed.items() if name in found or name not in seldom} == found
     assert list(listed) == sorted(listed)

@@ -120,6 +120,11 @@ def test_the_protocol_page_shows_a_filter_as_it_is_sent() -> None:
     assert sent == msgspec.json.decode(shown)
 
 
+def test_no_document_has_both_sides_of_a_merge() -> None:
+    marks = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+    assert not [document.name for document in DOCUMENTS if marks.search(document.read_text())]
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     lost = [
         f"{document.name}: {link}"

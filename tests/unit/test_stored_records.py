@@ -1,7 +1,9 @@
 """What is on disk stays readable: keys, values and whole segments that an earlier version wrote.
 
-``tests/vectors/stored_records.json`` and ``tests/vectors/stored_segments`` were made by commit 49ca9a9,
-before stored records were declared. They are never made again: bytes like these are on disks.
+``tests/vectors/stored_segments`` and most of ``tests/vectors/stored_records.json`` were made by commit
+49ca9a9, before stored records were declared. The vectors of record types that came later, those of share
+groups and cursors, were made by the code that declared them. None is ever made again: bytes like these are on
+disks. A new record type, or a new version of one, gets vectors of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ import pytest
 
 from support.consumer_groups import FakeTopics
 from support.group_invariants import check_groups
+from tidemill.control.image import INTERNAL_TOPICS
+from tidemill.coordination.share_state import StateBatch
+from tidemill.coordination.stored import RecordTypes
+from tidemill.cursors import stored as cursor_records
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.groups import records as group_records
 from tidemill.groups.classic.group import ClassicGroup
@@ -28,6 +34,7 @@ from tidemill.groups.state import ShardState
 from tidemill.records.batch import parse_header
 from tidemill.records.control import read_marker
 from tidemill.records.record import Record, read_records
+from tidemill.share.state import records as share_records
 from tidemill.transactions import records as transaction_records
 from tidemill.transactions.settings import TransactionSettings
 from tidemill.transactions.state import TransactionsState
@@ -35,6 +42,23 @@ from tidemill.transactions.transaction import TransactionState
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 GROUPS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
+SHARE_STATE_TOPIC = "__share_group_state"
+CURSORS_TOPIC = "__cursors"
+#: Tuples whose fields have names in the vectors.
+NAMED = (
+    share_records.SnapshotRecord,
+    share_records.UpdateRecord,
+    share_records.Snapshot,
+    share_records.Update,
+    StateBatch,
+)
+#: Fields that came after the first vectors, and what a record means that was written without them. Vectors
+#: name them only where they have another value.
+LATER: dict[type, dict[str, int]] = {
+    share_records.Snapshot: {"log_offset": -1, "log_epoch": -1},
+    share_records.Update: {"log_offset": -1, "log_epoch": -1, "cut_offset": -1},
+}
 _REPEATED = re.compile(r"\{(.+?)\*(\d+)\}", re.DOTALL)
 
 
@@ -43,6 +67,14 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"": type(value).__name__, **fields}
+    if isinstance(value, NAMED):
+        later = LATER.get(type(value), {})
+        known = {
+            name: plain(each)
+            for name, each in value._asdict().items()
+            if name not in later or each != later[name]
+        }
+        return {"": type(value).__name__, **known}
     if isinstance(value, frozenset):
         return sorted(plain(each) for each in value)
     if isinstance(value, tuple):
@@ -63,15 +95,27 @@ def expand(value: Any) -> Any:
     return {key: expand(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
+RECORD_MODULES: dict[str, Any] = {
+    GROUPS_TOPIC: group_records,
+    TRANSACTIONS_TOPIC: transaction_records,
+    SHARE_STATE_TOPIC: share_records,
+    CURSORS_TOPIC: cursor_records,
+}
+"""The module that declares the records of each internal topic."""
+RECORD_TYPES: dict[str, RecordTypes[Any]] = {
+    topic: module.RECORD_TYPES for topic, module in RECORD_MODULES.items()
+}
+
+
 def decode(topic: str, key: bytes | None, value: bytes | None) -> Any:
-    module = group_records if topic == GROUPS_TOPIC else transaction_records
-    return module.decode_record(key, value)
+    return RECORD_TYPES[topic].decode(key, value)
 
 
 def encode(topic: str, record: Any) -> tuple[bytes, bytes | None]:
-    if topic == GROUPS_TOPIC:
-        return group_records.encode_record(record)
-    return transaction_records.encode_record(*record)
+    """Key and value of a record: one of a class, or the plain tuple of what ``encode_record`` takes."""
+    parts = record if type(record) is tuple else (record,)
+    encoded: tuple[bytes, bytes | None] = RECORD_MODULES[topic].encode_record(*parts)
+    return encoded
 
 
 def to_hex(raw: bytes | None) -> str | None:
@@ -109,8 +153,20 @@ def test_a_record_means_what_it_meant_and_is_written_as_it_was(vector: dict[str,
 
 def test_the_vectors_have_every_outcome() -> None:
     outcomes = {(vector["topic"], vector["outcome"]) for vector in RECORDS}
-    topics = (GROUPS_TOPIC, "__transaction_state")
-    assert outcomes == {(t, o) for t in topics for o in ("same", "rewritten", "corrupt", "unknown")}
+    assert set(RECORD_TYPES) == INTERNAL_TOPICS
+    assert outcomes == {(t, o) for t in RECORD_TYPES for o in ("same", "rewritten", "corrupt", "unknown")}
+
+
+def test_every_record_type_has_vectors_of_a_value_and_of_a_tombstone() -> None:
+    covered = {
+        (vector["topic"], int(vector["key"][:4], 16), vector["value"] is None)
+        for vector in RECORDS
+        if vector["outcome"] == "same"
+    }
+    for topic, types in RECORD_TYPES.items():
+        for each in types.types:
+            for is_tombstone in (False, True):
+                assert (topic, each.key_versions[0], is_tombstone) in covered, each.name
 
 
 # -- whole segments --------------------------------------------------------------------------------------
@@ -133,7 +189,7 @@ def entries(topic: str) -> Iterator[tuple[int, Record | bool]]:
                 yield header.producer_id, record
 
 
-@pytest.mark.parametrize("topic", [GROUPS_TOPIC, "__transaction_state"])
+@pytest.mark.parametrize("topic", [GROUPS_TOPIC, TRANSACTIONS_TOPIC])
 def test_a_segment_of_an_earlier_node_reads_as_it_did(topic: str) -> None:
     expected = json.loads((VECTORS / "stored_segments" / "decoded.json").read_text())["topics"][topic]
     found: list[Any] = []
@@ -175,9 +231,9 @@ def test_groups_of_an_earlier_node_are_loaded() -> None:
 
 def test_transactions_of_an_earlier_node_are_loaded() -> None:
     state = TransactionsState(TransactionSettings(), _refuse)
-    for _, entry in entries("__transaction_state"):
+    for _, entry in entries(TRANSACTIONS_TOPIC):
         assert isinstance(entry, Record)
-        state.replay(*decode("__transaction_state", entry.key, entry.value))
+        state.replay(*decode(TRANSACTIONS_TOPIC, entry.key, entry.value))
     state.loaded(0)
     assert {name: value.state for name, value in state.transactions.items()} == {
         "tx-commit": TransactionState.COMPLETE_COMMIT,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tidemill import __version__
-from tidemill.cli import databases, doctor, groups, logs, settings, transactions, up
+from tidemill.cli import cursors, databases, doctor, groups, logs, settings, share, transactions, up
 from tidemill.cli.cluster import commands as cluster
 from tidemill.cli.load import commands as bench
 from tidemill.cli.pipelines import commands as pipeline
@@ -18,6 +18,7 @@ from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Sessio
 from tidemill.cli.tables import commands as tables
 from tidemill.cli.topics import commands as topics
 from tidemill.cli.topics import consume, produce
+from tidemill.cli.workers import commands as workers
 
 __all__ = ("app",)
 
@@ -88,10 +89,17 @@ consume.register(_topic)
 databases.register(_group("db", "Create, show, change and drop databases, which hold tables."))
 tables.register(_group("table", "Create, show, change, write and read tables, their snapshots and leases."))
 groups.register(_group("group", "Show consumer groups and their lag, reset their offsets, delete them."))
+cursors.register(
+    _group("cursor", "Show cursors and their lag, reset, pause, delete them, replay what was parked.")
+)
+share.register(
+    _group("share", "Show share groups, their lag and records, reset, delete them, send back dead letters.")
+)
 transactions.register(_group("txn", "Show transactions, and abort those that never end."))
 pipeline.register(_group("pipeline", "Create and run Spark's declarative pipelines over topics and tables."))
 logs.register(_group("log", "Show, check and repair the log files in a data directory, without a node."))
 bench.register(_group("bench", "Measure how fast a node is, and check that no record is lost."))
 cluster.register(_group("cluster", "Show and change a cluster of several nodes."))
+workers.register(_group("worker", "Run workers: Python functions that handle the records of a topic."))
 doctor.register(app)
 settings.register(app)

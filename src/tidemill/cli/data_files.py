@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.errors import ApiError, DataDirectoryInUse, ErrorCode, StorageError
-from tidemill.log.inventory import Inventory
+from tidemill.log.notes.inventory import Inventory
 from tidemill.log.storage import LocalStorage
 from tidemill.replication.replicas import LOGS
 

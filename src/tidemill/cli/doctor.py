@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.session import ExitCode, Session, command
+from tidemill.server.problems import ProblemKind
 
 if TYPE_CHECKING:
     from tidemill.client.admin.topics import LogDirectory
@@ -32,16 +32,23 @@ _OPEN_FILES_MIN = 4096
 _CLOCK_SKEW_SECONDS_MAX = 2.0
 _HTTP_TIMEOUT_SECONDS = 3.0
 _LIBRARIES = ("kio", "uvloop", "msgspec", "cramjam", "starlette", "uvicorn", "typer", "rich")
-
-
-#: What a node's problem with a full disk begins with.
-_FULL_PROBLEM = "disk full: "
-#: What problems of the cluster begin with, which are no fault of this node's files.
-_CLUSTER_PROBLEM = re.compile(
-    r"etcd |the node is starting|node \d+ is not admitted|the clock of node "
-    r"|\d+ (partitions of this node|replicas of this node|partitions that this node leads)"
-)
 _HTTP_OK = 200
+_LOOK = "the node's log says more"
+#: What to do about a problem of each kind.
+_ADVICE: dict[str, str] = {
+    ProblemKind.STARTING: "wait until it is ready; the node's log says what it does",
+    ProblemKind.DISK_FULL: "free some space; the node goes on by itself",
+    ProblemKind.OPEN_FILES: "raise the limit of open files ('ulimit -n', or LimitNOFILE= of the service)",
+    ProblemKind.STOPPED: (
+        "if the disk failed, restart the node when it works again; if files are damaged or missing, stop the "
+        "node, then 'tidemill log verify' and 'tidemill log repair'"
+    ),
+    ProblemKind.DAMAGE: "stop the node, then 'tidemill log verify' and 'tidemill log repair'",
+    ProblemKind.UNKNOWN_DIRECTORIES: "leave them alone until you are sure that nobody needs them",
+    ProblemKind.TABLE_STATE: f"the node builds it again if it can; {_LOOK}",
+    ProblemKind.METADATA: f"restart the node; {_LOOK}",
+    ProblemKind.CLUSTER: "'tidemill cluster status' shows the whole cluster",
+}
 
 
 class Verdict(StrEnum):
@@ -285,14 +292,17 @@ def _is_used_here(path: Path) -> bool:
 
 
 def _api_versions(served: dict[int, tuple[int, int]]) -> Finding:
-    from tidemill.wire.apis import APIS
+    from tidemill.wire.apis import APIS, NODES_ONLY
 
     lacking = [
         api.name
         for api in APIS.values()
-        if api.key not in served
-        or served[api.key][0] > api.max_version
-        or served[api.key][1] < api.min_version
+        if api.key not in NODES_ONLY
+        and (
+            api.key not in served
+            or served[api.key][0] > api.max_version
+            or served[api.key][1] < api.min_version
+        )
     ]
     if lacking:
         advice = "use a node and a client of the same release"
@@ -415,10 +425,7 @@ def _http(settings: Settings) -> Iterator[Finding]:
             "http", Verdict.WARN, detail, "if the node serves HTTP elsewhere, say where with --http"
         )
         return
-    problems = [str(problem) for problem in body.get("problems", ())]
-    yield Finding(
-        "health", _verdict(status, problems), "; ".join(problems) or f"ready, says {url}", _advice(problems)
-    )
+    yield _health(status, body, url)
     yield from _scrub(f"http://{settings.http}/metrics")
     if server_time is not None:
         skew = abs(server_time - time.time())
@@ -432,21 +439,21 @@ def _http(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _verdict(status: int, problems: list[str]) -> Verdict:
-    if status != _HTTP_OK or any(not _CLUSTER_PROBLEM.match(problem) for problem in problems):
-        return Verdict.FAIL
-    return Verdict.WARN if problems else Verdict.OK
+def _health(status: int, body: dict[str, Any], url: str) -> Finding:
+    """What the node says is wrong with it, and what to do by the kinds of that.
 
-
-def _advice(problems: list[str]) -> str:
-    """What to do about a node's problems: the worst kind counts."""
-    if any(
-        not problem.startswith(_FULL_PROBLEM) and not _CLUSTER_PROBLEM.match(problem) for problem in problems
-    ):
-        return "stop the node, then 'tidemill log verify' and 'tidemill log repair'"
-    if any(problem.startswith(_FULL_PROBLEM) for problem in problems):
-        return "free some space; the node goes on by itself"
-    return "'tidemill cluster status' shows the whole cluster" if problems else ""
+    A kind that is not known here, of another release, gets no advice but to look.
+    """
+    problems = [str(problem) for problem in body.get("problems", ())]
+    kinds = [str(kind) for kind in body.get("problem_kinds", ())]
+    kinds += ["unknown"] * (len(problems) - len(kinds))
+    if status != _HTTP_OK or any(kind != ProblemKind.CLUSTER for kind in kinds):
+        verdict = Verdict.FAIL
+    else:
+        verdict = Verdict.WARN if problems else Verdict.OK
+    advice = dict.fromkeys(_ADVICE.get(kind, _LOOK) for kind in kinds)
+    detail = "; ".join(problems) or (f"ready, says {url}" if status == _HTTP_OK else f"not ready, says {url}")
+    return Finding("health", verdict, detail, "; ".join(advice))
 
 
 def _scrub(url: str) -> Iterator[Finding]:

@@ -166,25 +166,11 @@ def reset_offsets(
 
     Without --topic, all partitions for which the group has offsets are moved.
     """
-    from tidemill.cli.output import Table, show, write_line
-    from tidemill.cli.positions import position_argument
+    from tidemill.cli.positions import position_argument, show_moves
 
     position = position_argument(to, "--to")
     before, after = session.run(lambda cluster: _reset(cluster, group, topic or [], position, execute))
-    value = {
-        "group": group,
-        "executed": execute,
-        "offsets": [
-            {"topic": name, "partition": index, "from": before.get((name, index)), "to": offset}
-            for (name, index), offset in sorted(after.items())
-        ],
-    }
-    rows = [
-        (name, index, before.get((name, index)), offset) for (name, index), offset in sorted(after.items())
-    ]
-    show(session, value, Table(("topic", "partition", "from", "to"), rows))
-    if not session.as_json and not execute:
-        write_line("nothing was changed; add --execute to do it")
+    show_moves(session, group, before, after, executed=execute)
 
 
 async def _reset(

@@ -257,7 +257,7 @@ def repair(
     Nothing is deleted: what is taken out of the log is kept in files beside it.
     """
     from tidemill.cli.data_files import data_directory, find_partitions, refuse_if_running
-    from tidemill.cli.output import progress
+    from tidemill.cli.output import progress, write_line
     from tidemill.log.offline.repair import DamageTreatment, apply_repair, plan_repair
     from tidemill.log.storage import LocalStorage
     from tidemill.server.disk.data_directory import DataDirectory
@@ -284,10 +284,20 @@ def repair(
                 )
                 plans.append((partition, plan))
                 bar.advance(partition.log_bytes)
-        done = [apply_repair(plan) if execute and not plan.is_empty else [] for _, plan in plans]
+        in_cluster = directory.read_identity() is not None
+        done = [
+            apply_repair(plan, in_cluster=in_cluster) if execute and not plan.is_empty else []
+            for _, plan in plans
+        ]
     finally:
         directory.release()
     _show_plans(session, plans, done, execute)
+    if in_cluster and not session.as_json and any(plan.loses_records for _, plan in plans):
+        write_line(
+            "This node is part of a cluster: at its next start a replica that has lost records leaves the "
+            "in-sync set, and is copied anew from its leader. If no other replica has them, the partition "
+            "has no leader until you decide: see 'tidemill cluster elect --help'"
+        )
     if any(plan.refused for _, plan in plans):
         raise typer.Exit(ExitCode.ERROR)
 

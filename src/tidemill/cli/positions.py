@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 if TYPE_CHECKING:
+    from tidemill.cli.session import Session
     from tidemill.client.cluster import Cluster, TopicPartition
 
 __all__ = (
@@ -34,6 +35,7 @@ __all__ = (
     "offsets_at",
     "parse_position",
     "position_argument",
+    "show_moves",
     "topic_partitions",
 )
 
@@ -143,3 +145,25 @@ async def offsets_at(
             offset = timed[partition].offset if timed[partition].offset >= 0 else end
         found[partition] = min(max(offset, start), end)
     return found
+
+
+def show_moves(
+    session: Session,
+    group: str,
+    before: Mapping[TopicPartition, int],
+    after: Mapping[TopicPartition, int],
+    *,
+    executed: bool,
+) -> None:
+    """Write where each partition of a group was, and where it is after a reset, or would be."""
+    from tidemill.cli.output import Table, show, write_line
+
+    moves = [
+        {"topic": name, "partition": index, "from": before.get((name, index)), "to": offset}
+        for (name, index), offset in sorted(after.items())
+    ]
+    rows = [tuple(each.values()) for each in moves]
+    value = {"group": group, "executed": executed, "offsets": moves}
+    show(session, value, Table(("topic", "partition", "from", "to"), rows))
+    if not session.as_json and not executed:
+        write_line("nothing was changed; add --execute to do it")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,15 @@ from tidemill.net.connection import DEFAULT_TIMEOUT_MS
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tidemill.client.cursors.cursor import AsyncCursor, IfLost, Start
+    from tidemill.client.producing.producer import Delivered, Producer
+    from tidemill.client.share.consumer import AsyncShare
+    from tidemill.client.share.group_configs import OnDead, Order, ShareStart
     from tidemill.client.tables.table import AsyncTable
     from tidemill.client.tables.values import Lease
+    from tidemill.client.workers.engine import Engine
+    from tidemill.client.workers.ordered import Ordered
+    from tidemill.client.workers.worker import AsyncWorker
     from tidemill.tables.definition import TableDefinition
 
 __all__ = ("AsyncTidemill", "DatabaseInfo", "TableInfo", "connect_async")
@@ -72,6 +81,10 @@ class AsyncTidemill(Unpicklable):
     def __init__(self, cluster: Cluster, bootstrap_servers: str) -> None:
         self.cluster = cluster
         self.bootstrap_servers = bootstrap_servers
+        self._producer: Producer | None = None
+        #: Members of share groups, which leave their groups before the connections are closed.
+        self._shares: weakref.WeakSet[AsyncShare] = weakref.WeakSet()
+        self._workers: weakref.WeakSet[AsyncWorker] = weakref.WeakSet()
 
     async def __aenter__(self) -> AsyncTidemill:
         return self
@@ -86,8 +99,343 @@ class AsyncTidemill(Unpicklable):
         return f"Open one there: await tidemill.connect_async({self.bootstrap_servers!r})"
 
     async def close(self) -> None:
-        """Close every connection. Closing twice is fine."""
+        """Leave all groups and close every connection. Closing twice is fine."""
+        if not self.cluster.closed:
+            running = [worker for worker in self._workers if worker.is_running]
+            await asyncio.gather(*(worker.stop_and_join() for worker in running), return_exceptions=True)
+            await asyncio.gather(*(share.close() for share in list(self._shares)))
+            if self._producer is not None:
+                await self._producer.close()
         await self.cluster.close()
+
+    # --- records
+
+    async def produce(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Mapping[str, Any] | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+    ) -> Delivered:
+        """Write one record to a topic; gives its place once it is on the disks of all in-sync replicas.
+
+        ``value``, ``key`` and the values of headers are bytes, text, or anything that JSON can hold. Records
+        with the same key go to the same partition, as in Java. ``delay``: share groups with ``deliver_at``
+        do not hand the record out before so many seconds are over.
+        """
+        from tidemill.client.producing.values import as_record
+
+        record = as_record(value, key=key, headers=headers or {}, delay=delay)
+        return await (await self._records.send(topic, record, partition))
+
+    async def produce_many(self, topic: str, values: Iterable[Any], *, delay: float | None = None) -> int:
+        """Write many records to a topic; gives their number once all are on disk.
+
+        Each is a value as ``produce`` takes it, or a pair of key and value.
+        """
+        from tidemill.client.producing.values import as_record
+
+        sent = []
+        for each in values:
+            key, value = each if isinstance(each, tuple) else (None, each)
+            sent.append(await self._records.send(topic, as_record(value, key=key, delay=delay)))
+        await asyncio.gather(*sent)
+        return len(sent)
+
+    @property
+    def _records(self) -> Producer:
+        """The producer of single records, made at its first use."""
+        if self._producer is None:
+            from tidemill.client.producing.producer import Producer
+
+            self._producer = Producer(self.cluster, linger_ms=0)
+        return self._producer
+
+    # --- share groups
+
+    def share(
+        self,
+        group: str,
+        topic: str | Sequence[str],
+        *,
+        start: ShareStart | None = None,
+        lock: float | None = None,
+        max_deliveries: int | None = None,
+        retry_backoff: float | None = None,
+        retry_backoff_max: float | None = None,
+        order: Order | None = None,
+        on_dead: OnDead | None = None,
+        dead_letter: str | None = None,
+        read_committed: bool | None = None,
+        deliver_at: bool | None = None,
+    ) -> AsyncShare:
+        """Take records of one or more topics as a member of a share group, and settle each of them.
+
+        ``async for record in db.share("emails", "outbox")``: every record is locked for one member of the
+        group until it calls ``record.accept()``, ``release(delay=…)`` or ``reject("why")``.
+
+        The other arguments are configs of the group, times in seconds. Each is set if the group has none of
+        its own; if it has another, ``ConfigError`` says so (``configure_share`` changes it). ``start`` says
+        where a new group begins: ``"earliest"`` (the default here), ``"latest"``, or so many seconds ago.
+        A record is locked for ``lock`` (30), and delivered at most ``max_deliveries`` times (5). One that is
+        released, or whose lock ends, waits for ``retry_backoff``, doubled every time up to
+        ``retry_backoff_max`` if that is given. With ``order="key"`` one record of a key is out at a time, in
+        order; ``on_dead`` says whether a key goes on after a dead one. Dead records go to the topic
+        ``dead_letter``. With ``deliver_at`` the group heeds the ``delay`` of ``produce``.
+        """
+        from tidemill.client.share.consumer import AsyncShare
+        from tidemill.client.share.group_configs import SHARE_DEFAULTS, GroupConfigs, named_configs
+
+        named = named_configs(
+            start=start,
+            lock=lock,
+            max_deliveries=max_deliveries,
+            retry_backoff=retry_backoff,
+            retry_backoff_max=retry_backoff_max,
+            order=order,
+            on_dead=on_dead,
+            dead_letter=dead_letter,
+            read_committed=read_committed,
+            deliver_at=deliver_at,
+        )
+        topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        _refuse_own_letters(topics, dead_letter)
+        share = AsyncShare(self.cluster, group, topics, configs=GroupConfigs(named, SHARE_DEFAULTS))
+        self._shares.add(share)
+        return share
+
+    def worker(
+        self,
+        name: str | None,
+        topic: str,
+        handler: Any = None,
+        *,
+        ordered: bool | Ordered = False,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        stop_timeout: float = 30.0,
+        start: ShareStart | None = None,
+        lock: float | None = None,
+        max_deliveries: int | None = None,
+        retry_backoff: float | None = None,
+        retry_backoff_max: float | None = None,
+        order: Order | None = None,
+        on_dead: OnDead | None = None,
+        dead_letter: str | None = None,
+        read_committed: bool | None = None,
+        deliver_at: bool | None = None,
+    ) -> AsyncWorker:
+        """Have a handler run for every record of a topic: ``@db.worker("emails", topic="outbox")`` above it.
+
+        The handler gets the record. When it returns the record is accepted; when it raises it is released and
+        comes again after the group's backoff (a second, doubled every time, unless ``retry_backoff`` says
+        otherwise); ``raise tidemill.Reject("why")`` sends it to the dead-letter topic, ``raise
+        tidemill.Retry(delay=60)`` says when it comes again.
+
+        ``concurrency`` handlers run side by side: in threads, or on the event loop if the handler is async.
+        Workers of the same name share the topic's records, in any number of processes. A lock is renewed
+        while its handler runs, for ``timeout`` seconds at most. At a stop handlers get ``stop_timeout``
+        seconds to end. The other arguments are the group's configs, as in ``share``.
+
+        With ``ordered`` records are handled in order, from a position that is kept under the worker's name,
+        and no group is used: ``tidemill.Ordered`` has the options. Then ``concurrency`` goes over keys. A
+        handler that raises sends the worker back to the stored position; with ``dead_letter`` its record is
+        tried again alone (after ``retry_backoff`` seconds, doubled every time) and parked there in the end.
+        An ordered worker without a name (None) keeps its position in memory, as long as the worker lives.
+        """
+        from tidemill.client.share.consumer import AsyncShare
+        from tidemill.client.share.group_configs import WORKER_DEFAULTS, GroupConfigs, named_configs
+        from tidemill.client.workers.share_engine import ShareEngine
+        from tidemill.client.workers.worker import AsyncWorker
+
+        if concurrency < 1:
+            raise ConfigError(
+                f"concurrency is the number of handlers at a time: at least 1, not {concurrency}"
+            )
+        _refuse_own_letters((topic,), dead_letter)
+        if ordered is not False:
+            self._refuse_share_options(
+                timeout=timeout,
+                start=start,
+                lock=lock,
+                max_deliveries=max_deliveries,
+                retry_backoff_max=retry_backoff_max,
+                order=order,
+                on_dead=on_dead,
+                read_committed=read_committed,
+                deliver_at=deliver_at,
+            )
+            return self._ordered_worker(
+                name,
+                topic,
+                handler,
+                None if ordered is True else ordered,
+                concurrency=concurrency,
+                dead_letter=dead_letter,
+                retry_backoff=retry_backoff,
+                stop_timeout=stop_timeout,
+            )
+        if name is None:
+            raise ConfigError("a worker has the name of its share group; only an ordered one can have none")
+        named = named_configs(
+            start=start,
+            lock=lock,
+            max_deliveries=max_deliveries,
+            retry_backoff=retry_backoff,
+            retry_backoff_max=retry_backoff_max,
+            order=order,
+            on_dead=on_dead,
+            dead_letter=dead_letter,
+            read_committed=read_committed,
+            deliver_at=deliver_at,
+        )
+
+        def open_share() -> AsyncShare:
+            configs = GroupConfigs(named, WORKER_DEFAULTS)
+            share = AsyncShare(
+                self.cluster, name, (topic,), configs=configs, lanes=concurrency, renew_for=timeout
+            )
+            self._shares.add(share)
+            return share
+
+        def engine(handler: Any) -> ShareEngine:
+            return ShareEngine(
+                name,
+                handler,
+                open_share,
+                concurrency=concurrency,
+                timeout=timeout,
+                stop_timeout=stop_timeout,
+            )
+
+        worker = AsyncWorker(name, topic, engine, handler)
+        self._workers.add(worker)
+        return worker
+
+    @staticmethod
+    def _refuse_share_options(**options: Any) -> None:
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            raise ConfigError(
+                f"{given[0]} is for workers on a share group; an ordered worker takes tidemill.Ordered(…)"
+            )
+
+    def _ordered_worker(
+        self, name: str | None, topic: Any, handler: Any, options: Ordered | None, **arguments: Any
+    ) -> AsyncWorker:
+        from tidemill.client.workers.opening import ordered_engine
+        from tidemill.client.workers.ordered import Ordered
+        from tidemill.client.workers.worker import AsyncWorker
+
+        chosen = options or Ordered()
+
+        def engine(handler: Any) -> Engine:
+            return ordered_engine(
+                self.cluster, lambda: self._records, name, topic, handler, chosen, **arguments
+            )
+
+        worker = AsyncWorker(name, topic if isinstance(topic, str) else topic.name, engine, handler)
+        self._workers.add(worker)
+        return worker
+
+    async def configure_share(
+        self,
+        group: str,
+        *,
+        start: ShareStart | None = None,
+        lock: float | None = None,
+        max_deliveries: int | None = None,
+        retry_backoff: float | None = None,
+        retry_backoff_max: float | None = None,
+        order: Order | None = None,
+        on_dead: OnDead | None = None,
+        dead_letter: str | None = None,
+        read_committed: bool | None = None,
+        deliver_at: bool | None = None,
+        max_waiting: int | None = None,
+    ) -> None:
+        """Set configs of a share group, for all of its members and at once. They are those of ``share``.
+
+        ``max_waiting``: how many records of a partition may be delayed, wait for their key or for their dead
+        letter. When so many do, nothing new of the partition is handed out.
+        """
+        from tidemill.client.share.group_configs import named_configs, set_group_configs
+
+        named = named_configs(
+            start=start,
+            lock=lock,
+            max_deliveries=max_deliveries,
+            retry_backoff=retry_backoff,
+            retry_backoff_max=retry_backoff_max,
+            order=order,
+            on_dead=on_dead,
+            dead_letter=dead_letter,
+            read_committed=read_committed,
+            deliver_at=deliver_at,
+            max_waiting=max_waiting,
+        )
+        await set_group_configs(self.cluster, group, named)
+
+    # --- cursors
+
+    async def cursor(
+        self,
+        name: str | None,
+        source: str | AsyncTable,
+        *,
+        partitions: Iterable[int] | None = None,
+        key_prefix: bytes | str | None = None,
+        headers: Mapping[str, bytes | str | None] | None = None,
+        where: Any = None,
+        start: Start = "earliest",
+        checkpoint: Any = None,
+        own: Iterable[int] | None = None,
+        take_over: bool = False,
+        lease_ms: int = 10_000,
+        if_lost: IfLost | None = None,
+        gaps_kept: int = 1_000,
+    ) -> AsyncCursor:
+        """Open a durable cursor over a topic or a table: records in order, from where the last commit ended.
+
+        It reads ``partitions`` (all), and of these what passes on the server: keys that begin with
+        ``key_prefix``, records that have these ``headers``, rows of a table that pass ``where`` (SQL or a
+        pyarrow expression). ``start`` says where a cursor begins that has no position yet: ``"earliest"``,
+        ``"latest"``, an offset, a time, ``"-10 minutes"``, or offsets by partition.
+
+        Its position is kept under ``name``: by the cluster, or in the file or database that ``checkpoint`` is
+        (a path, a DB-API or SQLAlchemy connection), or in the same transaction as what it writes
+        (``checkpoint=tidemill.IN_TRANSACTION``). Without a name it is in memory only.
+
+        One process owns a cursor at a time. If another one does, this waits until its lease of ``lease_ms``
+        is over; with ``take_over`` it does not wait. ``own`` takes some of the region's partitions only, so
+        that several processes can share one name.
+
+        If a partition's log does not have the stored position, because retention has deleted what comes next
+        or the log has lost its end, that is an error. With ``if_lost="earliest"`` or ``"latest"`` the cursor
+        goes on there in such a partition, and stores that.
+        """
+        from tidemill.client.cursors.opening import open_cursor, plan_cursor
+
+        plan = await plan_cursor(
+            self.cluster,
+            name,
+            source,
+            partitions=partitions,
+            key_prefix=key_prefix,
+            headers=headers,
+            where=where,
+            start=start,
+            checkpoint=checkpoint,
+            own=own,
+            take_over=take_over,
+            lease_ms=lease_ms,
+            if_lost=if_lost,
+            gaps_kept=gaps_kept,
+        )
+        return await open_cursor(self.cluster, plan)
 
     # --- databases
 
@@ -250,3 +598,12 @@ class AsyncTidemill(Unpicklable):
         from tidemill.client.tables.requests import ask_controller
 
         return await ask_controller(self.cluster, name, body, what)
+
+
+def _refuse_own_letters(topics: Sequence[str], dead_letter: str | None) -> None:
+    """Raise ``ConfigError`` if dead records would go back to where they come from."""
+    if dead_letter is not None and dead_letter in topics:
+        raise ConfigError(
+            f"dead_letter is {dead_letter!r}, which the records come from: dead ones would come again and "
+            "again; name a topic of their own"
+        )

@@ -32,11 +32,16 @@ _Awaited = TypeVar("_Awaited", bound=Unpicklable)
 
 #: Classes of the async client, and their names in the blocking one.
 PLAIN_NAMES: Final[Mapping[str, str]] = {
+    "AsyncCursor": "Cursor",
+    "AsyncCursorTransaction": "CursorTransaction",
     "AsyncFollow": "Follow",
     "AsyncLease": "TableLease",
     "AsyncScan": "Scan",
+    "AsyncShare": "Share",
+    "AsyncShareTransaction": "ShareTransaction",
     "AsyncTable": "Table",
     "AsyncTidemill": "Tidemill",
+    "AsyncWorker": "Worker",
     "AsyncBucketScanner": "BucketScanner",
 }
 _ASYNC_NAME: Final = re.compile(rf"\b({'|'.join(PLAIN_NAMES)})\b")

@@ -5,7 +5,10 @@ Rules:
 - The first contact is tried once per bootstrap address: a wrong address is reported at once. After that, what
   may pass by itself (a leader that moved, a coordinator that loads, a lost connection) is tried again with
   growing pauses until ``timeout_ms`` is over.
-- After every failure the cached metadata and coordinators are taken as stale.
+- One attempt has a part of that time only (``attempt_ms``): a node that hangs gives no answer, others do.
+- After every failure the cached metadata and coordinators are taken as stale, and another node is asked than
+  the last one: a node that is cut off from its cluster takes itself for the leader for as long as that lasts.
+  For the same reason an answer with an older leader epoch than a known one is not believed, for a while.
 - Coordinators and fetches have connections of their own, so that a long poll holds up nobody.
 - A closed cluster stays closed. It belongs to one process and one event loop, and refuses to be used in
   others: a call there would wait for ever.
@@ -15,14 +18,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from tidemill.client.process_bound import OpeningProcess
 from tidemill.config.values import Address, TopicPartition, parse_address
-from tidemill.errors import ApiError, ConfigError, ConnectionClosed, ErrorCode
+from tidemill.errors import (
+    ApiError,
+    ConfigError,
+    ConnectionClosed,
+    ErrorCode,
+    NodeUnavailable,
+    ProtocolError,
+)
 from tidemill.net.answers import check
 from tidemill.net.connection import DEFAULT_TIMEOUT_MS, Connection, Versions
 from tidemill.net.pool import ConnectionPool
@@ -44,6 +54,10 @@ _METADATA_VERSIONS: Final[Versions] = (4, 13)
 #: A connection of its own, so that metadata does not wait behind other requests to the same node.
 _BOOTSTRAP_PURPOSE: Final = "bootstrap"
 _CLOSED: Final = "this connection is closed; open another one with connect_async"
+#: How long a leader is believed against answers that name one of an older epoch. Not for ever: metadata that
+#: was restored from a backup may go back.
+_BELIEVED_SECONDS: Final = 60.0
+_ATTEMPT_MS: Final = 10_000
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
@@ -89,12 +103,22 @@ class Cluster:
         self.controller_id = -1
         self.nodes: dict[int, Address] = {}
         self._topics: dict[str, TopicInfo] = {}
+        #: When each topic's leaders were last found to be newer than known.
+        self._believed_since: dict[str, float] = {}
+        #: The node that was asked last, and the one whose answers were of no use.
+        self._asked: Address | None = None
+        self._avoided: Address | None = None
         self._stale = True
         self._coordinators: dict[tuple[int, str], int] = {}
         self._pool = ConnectionPool(client_id=client_id, transport=transport)
         self._process = OpeningProcess()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+
+    @property
+    def attempt_ms(self) -> int:
+        """How long to wait for one node's answer to a request that another node could answer instead."""
+        return min(self.timeout_ms, _ATTEMPT_MS)
 
     @property
     def closed(self) -> bool:
@@ -140,15 +164,24 @@ class Cluster:
             )
         return found
 
+    def known_topic(self, name: str) -> TopicInfo | None:
+        """The topic as it was when it was last asked for; None if it never was, or did not exist."""
+        return self._topics.get(name)
+
     async def all_topics(self) -> list[TopicInfo]:
         """Every topic, by name, as it is now."""
         await self._refresh(None, create=False)
         return sorted(self._topics.values(), key=lambda topic: topic.name)
 
     def forget(self) -> None:
-        """Take all that is cached as stale; connections that work are kept."""
-        self._stale = True
+        """Take all that is cached as stale, and ask another node next; connections that work are kept."""
+        self.doubt_leaders()
         self._coordinators.clear()
+
+    def doubt_leaders(self) -> None:
+        """Ask another node for the leaders when they are needed next."""
+        self._stale = True
+        self._avoided = self._asked
 
     async def _refresh(self, names: Iterable[str] | None, create: bool) -> None:
         wanted = None if names is None else [{"name": name} for name in sorted(names)]
@@ -158,6 +191,7 @@ class Cluster:
                 "Metadata",
                 {"topics": wanted, "allow_auto_topic_creation": create},
                 versions=_METADATA_VERSIONS,
+                timeout_ms=self.attempt_ms,
             )
             self._take_metadata(response, names is None)
 
@@ -167,6 +201,7 @@ class Cluster:
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         self.nodes = {node.node_id: Address(node.host, node.port) for node in response.brokers}
+        known = self._topics
         if complete:
             self._topics = {}
         for topic in response.topics:
@@ -181,8 +216,23 @@ class Cluster:
                 check_topic_name(topic.name)
             if topic.error_code != ErrorCode.leader_not_available:
                 check(topic.error_code, None, f"topic {topic.name!r}")
-            self._topics[topic.name] = _topic_info(topic)
+            self._topics[topic.name] = self._believed(known.get(topic.name), _topic_info(topic))
         self._stale = False
+
+    def _believed(self, known: TopicInfo | None, told: TopicInfo) -> TopicInfo:
+        """What was told of a topic, but for partitions of which a newer leader is known."""
+        now = asyncio.get_running_loop().time()
+        is_same = known is not None and known.topic_id == told.topic_id
+        epochs = [each.leader_epoch for each in known.partitions] if is_same and known is not None else []
+        if any(each.leader_epoch > epoch for each, epoch in zip(told.partitions, epochs, strict=False)):
+            self._believed_since[told.name] = now
+        if known is None or now - self._believed_since.get(told.name, -_BELIEVED_SECONDS) > _BELIEVED_SECONDS:
+            return told
+        newest = [
+            known.partitions[index] if index < len(epochs) and each.leader_epoch < epochs[index] else each
+            for index, each in enumerate(told.partitions)
+        ]
+        return replace(told, partitions=tuple(newest))
 
     # --- requests by destination
 
@@ -238,10 +288,30 @@ class Cluster:
         self._check_usable_here()
         return await self._pool.get(address, purpose)
 
+    async def drop_connections(self, purpose: str) -> None:
+        """Close the connections for this purpose: the nodes then stop working on what is under way."""
+        if self._process.is_this and not self._closed:
+            await self._pool.drop(purpose)
+
     async def bootstrap_connection(self) -> Connection:
-        """A connection to one of the bootstrap addresses, or of the nodes they named."""
+        """A connection to one of the bootstrap addresses, or of the nodes they named.
+
+        The one that is to be avoided is used if no other node answers.
+        """
         self._check_usable_here()
-        return await self._pool.get_any([*self.bootstrap, *self.nodes.values()], _BOOTSTRAP_PURPOSE)
+        avoided, self._avoided = self._avoided, None
+        wanted = [*self.bootstrap, *self.nodes.values()]
+        # Nodes first: bootstrap addresses may be those of nodes that are gone.
+        others = [each for each in (*self.nodes.values(), *self.bootstrap) if each != avoided]
+        if avoided is not None and others:
+            try:
+                connection = await self._pool.get_any(others, _BOOTSTRAP_PURPOSE)
+            except (NodeUnavailable, ProtocolError):
+                connection = await self._pool.get(avoided, _BOOTSTRAP_PURPOSE)
+        else:
+            connection = await self._pool.get_any(wanted, _BOOTSTRAP_PURPOSE)
+        self._asked = connection.address
+        return connection
 
     def _check_usable_here(self) -> None:
         """Raise ``ConnectionClosed`` after ``close``, in a forked process, and in another event loop."""
@@ -259,7 +329,7 @@ class Cluster:
 
     async def _find_coordinator(self, key: str, key_type: int) -> int:
         body = {"key": key, "key_type": key_type, "coordinator_keys": [key]}
-        response = await self.to_any("FindCoordinator", body)
+        response = await self.to_any("FindCoordinator", body, timeout_ms=self.attempt_ms)
         found = response.coordinators[0] if hasattr(response, "coordinators") else response
         check(found.error_code, found.error_message, f"finding the coordinator of {key!r}")
         node_id: int = found.node_id

@@ -9,17 +9,23 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidemill.client.async_client import AsyncTidemill, connect_async
-from tidemill.client.blocking import blocking, blocking_as
+from tidemill.client.blocking import blocking, blocking_as, wrapping
 from tidemill.client.loop_thread import CLOSED, LoopThread
 from tidemill.client.process_bound import OpeningProcess, Unpicklable
+from tidemill.client.sync_share import Share
 from tidemill.client.sync_table import Table
+from tidemill.client.sync_worker import Worker
 from tidemill.errors import ConnectionClosed, TidemillError
 from tidemill.net.connection import DEFAULT_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from tidemill.client.cursors.cursor import IfLost, Start
+    from tidemill.client.cursors.sync_cursor import Cursor
 
 __all__ = ("Tidemill", "connect")
 
@@ -70,6 +76,8 @@ class Tidemill(Unpicklable):
         self._bootstrap_servers = bootstrap_servers
         self._client_id = client_id
         self._timeout_ms = timeout_ms
+        #: The workers that were defined with this connection: ``tidemill worker run module:db`` runs them.
+        self.workers: list[Worker] = []
         self._opened: _Opened | None = None
         self._connecting = threading.Lock()
         self._closed = False
@@ -110,6 +118,64 @@ class Tidemill(Unpicklable):
             opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
+
+    # --- records and share groups
+
+    produce = blocking(AsyncTidemill.produce)
+    produce_many = blocking(AsyncTidemill.produce_many)
+    share = wrapping(AsyncTidemill.share, Share)
+    worker = wrapping(AsyncTidemill.worker, Worker)
+    configure_share = blocking(AsyncTidemill.configure_share)
+    # --- cursors
+
+    def cursor(
+        self,
+        name: str | None,
+        source: str | Table,
+        *,
+        partitions: Iterable[int] | None = None,
+        key_prefix: bytes | str | None = None,
+        headers: Mapping[str, bytes | str | None] | None = None,
+        where: Any = None,
+        start: Start = "earliest",
+        checkpoint: Any = None,
+        own: Iterable[int] | None = None,
+        take_over: bool = False,
+        lease_ms: int = 10_000,
+        if_lost: IfLost | None = None,
+        gaps_kept: int = 1_000,
+    ) -> Cursor:
+        """Open a durable cursor over a topic or a table: records in order, from where the last commit ended.
+
+        ``AsyncTidemill.cursor`` says what the options are.
+
+        >>> import tidemill
+        >>> with tidemill.open() as db:
+        ...     orders = db.create_table("shop.orders", "id bigint, item string", primary_key=["id"])
+        ...     _ = orders.upsert([{"id": 1, "item": "apple"}, {"id": 2, "item": "pear"}])
+        ...     with db.cursor(None, "shop.orders", where="item = 'pear'") as cursor:
+        ...         cursor.poll().row
+        {'id': 2, 'item': 'pear'}
+        """
+        from tidemill.client.cursors.sync_cursor import open_blocking
+
+        return open_blocking(
+            self,
+            self._awaited.cluster,
+            name,
+            source,
+            partitions=partitions,
+            key_prefix=key_prefix,
+            headers=headers,
+            where=where,
+            start=start,
+            checkpoint=checkpoint,
+            own=own,
+            take_over=take_over,
+            lease_ms=lease_ms,
+            if_lost=if_lost,
+            gaps_kept=gaps_kept,
+        )
 
     # --- databases
 

@@ -4,7 +4,8 @@ Rules:
 
 - Before the proof of the secret nothing but Hello and HelloProof is taken, in frames of 64 KiB at most, and
   within a deadline. A connection without a proof gives way when there are too many.
-- The requests of one connection are started in the order in which they came, and run side by side.
+- The requests of one connection are started in the order in which they came, and run side by side. What needs
+  no waiting is answered in the turn in which it came: a task and its timer cost more than a small answer.
 - Every request has one answer. What a handler raises becomes an error code; a request that takes longer than
   its sender waits is cancelled.
 - Nothing grows without limit: connections, requests of a connection, bytes of requests and answers under
@@ -18,11 +19,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from tidemill.cluster.byte_limit import ByteLimit, ByteShare
 from tidemill.cluster.codes import cluster_code, message_of
-from tidemill.cluster.frames import Undecodable, decode_request, encode
+from tidemill.cluster.frames import Buffers, Undecodable, decode_request, encode
 from tidemill.cluster.handshake import (
     HANDSHAKE_BYTES_MAX,
     NONCE_BYTES,
@@ -46,13 +48,16 @@ from tidemill.errors import TidemillError
 from tidemill.net.errors import cannot_listen
 from tidemill.net.transport import Listener, Transport
 
-__all__ = ("ClusterListener", "Handler", "Handlers", "ListenerLimits")
+__all__ = ("ClusterListener", "Handler", "Handlers", "ListenerLimits", "QuickHandler", "QuickHandlers")
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[PeerInfo, Any], Awaitable[ClusterResponse]]
 """Answers one kind of request. The buffers of its answer's records must not be written to any more."""
 Handlers = Mapping[type[ClusterRequest], Handler]
+QuickHandler = Callable[[PeerInfo, Any], ClusterResponse | None]
+"""Answers one kind of request at once; None if it cannot, and the ``Handler`` has to, from the beginning."""
+QuickHandlers = Mapping[type[ClusterRequest], QuickHandler]
 
 _BACKLOG: Final = 128
 _MIB: Final = 1024 * 1024
@@ -62,7 +67,7 @@ _REMEMBERED_HOSTS: Final = 100
 
 @dataclass(frozen=True)
 class ListenerLimits:
-    """What the connections of other nodes may use."""
+    """Limits of memory and time for the connections of other nodes."""
 
     connections_max: int = 256
     #: Requests of one connection under way.
@@ -92,6 +97,7 @@ class ClusterListener:
         identity: ClusterIdentity,
         handlers: Handlers,
         *,
+        quick_handlers: QuickHandlers = MappingProxyType({}),
         transport: Transport,
         ids: Ids,
         wall_ms: Callable[[], int],
@@ -99,6 +105,7 @@ class ClusterListener:
     ) -> None:
         self.identity = identity
         self.handlers = handlers
+        self.quick_handlers = quick_handlers
         self.ids = ids
         self.wall_ms = wall_ms
         self.limits = limits or ListenerLimits()
@@ -110,11 +117,6 @@ class ClusterListener:
         self._unproven: dict[_Connection, None] = {}
         self._refusals: dict[str, str] = {}
         self._is_closed = False
-
-    @property
-    def open_connections(self) -> int:
-        """The number of connections, with and without a proof."""
-        return len(self._connections)
 
     async def start(self, address: Address) -> Address:
         """Listen; returns the address with the real port. Raises ``ConfigError``."""
@@ -160,7 +162,7 @@ class ClusterListener:
                 self._refusals[host] = message
 
     def ended(self, connection: _Connection) -> None:
-        """A connection is over."""
+        """Forget a connection that has ended."""
         self._connections.pop(connection, None)
         self._unproven.pop(connection, None)
 
@@ -307,11 +309,32 @@ class _Connection:
         except Undecodable as error:
             work = self._reply(error.answer, len(frame))
         else:
+            if self._answer_at_once(peer, request, len(frame)):
+                return
             work = self._serve(peer, request, len(frame))
         task = self._loop.create_task(work)
         self._running[task] = None
         task.add_done_callback(self._over)
         self._hold_or_not()
+
+    def _answer_at_once(self, peer: PeerInfo, request: ClusterRequest, frame_bytes: int) -> bool:
+        """Answer a request in this turn. False if it needs a task."""
+        handler = self._listener.quick_handlers.get(type(request))
+        if handler is None or self._blocked_since is not None or _wrong_header(peer, request.header):
+            return False
+        answer: ClusterResponse | None
+        try:
+            answer = handler(peer, request)
+        except TidemillError as error:
+            answer = _refusal(request.header, error)
+        except Exception:
+            logger.exception("%s of node %d failed", type(request).__name__, peer.node_id)
+            answer = self._failure(request)
+        if answer is None:
+            return False
+        self.stream.write(_encoded(answer))
+        self._bytes.give_back(frame_bytes)
+        return True
 
     def _over(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
@@ -342,9 +365,8 @@ class _Connection:
         try:
             async with scope:
                 answer = await handler(peer, request)
-            if answer.header.correlation_id == header.correlation_id:
-                return answer
-            logger.error("the handler of %s answered another request", name)
+            assert answer.header.correlation_id == header.correlation_id, "an answer to another request"
+            return answer
         except TidemillError as error:
             return _refusal(header, error)
         except Exception as error:
@@ -352,18 +374,17 @@ class _Connection:
                 message = f"{name} was not done within {header.timeout_ms} ms; it may still take effect"
                 return ErrorResponse(header.answer(ClusterErrorCode.REQUEST_TIMED_OUT, message))
             logger.exception("%s of node %d failed", name, peer.node_id)
+            return self._failure(request)
+
+    def _failure(self, request: ClusterRequest) -> ErrorResponse:
+        """The answer to a request whose handler has a defect."""
+        name = type(request).__name__
         message = f"node {self._listener.identity.node_id} failed at {name}; its log says why"
-        return ErrorResponse(header.answer(ClusterErrorCode.UNKNOWN, message))
+        return ErrorResponse(request.header.answer(ClusterErrorCode.UNKNOWN, message))
 
     async def _reply(self, answer: ClusterResponse, frame_bytes: int) -> None:
         """Send an answer once the peer takes it, and give back the bytes of its request."""
-        try:
-            buffers = encode(answer)
-        except Exception as error:
-            logger.exception("%s cannot be sent", type(answer).__name__)
-            message = f"the answer cannot be sent: {error}"
-            header = ResponseHeader(answer.header.correlation_id, int(ClusterErrorCode.UNKNOWN), message)
-            buffers = encode(ErrorResponse(header))
+        buffers = _encoded(answer)
         answer_bytes = sum(map(len, buffers))
         self._bytes.take(answer_bytes)
         try:
@@ -371,6 +392,17 @@ class _Connection:
             self.stream.write(buffers)
         finally:
             self._bytes.give_back(frame_bytes + answer_bytes)
+
+
+def _encoded(answer: ClusterResponse) -> Buffers:
+    """The frame of an answer, or of an error if it cannot be sent."""
+    try:
+        return encode(answer)
+    except Exception as error:
+        logger.exception("%s cannot be sent", type(answer).__name__)
+        message = f"the answer cannot be sent: {error}"
+        header = ResponseHeader(answer.header.correlation_id, int(ClusterErrorCode.UNKNOWN), message)
+        return encode(ErrorResponse(header))
 
 
 def _refusal(header: RequestHeader, error: TidemillError) -> ErrorResponse:

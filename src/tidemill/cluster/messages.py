@@ -258,7 +258,7 @@ class BrokerMetadata(_Value, frozen=True):
 
 
 class MetadataResponse(ClusterResponse, frozen=True, tag="Metadata"):
-    """What the node knows, as of ``revision``."""
+    """Metadata of topics, nodes and the controller, as of ``revision``."""
 
     cluster_id: str
     controller_id: int | None
@@ -383,12 +383,17 @@ class ReplicaStateAckResponse(ClusterResponse, frozen=True, tag="ReplicaStateAck
 
 
 class AppendRequest(ClusterRequest, frozen=True, tag="Append"):
-    """Write whole batches to a partition as its leader would for a producer. For internal writers."""
+    """Write a batch to a partition as its leader would for a producer. For internal writers.
+
+    ``required_acks``: 1 or -1, as in Kafka's Produce. ``transactional_id`` is that of a transactional batch,
+    whose partition the leader adds to the transaction.
+    """
 
     partition: PartitionId
     records: memoryview
     required_acks: int
     leader_epoch: int
+    transactional_id: str | None = None
 
 
 class AppendResponse(ClusterResponse, frozen=True, tag="Append"):
@@ -399,10 +404,10 @@ class AppendResponse(ClusterResponse, frozen=True, tag="Append"):
 
 
 class ElectLeaderRequest(ClusterRequest, frozen=True, tag="ElectLeader"):
-    """Ask the controller for another leader.
+    """Ask for another leader.
 
-    ``mode``: ``preferred``; ``clean``, any in-sync replica but the present leader; ``unclean``, which may
-    lose records and is an operator's decision; ``resign``, which the present leader asks for itself.
+    ``mode``: ``preferred``; ``unclean``, which may lose records and is an operator's decision; ``resign``, by
+    which the leader that gets it gives up, in favour of ``preferred_leader``.
     """
 
     partition: PartitionId
@@ -448,15 +453,23 @@ class HeartbeatPartition(_Value, frozen=True):
 
 
 class HeartbeatRequest(ClusterRequest, frozen=True, tag="Heartbeat"):
-    """A leader tells a follower the high watermarks that have moved and that no Fetch has told it."""
+    """A leader tells a follower the high watermarks that have moved and that no Fetch has told it.
+
+    With ``confirm`` it also asks in which partitions the follower still follows it.
+    """
 
     partitions: list[HeartbeatPartition]
+    confirm: bool = False
 
 
 class HeartbeatResponse(ClusterResponse, frozen=True, tag="Heartbeat"):
-    """Heard. ``stale`` lists the partitions that the asking node does not lead, as far as is known here."""
+    """Heard. ``stale`` lists the partitions that the asking node does not lead, as far as is known here.
+
+    ``confirmed``, if it was asked for: those in which this node follows the asking one at the named epoch.
+    """
 
     stale: list[PartitionId] = []
+    confirmed: list[PartitionId] = []
 
 
 # --- liveness, and Kafka's own requests between brokers

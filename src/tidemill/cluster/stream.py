@@ -22,10 +22,10 @@ _LINGER_SECONDS: Final = 5.0
 
 
 class FrameOwner(Protocol):
-    """What a stream tells whoever it belongs to."""
+    """Callbacks of a ``FrameStream`` to the connection that it belongs to."""
 
     def opened(self) -> None:
-        """The connection is there."""
+        """Called once, when the connection is established."""
 
     def admits(self, frame_bytes: int) -> bool:
         """Whether memory may be taken for a frame; if not, reading stops until ``FrameStream.go_on``."""
@@ -70,7 +70,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
     @property
     def host(self) -> str:
-        """Where the peer is."""
+        """Address of the peer; empty while there is no connection."""
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         return str(peer[0]) if peer else ""
 

@@ -52,7 +52,7 @@ class Suspicions:
         return self._rng.sample(others, min(count, len(others)))
 
     def reached(self, node_id: int, now_ms: int) -> None:
-        """The node has answered."""
+        """Note that the node has answered: it is no suspect any more."""
         self._reached_ms[node_id] = now_ms
         self._suspects.pop(node_id, None)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from tidemill.config.topic_keys import ConfigKind
 
-__all__ = ("BROKER_CONFIGS", "BROKER_CONFIGS_OF_TOPICS", "GROUP_CONFIGS", "KafkaName")
+__all__ = ("BROKER_CONFIGS", "BROKER_CONFIGS_OF_TOPICS", "KafkaName")
 
 _K = ConfigKind
 _INT_MAX_TEXT = str(2**31 - 1)
@@ -38,11 +38,20 @@ BROKER_CONFIGS: Final = (
     KafkaName("fetch.max.bytes", _K.INT, "fetch_max_bytes"),
     KafkaName("group.consumer.heartbeat.interval.ms", _K.INT, "group_consumer_heartbeat_interval_ms"),
     KafkaName("group.consumer.max.size", _K.INT, "group_consumer_max_size"),
+    KafkaName("group.share.max.size", _K.INT, "group_share_max_size"),
     KafkaName("group.consumer.session.timeout.ms", _K.INT, "group_consumer_session_timeout_ms"),
     KafkaName("group.initial.rebalance.delay.ms", _K.INT, "group_initial_rebalance_delay_ms"),
     KafkaName("group.max.session.timeout.ms", _K.INT, "group_max_session_timeout_ms"),
     KafkaName("group.max.size", _K.INT, "group_max_size"),
     KafkaName("group.min.session.timeout.ms", _K.INT, "group_min_session_timeout_ms"),
+    KafkaName("group.share.delivery.count.limit", _K.INT, "group_share_delivery_count_limit"),
+    KafkaName("group.share.heartbeat.interval.ms", _K.INT, "group_share_heartbeat_interval_ms"),
+    KafkaName("group.share.max.record.lock.duration.ms", _K.INT, "group_share_max_record_lock_duration_ms"),
+    KafkaName("group.share.max.share.sessions", _K.INT, "group_share_max_share_sessions"),
+    KafkaName("group.share.min.record.lock.duration.ms", _K.INT, "group_share_min_record_lock_duration_ms"),
+    KafkaName("group.share.partition.max.record.locks", _K.INT, "group_share_partition_max_record_locks"),
+    KafkaName("group.share.record.lock.duration.ms", _K.INT, "group_share_record_lock_duration_ms"),
+    KafkaName("group.share.session.timeout.ms", _K.INT, "group_share_session_timeout_ms"),
     KafkaName("log.cleaner.backoff.ms", _K.LONG, "compaction_check_interval_ms"),
     KafkaName("log.cleaner.dedupe.buffer.size", _K.LONG, "compaction_map_bytes"),
     KafkaName("log.retention.check.interval.ms", _K.LONG, "log_retention_check_interval_ms"),
@@ -55,6 +64,10 @@ BROKER_CONFIGS: Final = (
     KafkaName("offsets.retention.minutes", _K.INT, "offsets_retention_minutes"),
     KafkaName("offsets.topic.num.partitions", _K.INT, "offsets_topic_partitions"),
     KafkaName("queued.max.request.bytes", _K.LONG, "max_inflight_bytes"),
+    KafkaName(
+        "share.coordinator.snapshot.update.records.per.snapshot", _K.INT, "share_state_updates_per_snapshot"
+    ),
+    KafkaName("share.coordinator.state.topic.num.partitions", _K.INT, "share_state_topic_partitions"),
     KafkaName("socket.request.max.bytes", _K.INT, "max_frame_bytes"),
     KafkaName("transaction.max.timeout.ms", _K.INT, "transaction_max_timeout_ms"),
     KafkaName("transaction.state.log.num.partitions", _K.INT, "transactions_topic_partitions"),
@@ -81,9 +94,3 @@ BROKER_CONFIGS_OF_TOPICS: Final[Mapping[str, str]] = {
     "message.max.bytes": "max.message.bytes",
     "min.insync.replicas": "min.insync.replicas",
 }
-
-#: Configs of a group, which are the same for all groups of a node.
-GROUP_CONFIGS: Final = (
-    KafkaName("consumer.heartbeat.interval.ms", _K.INT, "group_consumer_heartbeat_interval_ms"),
-    KafkaName("consumer.session.timeout.ms", _K.INT, "group_consumer_session_timeout_ms"),
-)

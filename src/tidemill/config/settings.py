@@ -182,7 +182,7 @@ class Settings:
         int,
         _bytes(
             "How much a leader sends in a second to replicas that a reassignment adds, all together. "
-            "0: no limit.",
+            "0: no limit. 'tidemill cluster throttle' comes first, and needs no restart.",
             0,
         ),
     ] = 0
@@ -356,6 +356,74 @@ class Settings:
         int,
         _count("The most members of one group of the new consumer protocol."),
     ] = 10_000
+    group_share_max_size: Annotated[
+        int,
+        _count("The most members of one share group.", 1, 1_000),
+    ] = 200
+    group_share_session_timeout_ms: Annotated[
+        int,
+        _ms(
+            "How long a member of a share group may be silent, unless its group says otherwise.", 1, _INT_MAX
+        ),
+    ] = 45_000
+    group_share_heartbeat_interval_ms: Annotated[
+        int,
+        _ms(
+            "How often a member of a share group is asked to speak, unless its group says otherwise.",
+            1,
+            _INT_MAX,
+        ),
+    ] = 5_000
+    group_share_record_lock_duration_ms: Annotated[
+        int,
+        _ms(
+            "How long a member of a share group may hold a record, unless its group says otherwise.",
+            1,
+            3_600_000,
+        ),
+    ] = 30_000
+    group_share_min_record_lock_duration_ms: Annotated[
+        int,
+        _ms("The shortest share.record.lock.duration.ms that a group may have.", 1, 3_600_000),
+    ] = 15_000
+    group_share_max_record_lock_duration_ms: Annotated[
+        int,
+        _ms("The longest share.record.lock.duration.ms that a group may have.", 1, 3_600_000),
+    ] = 60_000
+    group_share_delivery_count_limit: Annotated[
+        int,
+        _count("How often a share group is handed a record at most, unless the group says otherwise.", 2, 10),
+    ] = 5
+    group_share_partition_max_record_locks: Annotated[
+        int,
+        _count(
+            "How many records of a partition a share group may have in flight, unless the group says"
+            " otherwise.",
+            100,
+            4_000,
+        ),
+    ] = 2_000
+    group_share_max_share_sessions: Annotated[
+        int,
+        _count("The most members of share groups that fetch from this node."),
+    ] = 2_000
+    share_state_topic_partitions: Annotated[
+        int,
+        _count(
+            "Partitions of the internal topic for the state of share groups, fixed when it is created.",
+            1,
+            10_000,
+        ),
+    ] = 50
+    share_state_updates_per_snapshot: Annotated[
+        int,
+        _count(
+            "After so many changes of a share partition its whole state is written once, so that it can be "
+            "read without those changes.",
+            1,
+            100_000,
+        ),
+    ] = 500
     offsets_topic_partitions: Annotated[
         int,
         _count(
@@ -381,6 +449,16 @@ class Settings:
             0,
         ),
     ] = 10_000
+
+    # Cursors.
+    cursors_topic_partitions: Annotated[
+        int,
+        _count(
+            "Partitions of the internal topic for the positions of cursors, fixed when it is created.",
+            1,
+            10_000,
+        ),
+    ] = 8
 
     # Transactions.
     transactions_topic_partitions: Annotated[
@@ -488,6 +566,21 @@ class Settings:
                 "group_consumer_heartbeat_interval_ms",
                 "group_consumer_session_timeout_ms",
                 "members could not speak in time",
+            ),
+            (
+                "group_share_heartbeat_interval_ms",
+                "group_share_session_timeout_ms",
+                "members of share groups could not speak in time",
+            ),
+            (
+                "group_share_min_record_lock_duration_ms",
+                "group_share_record_lock_duration_ms",
+                "the default of groups would be out of range",
+            ),
+            (
+                "group_share_record_lock_duration_ms",
+                "group_share_max_record_lock_duration_ms",
+                "the default of groups would be out of range",
             ),
             ("default_partitions", "max_partitions_per_topic", "no topic could be created with the default"),
         ):

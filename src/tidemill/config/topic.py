@@ -16,11 +16,11 @@ from tidemill.config.topic_keys import LONG_MAX, TOPIC_KEYS, ConfigKind, split_l
 from tidemill.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tidemill.config.topic_keys import ConfigValue
+    from tidemill.config.topic_keys import ConfigKey, ConfigValue
 
-__all__ = ("AlterOp", "TopicConfig", "apply_changes", "check_overrides")
+__all__ = ("AlterOp", "TopicConfig", "altered_configs", "apply_changes", "check_overrides")
 
 _WEEK_MS = 7 * 24 * 60 * 60 * 1000
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -39,7 +39,9 @@ class TopicConfig:
     delete_retention_ms: int = 24 * 60 * 60 * 1000
     flush_messages: int = LONG_MAX
     flush_ms: int = LONG_MAX
+    follower_replication_throttled_replicas: frozenset[str] = frozenset()
     index_interval_bytes: int = 4096
+    leader_replication_throttled_replicas: frozenset[str] = frozenset()
     max_compaction_lag_ms: int = LONG_MAX
     max_message_bytes: int = 1024 * 1024 + 12
     timestamp_after_max_ms: int = 60 * 60 * 1000
@@ -52,6 +54,7 @@ class TopicConfig:
     retention_ms: int = _WEEK_MS
     segment_bytes: int = 1024 * 1024 * 1024
     segment_ms: int = _WEEK_MS
+    tidemill_retention_waits_for_cursors: bool = False
 
     @property
     def compacts(self) -> bool:
@@ -80,14 +83,23 @@ class TopicConfig:
             field = _FIELD_OF_KEY.get(name)
             if field is not None:
                 values[field] = TOPIC_KEYS[name].parse_stored(text)
-        if "cleanup_policy" in values:
-            values["cleanup_policy"] = frozenset(cast("tuple[str, ...]", values["cleanup_policy"]))
+        for field in _SETS & values.keys():
+            values[field] = frozenset(cast("tuple[str, ...]", values[field]))
         internal = overrides.get("internal.segment.bytes", defaults.get("internal.segment.bytes"))
         if internal is not None:
             values["segment_bytes"] = TOPIC_KEYS["internal.segment.bytes"].parse(internal)
         # Each field's type is the type of its key; a test walks the whole table.
         return cls(**values)  # type: ignore[arg-type]
 
+
+#: Fields whose lists have no order.
+_SETS = frozenset(
+    {
+        "cleanup_policy",
+        "follower_replication_throttled_replicas",
+        "leader_replication_throttled_replicas",
+    }
+)
 
 _FIELD_OF_KEY: Mapping[str, str] = {
     name: name.removeprefix("message.").replace(".", "_")
@@ -134,12 +146,25 @@ def apply_changes(
     Append and subtract start from the override, or else from the default, as Kafka does. A deletion of a
     config that is not set changes nothing.
     """
+    altered = altered_configs("topic", topic_key, current, changes, defaults)
+    check_overrides(altered, defaults, current)
+    return altered
+
+
+def altered_configs(
+    of: str,
+    key_called: Callable[[str], ConfigKey],
+    current: Mapping[str, str],
+    changes: Sequence[tuple[str, int, str | None]],
+    defaults: Mapping[str, str] = _NONE,
+) -> dict[str, str]:
+    """The overrides of a topic or group (``of``) after the changes; their values are not checked yet."""
     counts = Counter(name for name, _, _ in changes)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise ApiError(
             ErrorCode.invalid_request,
-            f"topic config {', '.join(twice)} is named more than once: send one change per config",
+            f"{of} config {', '.join(twice)} is named more than once: send one change per config",
         )
     altered = dict(current)
     for name, op, value in changes:
@@ -148,27 +173,27 @@ def apply_changes(
         elif value is None:
             raise ApiError(
                 ErrorCode.invalid_request,
-                f"topic config {name} has no value: only a deletion goes without one",
+                f"{of} config {name} has no value: only a deletion goes without one",
             )
         elif op == AlterOp.SET:
             altered[name] = value
         elif op in (AlterOp.APPEND, AlterOp.SUBTRACT):
-            altered[name] = _altered_list(name, AlterOp(op), value, altered.get(name, defaults.get(name)))
+            before = altered.get(name, defaults.get(name))
+            altered[name] = _altered_list(key_called(name), AlterOp(op), value, before)
         else:
             raise ApiError(
                 ErrorCode.invalid_request,
-                f"topic config {name}: no operation {op}; 0 sets, 1 deletes, 2 appends, 3 subtracts",
+                f"{of} config {name}: no operation {op}; 0 sets, 1 deletes, 2 appends, 3 subtracts",
             )
-    check_overrides(altered, defaults, current)
     return altered
 
 
-def _altered_list(name: str, op: AlterOp, value: str, before: str | None) -> str:
-    key = topic_key(name)
+def _altered_list(key: ConfigKey, op: AlterOp, value: str, before: str | None) -> str:
     if key.kind is not ConfigKind.LIST:
         raise ApiError(
             ErrorCode.invalid_config,
-            f"topic config {name} is not a list, so nothing can be appended or subtracted: set it instead",
+            f"{key.of} config {key.name} is not a list, so nothing can be appended or subtracted:"
+            " set it instead",
         )
     elements = [
         element for element in split_list(before if before is not None else key.default or "") if element

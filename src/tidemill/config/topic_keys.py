@@ -17,12 +17,23 @@ from tidemill.errors import ApiError, ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ("BATCH_BYTES_MAX", "TOPIC_KEYS", "ConfigKey", "ConfigKind", "ConfigValue", "topic_key")
+__all__ = (
+    "BATCH_BYTES_MAX",
+    "INDEX_INTERVAL_BYTES_MAX",
+    "TOPIC_KEYS",
+    "ConfigKey",
+    "ConfigKind",
+    "ConfigValue",
+    "topic_key",
+)
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 #: The largest batch that a topic can be configured for: the event loop writes and reads batches whole.
 BATCH_BYTES_MAX = 11 * 1024 * 1024
+#: The largest distance of index entries: a read checks all batches from the entry on, on the event loop. That
+#: takes a millisecond for the smallest batches.
+INDEX_INTERVAL_BYTES_MAX = 64 * 1024
 _LONG_MAX_TEXT = str(LONG_MAX)
 _WEEK_MS = "604800000"
 
@@ -49,7 +60,10 @@ class ConfigKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One topic config. ``default`` is the text that DescribeConfigs shows, None where Kafka has none."""
+    """One config of a topic or of a group.
+
+    ``default`` is the text that DescribeConfigs shows, None where Kafka has none.
+    """
 
     name: str
     kind: ConfigKind
@@ -66,6 +80,8 @@ class ConfigKey:
     replicas: bool = False
     #: Whether Kafka shows the key only where it has been set.
     internal: bool = False
+    #: What has this config, for messages.
+    of: str = "topic"
 
     @property
     def allowed(self) -> str:
@@ -90,7 +106,7 @@ class ConfigKey:
         if value is None:
             raise ApiError(
                 ErrorCode.invalid_config,
-                f"topic config {self.name} cannot be {text[:200]!r}: it must be {self.allowed}",
+                f"{self.of} config {self.name} cannot be {text[:200]!r}: it must be {self.allowed}",
             )
         return value
 
@@ -171,7 +187,6 @@ def _inert(
     minimum: float | None = None,
     maximum: float | None = None,
     also: int | None = None,
-    replicas: bool = False,
 ) -> ConfigKey:
     return ConfigKey(
         name,
@@ -182,7 +197,6 @@ def _inert(
         minimum=minimum,
         maximum=maximum,
         also=also,
-        replicas=replicas,
     )
 
 
@@ -231,8 +245,17 @@ _EFFECTIVE = (
         "index.interval.bytes",
         _K.INT,
         "4096",
-        "Bytes of log between two entries of the offset index.",
+        "Bytes of log between two entries of the offset index. Kafka has no upper bound; here a read checks "
+        "what lies between the entry and its offset.",
         minimum=0,
+        maximum=INDEX_INTERVAL_BYTES_MAX,
+    ),
+    ConfigKey(
+        "follower.replication.throttled.replicas",
+        _K.LIST,
+        "",
+        "Replicas that keep to follower.replication.throttled.rate of their node until they are in sync.",
+        replicas=True,
     ),
     ConfigKey(
         "internal.segment.bytes",
@@ -241,6 +264,13 @@ _EFFECTIVE = (
         "Replaces segment.bytes without its lower bound. For tests.",
         minimum=1,
         internal=True,
+    ),
+    ConfigKey(
+        "leader.replication.throttled.replicas",
+        _K.LIST,
+        "",
+        "Leaders that keep to leader.replication.throttled.rate of their node for replicas not in sync.",
+        replicas=True,
     ),
     ConfigKey(
         "max.compaction.lag.ms",
@@ -311,6 +341,12 @@ _EFFECTIVE = (
         "segment.bytes", _K.INT, "1073741824", "The size at which a new segment begins.", minimum=1048576
     ),
     ConfigKey("segment.ms", _K.LONG, _WEEK_MS, "The age at which a new segment begins.", minimum=1),
+    ConfigKey(
+        "tidemill.retention.waits.for.cursors",
+        _K.BOOLEAN,
+        "false",
+        "Whether retention keeps what the slowest cursor has not read. Kafka does not have it.",
+    ),
 )
 
 _INERT = (
@@ -324,8 +360,6 @@ _INERT = (
     _inert(
         "file.delete.delay.ms", _K.LONG, "60000", "Delay before a deleted segment's file goes.", minimum=0
     ),
-    _inert("follower.replication.throttled.replicas", _K.LIST, "", "Throttled followers.", replicas=True),
-    _inert("leader.replication.throttled.replicas", _K.LIST, "", "Throttled leaders.", replicas=True),
     _inert("local.retention.bytes", _K.LONG, "-2", "Local size of a tiered topic.", minimum=-2),
     _inert("local.retention.ms", _K.LONG, "-2", "Local age of a tiered topic.", minimum=-2),
     _inert("preallocate", _K.BOOLEAN, "false", "Whether segment files are allocated in full."),

@@ -12,6 +12,7 @@ __all__ = (
     "GIB",
     "KIB",
     "MIB",
+    "TIME_UNITS_MS",
     "Address",
     "TopicPartition",
     "parse_address",
@@ -26,6 +27,22 @@ TopicPartition = tuple[str, int]
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+#: Words for lengths of time, in the singular.
+TIME_UNITS_MS = {
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1_000,
+    "second": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "week": 7 * 86_400_000,
+}
 
 _UNITS = {
     "": 1,

@@ -6,7 +6,9 @@ key at its epoch, so that nothing of a former one is committed.
 
 Duties are looked for after every change that can bring some, first of the partitions that changed, and of all
 when nodes came or went. They are committed a chunk of partitions at a time, and others have their turn in
-between. Commands that other nodes propose go through ``submit``, which is fenced in the same way.
+between. Commands that other nodes propose go through ``submit``, which is fenced in the same way. Those that
+come while one is being committed are committed together: after a node's restart there is one for each
+partition.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from tidemill.control.commands import Command, Election, ElectLeaders
-from tidemill.control.duties import NodeView, admissions, chunk_duties, deletion_duties, not_admitted
+from tidemill.control.commands import Command, Election, ElectLeaders, SettlePartitions
+from tidemill.control.duties import duties, not_admitted
 from tidemill.control.insync import LEADERLESS
-from tidemill.control.records import CONTROLLER_KEY, PARTITIONS_PER_CHUNK, ControllerRecord, encode
-from tidemill.control.stores.store import Compare, Put, Txn
+from tidemill.control.records import CONTROLLER_KEY, ControllerRecord, encode
+from tidemill.control.stores.store import Compare, OutcomeUnknown, Put, Txn
 from tidemill.coordination.turns import begin_slice, give_way
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.control.controller import Controller
-    from tidemill.control.duties import ChunkDuty
     from tidemill.control.image import MetadataDelta, MetadataImage
     from tidemill.control.session import Session
     from tidemill.control.stores.store import MetadataStore
@@ -41,8 +43,26 @@ _TICK_SECONDS: Final = 1.0
 """How often it looks without news: the session may have got its lease after the news of it."""
 _COMPACT_SECONDS: Final = 300.0
 _NAMED_MAX: Final = 20
+#: Proposals that are committed together: others have their turn in between.
+_TOGETHER_MAX: Final = 500
 
 _log = logging.getLogger(__name__)
+
+
+class _Proposed(NamedTuple):
+    """A command that somebody wants the controller to commit, and who waits for its result."""
+
+    command: Command[Any]
+    result: asyncio.Future[Any]
+
+    def end(self, result: Any) -> None:
+        """Tell who waits the result or the error, unless it was told or nobody waits any more."""
+        if self.result.done():
+            return
+        if isinstance(result, Exception):
+            self.result.set_exception(result)
+        else:
+            self.result.set_result(result)
 
 
 class ClusterController:
@@ -74,6 +94,9 @@ class ClusterController:
         self._all_topics = True
         self._tasks: list[asyncio.Task[None]] = []
         self._unsubscribe: Callable[[], None] | None = None
+        #: What was proposed and is not being committed yet.
+        self._proposed: deque[_Proposed] = deque()
+        self._committing: asyncio.Task[None] | None = None
         self.suspects = suspects
         self.trouble: str | None = None
 
@@ -101,6 +124,10 @@ class ClusterController:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        committing = self._committing
+        if committing is not None:
+            committing.cancel()
+            await asyncio.gather(committing, return_exceptions=True)
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             # If it cannot be deleted, it goes with the session.
@@ -111,7 +138,7 @@ class ClusterController:
     async def submit(self, command: Command[R]) -> R:
         """Commit a command as the controller. Raises ``ApiError`` NOT_CONTROLLER if this node is not it."""
         if self._epoch is None:
-            raise ApiError(ErrorCode.not_controller, f"node {self._node_id} is not the controller")
+            raise self._not_controller()
         if isinstance(command, ElectLeaders) and command.election is Election.UNCLEAN:
             _log.warning(
                 "unclean election: %s asks node %s to lead partitions %s of topic %r, whatever it has lost",
@@ -120,7 +147,43 @@ class ClusterController:
                 list(command.partitions),
                 command.name,
             )
-        return await self._controller.submit(command, fence=Compare(CONTROLLER_KEY, self._epoch))
+        proposed = _Proposed(command, asyncio.get_running_loop().create_future())
+        self._proposed.append(proposed)
+        if self._committing is None:
+            self._committing = asyncio.create_task(self._commit_proposed(), name="proposals")
+        result: R = await proposed.result
+        return result
+
+    async def _commit_proposed(self) -> None:
+        """Commit everything that was proposed. What comes meanwhile is committed together, next."""
+        some: list[_Proposed] = []
+        try:
+            while self._proposed:
+                some = [self._proposed.popleft() for _ in range(min(_TOGETHER_MAX, len(self._proposed)))]
+                for each, result in zip(
+                    some, await self._results([each.command for each in some]), strict=True
+                ):
+                    each.end(result)
+        finally:
+            # Only if this was cancelled is anything left.
+            for each in some:
+                each.end(OutcomeUnknown(f"node {self._node_id} stopped while it committed this proposal"))
+            for each in self._proposed:
+                each.end(self._not_controller())
+            self._proposed.clear()
+            self._committing = None
+
+    async def _results(self, commands: list[Command[Any]]) -> list[Any]:
+        if self._epoch is None:
+            return [self._not_controller()] * len(commands)
+        try:
+            fence = Compare(CONTROLLER_KEY, self._epoch)
+            return await self._controller.submit_many(commands, fence=fence)
+        except Exception as error:  # noqa: BLE001 - whoever waits has to hear of it
+            return [error] * len(commands)
+
+    def _not_controller(self) -> ApiError:
+        return ApiError(ErrorCode.not_controller, f"node {self._node_id} is not the controller")
 
     def look_again(self) -> None:
         """Look at all partitions again, for instance because the suspects changed."""
@@ -135,7 +198,7 @@ class ClusterController:
             self._all_topics = True
         self._topics.update(topic.name for topic in delta.created)
         self._topics.update(delta.new_partitions, delta.config_changed)
-        self._topics.update(place.topic for place in (*delta.leader_changed, *delta.replicas_changed))
+        self._topics.update(each.topic for each in (*delta.leader_changed, *delta.replicas_changed))
         if self._epoch is not None:
             _log_leaderless(new, delta)
         self._news.set()
@@ -167,6 +230,9 @@ class ClusterController:
 
     async def _is_controller(self) -> bool:
         """Whether this node is the controller by the newest image. If nobody is, try to become it."""
+        if self._controller.went_back is not None:
+            self._epoch = None
+            raise self._controller.went_back
         image = self._controller.image
         current = image.controller
         if not image.replicated or not self._session.lease_id:
@@ -198,45 +264,25 @@ class ClusterController:
     async def _work(self) -> None:
         """Do what there is to do now. What it changes comes back as news."""
         image, suspects = self._controller.image, self.suspects()
-        all_topics, self._all_topics = self._all_topics, False
-        names = sorted(image.topics) if all_topics else sorted(self._topics)
+        topics = None if self._all_topics else frozenset(self._topics)
+        self._all_topics = False
         self._topics.clear()
         begin_slice()
-        view = NodeView.of(image, suspects)
-        busy: set[int] = set()
-        found: list[ChunkDuty] = []
-        for name in names:
-            topic = image.topics.get(name)
-            for duty in chunk_duties(image, view, topic, suspects) if topic is not None else ():
-                if duty is not None:
-                    found.append(duty)
-                    busy |= duty.nodes
-                await give_way()
-        await self._settle(found)
-        await self._submit_all(deletion_duties(image))
-        if all_topics:
-            await self._submit_all(admissions(image, frozenset(busy)))
-            if found and not_admitted(image):
-                # They wait for what was changed just now.
-                self.look_again()
+        found: list[list[Command[Any]]] = []
+        for commands in duties(image, suspects, topics):
+            if commands:
+                found.append(commands)
+            await give_way()
+        for commands in found:
+            await self._submit_all(commands)
+        settles = any(isinstance(commands[0], SettlePartitions) for commands in found)
+        if topics is None and settles and not_admitted(image):
+            # They wait for what was changed just now.
+            self.look_again()
 
-    async def _settle(self, found: list[ChunkDuty]) -> None:
-        """Commit duties of partitions, not more of them at once than a chunk has."""
-        some: list[Command[Any]] = []
-        partitions = 0
-        for duty in found:
-            if some and partitions + duty.partitions > PARTITIONS_PER_CHUNK:
-                await self._submit_all(some)
-                some, partitions = [], 0
-            some.append(duty.command)
-            partitions += duty.partitions
-        await self._submit_all(some)
-
-    async def _submit_all(self, commands: list[Any]) -> None:
-        if not commands:
-            return
+    async def _submit_all(self, commands: list[Command[Any]]) -> None:
         if self._epoch is None:
-            raise ApiError(ErrorCode.not_controller, f"node {self._node_id} is not the controller")
+            raise self._not_controller()
         fence = Compare(CONTROLLER_KEY, self._epoch)
         for command, result in zip(
             commands, await self._controller.submit_many(commands, fence=fence), strict=True
@@ -256,7 +302,8 @@ class ClusterController:
             if self._epoch is not None and old_revision:
                 try:
                     await compact(old_revision)
-                except (TidemillError, TimeoutError) as error:
+                except (TidemillError, TimeoutError, ValueError) as error:
+                    # ValueError: the revision does not exist any more. The watch finds out why.
                     _log.warning("the metadata store could not be compacted: %s", error)
             old_revision = self._controller.image.revision
 

@@ -32,10 +32,12 @@ __all__ = (
     "ElectLeaders",
     "Election",
     "ForgetDeleted",
+    "RaiseLeaderEpoch",
     "RegisterNode",
     "RemoveNode",
     "Resign",
     "SetClusterId",
+    "SetGroupConfigs",
     "SetNodeConfigs",
     "SetNodeTags",
     "SetTopicConfigs",
@@ -83,7 +85,10 @@ class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):
     Attributes:
         clean_of: The incarnation that is named by the clean note of the data directory; None without a note.
         lost: Replicas that the directory should have and has not, or has repaired with loss.
-        replace_directory: An operator says that the node goes on with another, empty data directory.
+        known_as: The incarnations that the directory knows of; the last that was registered is one of them,
+            or the directory is older than it should be. Empty: it does not know.
+        replace_directory: An operator says that the node goes on with another data directory, or with an
+            older copy of it.
         seen_revision: The newest metadata revision that the directory has ever seen.
     """
 
@@ -101,6 +106,7 @@ class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):
     directory_id: UUID | None = None
     clean_of: UUID | None = None
     lost: tuple[tuple[UUID, int], ...] = ()
+    known_as: tuple[UUID, ...] = ()
     replace_directory: bool = False
     seen_revision: int = 0
 
@@ -183,6 +189,17 @@ class SetTopicConfigs(Command[TopicImage], frozen=True, kw_only=True):
     base: dict[str, str] | None = None
 
 
+class SetGroupConfigs(Command[None], frozen=True, kw_only=True):
+    """Replace all overrides of a group; the values have been checked by the caller.
+
+    ``base`` is as in ``SetTopicConfigs``. The group itself need not exist.
+    """
+
+    group_id: str
+    configs: dict[str, str]
+    base: dict[str, str] | None = None
+
+
 class SetNodeConfigs(Command[None], frozen=True, kw_only=True):
     """Replace the dynamic configs of a node, or of the whole cluster if ``node_id`` is None.
 
@@ -212,6 +229,20 @@ class BumpLeaderEpochs(Command[TopicImage], frozen=True, kw_only=True):
     partitions: tuple[int, ...]
 
 
+class RaiseLeaderEpoch(Command[PartitionImage], frozen=True, kw_only=True):
+    """Go on far above ``above``, the leader epoch of records that lost metadata had given.
+
+    Other replicas may have records of later epochs that are lost, too. None of these is given again: records
+    of one epoch would be taken for the same. Who leads stays as it is.
+    """
+
+    may_use_reserve: ClassVar[bool] = True
+
+    topic_id: UUID
+    index: int
+    above: int
+
+
 class AlterInSync(Command[PartitionImage], frozen=True, kw_only=True):
     """Change the in-sync set of a partition, as its leader proposes; gives the partition as it is then.
 
@@ -233,7 +264,9 @@ class Resign(Command[PartitionImage], frozen=True, kw_only=True):
     """Give up the leadership of ``leader_epoch``; gives the partition as it is then.
 
     Another live member of the in-sync set takes over. If there is none, the leader stays, unless it is
-    ``unfit`` to lead because of its disk: then the partition has no leader.
+    ``unfit`` to lead because of its disk: then the partition has no leader. An unfit replica leaves the
+    in-sync set when another one leads: nobody should wait for it. If its storage has ``failed``, nobody knows
+    what it has, and it is not eligible either.
     """
 
     may_use_reserve: ClassVar[bool] = True
@@ -243,6 +276,7 @@ class Resign(Command[PartitionImage], frozen=True, kw_only=True):
     node_id: int
     leader_epoch: int
     unfit: bool = False
+    failed: bool = False
 
 
 class DeclareFit(Command[PartitionImage], frozen=True, kw_only=True):

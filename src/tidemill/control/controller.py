@@ -11,7 +11,15 @@
   it is given up, all others are refused.
 - A store that does not answer is tried again: ``trouble`` says what is wrong meanwhile, and the image stays
   as it was. If the answer to a commit was lost, the image is read anew and the commands are planned again:
-  each can be done twice without harm. Only when the store is closed the controller stops: submits raise it.
+  each can be done twice without harm. From then on no failure says that a command was not done: it may have
+  been, by the attempt whose answer was lost. The error is ``OutcomeUnknown``.
+- Only when the store is closed, or has gone back, the controller stops: submits raise it.
+- A store goes back when it loses data, or when an older copy of it is restored. What it has then is no later
+  state of the image: none of it is published, and nothing is written to it, until an operator has decided
+  and the node starts anew. It is noticed when the store's revision is below the image's, or below one that
+  another node has seen; and, when the store has passed those, by a key that was last written before the
+  image's revision and is not so in the image. Not noticed is a store that has written or deleted, since it
+  passed the image, every key that differed.
 - The elected controller of a cluster (``cluster_controller``) submits with a ``fence``: nothing is committed
   once another node is the controller.
 """
@@ -30,6 +38,7 @@ from tidemill.control.placement import ControlLimits
 from tidemill.control.stores.store import (
     Compare,
     MetadataStore,
+    MetadataWentBack,
     OutcomeUnknown,
     RevisionCompacted,
     StoreClosed,
@@ -80,8 +89,8 @@ class Controller:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
-        #: Why the image may be old: the store cannot be read now. None while all is well.
+        self._failure: TidemillError | None = None
+        #: Why the image may be old: the store cannot be read now, or went back. None while all is well.
         self.trouble: str | None = None
         #: Since when, in the event loop's time.
         self.trouble_since: float | None = None
@@ -96,9 +105,17 @@ class Controller:
         return self._image
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> TidemillError | None:
         """Why commands are not accepted any more; None while they are."""
         return self._failure
+
+    @property
+    def went_back(self) -> MetadataWentBack | None:
+        """How it was noticed that the store has lost data or was restored; None if it was not."""
+        if not isinstance(self._failure, MetadataWentBack):
+            return None
+        # It is raised again and again, and would keep the frames of every time.
+        return self._failure.with_traceback(None)
 
     async def start(self) -> None:
         """Read everything, then follow the changes. Subscribers are told of what was read."""
@@ -114,6 +131,15 @@ class Controller:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
         self._fail(StoreClosed("the metadata controller was stopped"))
+
+    async def refresh(self, seen_revision: int = 0) -> None:
+        """Read everything, for instance because the watch seems to hang. Raises ``TidemillError``.
+
+        ``seen_revision`` is one that somebody has seen in the store: it is there, unless the store went back.
+        """
+        if self.went_back is not None:
+            raise self.went_back
+        await self._resync(seen_revision)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Tell ``subscriber`` of every later image, in revision order; gives a function that ends it.
@@ -138,13 +164,19 @@ class Controller:
     ) -> list[R | TidemillError]:
         """Do the commands in order; gives for each its result or its error.
 
-        With a ``fence``, raises ``ApiError`` NOT_CONTROLLER once that key is not at that revision any more.
+        With a ``fence``, the error is ``ApiError`` NOT_CONTROLLER once that key is not at that revision any
+        more. Raises if nothing at all could be tried.
         """
         todo: list[Command[Any]] = list(commands)
         results: list[Any] = []
         async with self._lock:
             while len(results) < len(todo):
-                results += await self._commit_some(todo[len(results) :], fence)
+                try:
+                    results += await self._commit_some(todo[len(results) :], fence)
+                except TidemillError as error:
+                    if not results:
+                        raise
+                    results += [error] * (len(todo) - len(results))
         return results
 
     async def _commit_some(self, commands: Sequence[Command[Any]], fence: Compare | None) -> list[Any]:
@@ -152,22 +184,27 @@ class Controller:
         #: Results of an attempt whose outcome is not known.
         unknown: list[Any] = []
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
-            self._check_running()
-            _check_fence(self._image, fence)
+            refusal = self._refusal(fence)
+            if refusal is not None:
+                return _refused(unknown, refusal)
             draft = Draft(self._image, self._limits, fence)
             results = await _fill(draft, commands, self.growth_refusal)
             _take_as_done(commands, results, unknown)
             if draft.empty:
                 return results
+            txn = draft.txn()
+            # What is written gets a revision of its own, above all that were seen.
+            least = self._image.revision + bool(txn.puts)
             try:
-                revision = await self._store.commit(draft.txn())
+                revision = await self._store.commit(txn)
+                self._check_revision(revision, least)
             except MetadataConflict as error:
                 if attempt == COMMIT_ATTEMPTS_MAX:
-                    return _failed(results, error)
+                    return _failed(results, error, unknown)
                 try:
                     await self._resync()
                 except TidemillError as failure:
-                    return _failed(results, failure)
+                    return _failed(results, failure, unknown)
                 continue
             except OutcomeUnknown as error:
                 unknown = results
@@ -177,19 +214,25 @@ class Controller:
             except DiskFull as error:
                 some = commands[: len(results)]
                 if not all(each.may_use_reserve for each in some) or not self.give_up_reserve(error):
-                    return _failed(results, error)
+                    return _failed(results, error, unknown)
                 continue
             except TidemillError as error:
-                return _failed(results, error)
+                return _failed(results, error, unknown)
             await self._reached(revision)
             return results
         raise AssertionError("the last attempt returns")
 
-    def _check_running(self) -> None:
+    def _refusal(self, fence: Compare | None = None) -> TidemillError | None:
+        """Why nothing can be committed; None if it can."""
         if self._watcher is None:
             raise RuntimeError("the controller is not started; call start() first")
+        if self.went_back is not None:
+            return self.went_back
         if self._failure is not None:
-            raise StoreClosed(f"the metadata controller has stopped: {self._failure}") from self._failure
+            stopped = StoreClosed(f"the metadata controller has stopped: {self._failure}")
+            stopped.__cause__ = self._failure
+            return stopped
+        return _fenced(self._image, fence)
 
     async def _find_out(self) -> bool:
         """Read everything after a lost answer; False if the store does not answer that either."""
@@ -200,6 +243,8 @@ class Controller:
             except (StoreUnavailable, OutcomeUnknown) as error:
                 _log.warning("the outcome of a metadata transaction is not known yet: %s", error)
                 await self._sleep(seconds)
+            except MetadataWentBack:
+                break
         return False
 
     async def _follow(self) -> None:
@@ -212,11 +257,13 @@ class Controller:
                     self.trouble = self.trouble_since = None
                     failures = 0
                 async for batch in self._store.watch(self._image.revision + 1):
+                    if self._failure is not None:
+                        return
                     # A full read may have been faster than the watch.
                     if batch.revision > self._image.revision:
                         self._publish(self._image.apply(batch))
                 raise StoreClosed("the metadata store was closed under the controller")
-            except StoreClosed as error:
+            except (StoreClosed, MetadataWentBack) as error:
                 _log.error("the metadata controller stops: %s", error)
                 self._fail(error)
                 return
@@ -233,11 +280,35 @@ class Controller:
             _log.warning("the metadata store cannot be followed, trying again: %s", error)
         self.trouble = f"the metadata store cannot be followed: {error}"
 
-    async def _resync(self) -> None:
+    async def _resync(self, seen_revision: int = 0) -> None:
+        seen = self._image
         stored = await self._store.read()
+        self._check_revision(stored.revision, max(seen.revision, seen_revision))
+        new = MetadataImage.from_stored(stored)
+        self._check_successor(seen, new)
         # The watch may have gone on during the read.
         if stored.revision > self._image.revision:
-            self._publish(MetadataImage.from_stored(stored))
+            self._publish(new)
+
+    def _check_revision(self, revision: int, least: int) -> None:
+        """Stop, and raise ``MetadataWentBack``, if the store has answered with a revision below ``least``."""
+        if revision < least:
+            self._fail(
+                MetadataWentBack(f"the metadata is at revision {revision}, and should be at {least} at least")
+            )
+        if self.went_back is not None:
+            raise self.went_back
+
+    def _check_successor(self, seen: MetadataImage, new: MetadataImage) -> None:
+        """Stop, and raise ``MetadataWentBack``, if ``new`` has a key that ``seen`` should have had, too."""
+        for key, revision in new.key_revisions.items():
+            if revision <= seen.revision and seen.key_revision(key) != revision:
+                error = MetadataWentBack(
+                    f"metadata key {key!r} was at revision {seen.key_revision(key)} when the metadata was at"
+                    f" {seen.revision}, and the store says that it was at {revision}"
+                )
+                self._fail(error)
+                raise error
 
     def _publish(self, new: MetadataImage) -> None:
         old, self._image = self._image, new
@@ -256,22 +327,30 @@ class Controller:
 
     async def _reached(self, revision: int) -> None:
         """Wait until the image is at ``revision`` or later."""
-        self._check_running()
+        if (refusal := self._refusal()) is not None:
+            raise refusal
         if self._image.revision >= revision:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((revision, waiter))
-        while not waiter.done():
-            await asyncio.wait({waiter}, timeout=_WATCH_PATIENCE_SECONDS)
-            if not waiter.done():
-                # The watch is late, or fails and is tried again meanwhile.
-                with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
-                    await self._resync()
-        await waiter
+        try:
+            while not waiter.done():
+                await asyncio.wait({waiter}, timeout=_WATCH_PATIENCE_SECONDS)
+                if not waiter.done():
+                    # The watch is late, or fails and is tried again meanwhile.
+                    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+                        await self._resync()
+            await waiter
+        finally:
+            # If the caller was cancelled, nobody is left to hear of a stop.
+            waiter.cancel()
 
-    def _fail(self, failure: BaseException) -> None:
+    def _fail(self, failure: TidemillError) -> None:
+        """Stop for good."""
         if self._failure is None:
             self._failure = failure
+            self.trouble = str(failure)
+            self.trouble_since = self.trouble_since or asyncio.get_running_loop().time()
         for _, waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(failure)
@@ -296,20 +375,43 @@ async def _fill(draft: Draft, commands: Sequence[Command[Any]], refusal: DiskFul
     return results
 
 
-def _check_fence(image: MetadataImage, fence: Compare | None) -> None:
-    if fence is not None and image.key_revision(fence.key) != fence.mod_revision:
-        raise ApiError(
-            ErrorCode.not_controller,
-            "this node is not the controller any more; send the command to the one that is",
-        )
+def _fenced(image: MetadataImage, fence: Compare | None) -> ApiError | None:
+    """The refusal of a controller that was replaced; None if it was not."""
+    if fence is None or image.key_revision(fence.key) == fence.mod_revision:
+        return None
+    return ApiError(
+        ErrorCode.not_controller,
+        "this node is not the controller any more; send the command to the one that is",
+    )
+
+
+def _refused(unknown: list[Any], refusal: TidemillError) -> list[Any]:
+    """The results if nothing can be committed; ``unknown`` as in ``_take_as_done``. Raises if it is empty."""
+    if not unknown:
+        raise refusal
+    return _failed(unknown, _perhaps_done(refusal))
 
 
 def _take_as_done(commands: Sequence[Command[Any]], results: list[Any], unknown: Sequence[Any]) -> None:
-    """After a lost answer: a command that is refused now, because it was done, has the result that it had."""
+    """After a lost answer: a command that is refused now may have been done.
+
+    One that is refused because it was done has the result that it had. Of others nobody knows.
+    """
     for index, before in enumerate(unknown[: len(results)]):
-        refused = isinstance(results[index], ApiError) and not isinstance(before, TidemillError)
-        if refused and commands[index].refused_when_repeated:
-            results[index] = before
+        now = results[index]
+        if not isinstance(now, TidemillError) or isinstance(before, TidemillError):
+            continue
+        is_done = isinstance(now, ApiError) and commands[index].refused_when_repeated
+        results[index] = before if is_done else _perhaps_done(now)
+
+
+def _perhaps_done(error: TidemillError) -> OutcomeUnknown:
+    """The error of a command that fails now, and may have been done by an attempt without an answer."""
+    if isinstance(error, OutcomeUnknown):
+        return error
+    unknown = OutcomeUnknown(f"it is not known whether a change of the metadata was made: {error.message}")
+    unknown.__cause__ = error
+    return unknown
 
 
 def _value(result: R | TidemillError) -> R:
@@ -318,8 +420,14 @@ def _value(result: R | TidemillError) -> R:
     return result
 
 
-def _failed(results: list[Any], error: TidemillError) -> list[Any]:
-    return [result if isinstance(result, TidemillError) else error for result in results]
+def _failed(results: list[Any], error: TidemillError, unknown: Sequence[Any] = ()) -> list[Any]:
+    """``error`` for every command that was not refused; ``unknown`` as in ``_take_as_done``."""
+    failed: list[Any] = []
+    for index, result in enumerate(results):
+        was_tried = index < len(unknown) and not isinstance(unknown[index], TidemillError)
+        own = _perhaps_done(error) if was_tried else error
+        failed.append(result if isinstance(result, TidemillError) else own)
+    return failed
 
 
 CONTROLLER_METRICS: Final[Sequence[Metric[Controller]]] = (

@@ -4,8 +4,8 @@
   there is none, it stays: it has every committed record.
 - A partition whose leader is not live gets another, or none.
 - A registered incarnation is admitted, which makes it live, once it has left what it may not keep. It cannot
-  lead until then, so every leadership that it had is taken from it. After an unclean stop it keeps its place
-  only where nobody else can lead; replicas that are lost, and all of a new directory, lose it everywhere.
+  lead until then, so every leadership that it had is taken from it. After an unclean stop it stays in sync
+  only where nobody else can lead; where its replica is lost, and anywhere with a new directory, it does not.
 - Unclean nodes are admitted one at a time, after all others: what one of them has counts only where there is
   no better.
 - A move of a partition is finished once every replica of its target is in sync. A leader that is to go is
@@ -14,7 +14,7 @@
 - The record of a deleted topic goes when no node is left that may have files of it.
 
 Each command may be done twice, and is planned anew from the newest image when it is committed. Whatever
-``duties`` gives has been done when it gives nothing more.
+``duties`` gives has been done when it gives no command more.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ from tidemill.control.placement import OFFLINE_TAGS
 from tidemill.control.records import PARTITIONS_PER_CHUNK, PartitionImage, chunk_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from uuid import UUID
 
     from tidemill.control.image import MetadataImage, NodeImage, TopicImage
 
 __all__ = (
-    "ChunkDuty",
     "NodeView",
-    "admissions",
     "chunk_changes",
-    "chunk_duties",
-    "deletion_duties",
     "duties",
     "not_admitted",
     "settled",
@@ -79,13 +75,13 @@ class NodeView:
 
     @classmethod
     def of(cls, image: MetadataImage, suspects: frozenset[int] = _NOBODY) -> NodeView:
-        """The nodes of ``image``."""
+        """View of the nodes of ``image``; ``suspects`` should not become leaders now."""
         tagged = {node_id for node_id, tags in image.node_tags.items() if OFFLINE_TAGS & {*tags}}
         waiting = not_admitted(image)
         lost: dict[tuple[UUID, int], frozenset[int]] = {}
         for node in waiting:
-            for place in node.lost:
-                lost[place] = lost.get(place, _NOBODY) | {node.id}
+            for partition in node.lost:
+                lost[partition] = lost.get(partition, _NOBODY) | {node.id}
         return cls(
             live=image.live_nodes,
             avoid=suspects | tagged,
@@ -146,7 +142,7 @@ def _reassigned(p: PartitionImage, view: NodeView, minimum: Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkDuty:
+class _ChunkDuty:
     """What is to be done for a chunk of partitions, and the nodes that stand in the changed ones."""
 
     command: SettlePartitions
@@ -170,9 +166,9 @@ def chunk_changes(
     return changes
 
 
-def chunk_duties(
+def _chunk_duties(
     image: MetadataImage, view: NodeView, topic: TopicImage, suspects: frozenset[int] = _NOBODY
-) -> Iterator[ChunkDuty | None]:
+) -> Iterator[_ChunkDuty | None]:
     """For each chunk of the topic what is to be done, or None: one short step at a time."""
     for chunk in range(chunk_count(len(topic.partitions))):
         changes = chunk_changes(image, view, topic, chunk)
@@ -183,10 +179,10 @@ def chunk_duties(
         touched = (topic.partitions[index] for index in changes)
         nodes = frozenset(node_id for p in touched for node_id in (p.leader, *p.isr, *p.elr))
         size = min(PARTITIONS_PER_CHUNK, len(topic.partitions) - chunk * PARTITIONS_PER_CHUNK)
-        yield ChunkDuty(command, size, nodes)
+        yield _ChunkDuty(command, size, nodes)
 
 
-def admissions(image: MetadataImage, busy: frozenset[int]) -> list[AdmitNode]:
+def _admissions(image: MetadataImage, busy: frozenset[int]) -> list[AdmitNode]:
     """The nodes that are to be admitted; ``busy`` ones stand in partitions that must change first.
 
     All partitions of this image must have been looked at for ``busy``.
@@ -204,7 +200,7 @@ def admissions(image: MetadataImage, busy: frozenset[int]) -> list[AdmitNode]:
     ]
 
 
-def deletion_duties(image: MetadataImage) -> list[ForgetDeleted]:
+def _deletion_duties(image: MetadataImage) -> list[ForgetDeleted]:
     """Nodes that need not be waited for any more: they were removed from the cluster."""
     return [
         ForgetDeleted(topic_id=deleted.id, node_id=next(iter(gone), LEADERLESS))
@@ -213,14 +209,30 @@ def deletion_duties(image: MetadataImage) -> list[ForgetDeleted]:
     ]
 
 
-def duties(image: MetadataImage, suspects: frozenset[int] = _NOBODY) -> list[Command[Any]]:
-    """Everything that the controller must do now. Empty if the image is as it must be."""
+def duties(
+    image: MetadataImage, suspects: frozenset[int] = _NOBODY, topics: Collection[str] | None = None
+) -> Iterator[list[Command[Any]]]:
+    """Look for what the controller must do now, one short step at a time.
+
+    Gives the commands that are committed together, in their order: those of partitions, as many at once as a
+    chunk has, then of deletions, then admissions. A step that completes none gives an empty list. With
+    ``topics``, only their partitions are looked at and nobody is admitted: that needs a look at all.
+    """
     view = NodeView.of(image, suspects)
-    found: list[Command[Any]] = []
-    busy: set[int] = set()
-    for name in sorted(image.topics):
-        for duty in chunk_duties(image, view, image.topics[name], suspects):
+    some: list[Command[Any]] = []
+    partitions, busy = 0, set[int]()
+    for name in sorted(image.topics if topics is None else topics):
+        topic = image.topics.get(name)
+        for duty in _chunk_duties(image, view, topic, suspects) if topic is not None else ():
+            full: list[Command[Any]] = []
             if duty is not None:
-                found.append(duty.command)
+                if some and partitions + duty.partitions > PARTITIONS_PER_CHUNK:
+                    full, some, partitions = some, [], 0
+                some.append(duty.command)
+                partitions += duty.partitions
                 busy |= duty.nodes
-    return [*found, *deletion_duties(image), *admissions(image, frozenset(busy))]
+            yield full
+    yield some
+    yield [*_deletion_duties(image)]
+    if topics is None:
+        yield [*_admissions(image, frozenset(busy))]

@@ -9,6 +9,7 @@ equal images. Applying a transaction shares everything that it did not touch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from uuid import UUID
@@ -21,6 +22,7 @@ from tidemill.control.records import (
     ClusterRecord,
     ControllerRecord,
     DeletedTopicRecord,
+    GroupConfigsRecord,
     NodeConfigsRecord,
     NodeNumbersRecord,
     NodeRecord,
@@ -58,7 +60,7 @@ __all__ = (
 K = TypeVar("K")
 V = TypeVar("V")
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cursors"})
 
 
 class TopicPartition(NamedTuple):
@@ -129,7 +131,8 @@ class MetadataImage:
 
     ``key_revisions`` is the revision that last wrote each stored key: what a writer compares.
     ``replica_counts`` is how many replicas each node holds. ``node_configs`` has the cluster's default
-    under None. ``catalog`` is all about tables; what is asked most can be asked of the image itself.
+    under None. ``group_configs`` has the overrides of groups that have any, by group id. ``catalog`` is all
+    about tables; what is asked most can be asked of the image itself.
 
     In a cluster that is ``replicated``, ``alive`` has the incarnation of every node with a session, and
     ``admitted`` the one that the controller has admitted last. ``node_numbers`` has the number of every name
@@ -145,6 +148,7 @@ class MetadataImage:
     topic_names_by_id: SharedMap[UUID, str] = field(default_factory=SharedMap)
     topic_names_by_normalised: SharedMap[str, str] = field(default_factory=SharedMap)
     node_configs: Mapping[int | None, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    group_configs: SharedMap[str, Mapping[str, str]] = field(default_factory=SharedMap)
     next_producer_id: int = 0
     replica_counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     alive: Mapping[int, UUID] = field(default_factory=lambda: MappingProxyType({}))
@@ -224,6 +228,10 @@ class MetadataImage:
         """The revision that last wrote ``key``, 0 if it is absent."""
         return self.key_revisions.get(key) or 0
 
+    def newest_key(self) -> tuple[str, int]:
+        """The key that was written last, and the revision that wrote it; empty and 0 if there is none."""
+        return max(self.key_revisions.items(), key=itemgetter(1), default=("", 0))
+
 
 class _Fold:
     """The fold from stored keys to an image: collects changes, then makes the new image at once."""
@@ -243,6 +251,7 @@ class _Fold:
         self._deleted = dict(image.deleted_topics)
         self._controller = image.controller
         self._next_producer_id = image.next_producer_id
+        self._group_configs: dict[str, Mapping[str, str] | None] = {}
         self._topics: dict[UUID, TopicImage | None] = {}
         self._chunks: dict[UUID, dict[int, tuple[PartitionImage, ...]]] = {}
         self._counts: dict[UUID, int] = {}
@@ -286,6 +295,7 @@ class _Fold:
             topic_names_by_id=old.topic_names_by_id.update(names_by_id),
             topic_names_by_normalised=old.topic_names_by_normalised.update(names_by_normalised),
             node_configs=MappingProxyType(self._node_configs),
+            group_configs=old.group_configs.update(self._group_configs),
             next_producer_id=self._next_producer_id,
             replica_counts=MappingProxyType({n: count for n, count in self._replica_counts.items() if count}),
             catalog=self._catalog.finish(),
@@ -310,6 +320,12 @@ class _Fold:
                     self._node_configs[node_id] = MappingProxyType(
                         decode(key, value, NodeConfigsRecord).configs
                     )
+            case "group-configs":
+                self._group_configs[rest] = (
+                    None
+                    if value is None
+                    else MappingProxyType(decode(key, value, GroupConfigsRecord).configs)
+                )
             case "cluster":
                 cluster = None if value is None else decode(key, value, ClusterRecord)
                 self._cluster_id = None if cluster is None else cluster.cluster_id

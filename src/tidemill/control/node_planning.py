@@ -20,6 +20,7 @@ from tidemill.control.commands import (
 from tidemill.control.image import NodeImage
 from tidemill.control.plans import Plan, guards, planner, write_one
 from tidemill.control.records import encode
+from tidemill.control.stores.store import ACCEPT_METADATA, LOST_METADATA
 from tidemill.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ def _check_session(command: RegisterNode, image: MetadataImage) -> None:
         raise ApiError(
             ErrorCode.inconsistent_cluster_id,
             f"node {command.name!r} has seen metadata revision {command.seen_revision}, and the store is at"
-            f" {image.revision}: the metadata store was lost, or an old backup of it was restored. Restore a"
-            " newer one, or start the node with an empty data directory",
+            f" {image.revision}: {LOST_METADATA}",
         )
 
 
@@ -85,6 +85,13 @@ def _check_directory(command: RegisterNode, image: MetadataImage) -> None:
             " Start it with its old directory, or give this node another name. If the old directory is gone"
             " for good, say so with --replace-directory: its replicas are copied anew from the other nodes"
         )
+    if old is not None and _is_outdated(command, old) and not command.replace_directory:
+        raise _duplicate(
+            f"the data directory of node {command.name!r} is older than the one that it had: it was restored"
+            " from an old image, and may lack records that count as safe. Start the node with its newest"
+            " directory. If that is gone for good, say so with --replace-directory: its replicas are copied"
+            f" anew from the other nodes. If it was etcd that was restored: {ACCEPT_METADATA}"
+        )
     for other in image.nodes.values():
         same = other.directory_id is not None and other.directory_id == command.directory_id
         if same and other.id != command.node_id and other.id in image.alive:
@@ -92,6 +99,16 @@ def _check_directory(command: RegisterNode, image: MetadataImage) -> None:
                 f"the data directory {command.directory_id} is that of node {other.name!r}, which runs: it"
                 " was copied. Start this node with an empty directory"
             )
+
+
+def _is_outdated(command: RegisterNode, old: NodeImage) -> bool:
+    """Whether the directory does not know the incarnation that was registered last with it."""
+    incarnations = (*command.known_as, command.incarnation)
+    return (
+        bool(command.known_as)
+        and old.directory_id == command.directory_id
+        and old.incarnation not in incarnations
+    )
 
 
 def _registered(command: RegisterNode, image: MetadataImage) -> NodeImage:
@@ -103,7 +120,7 @@ def _registered(command: RegisterNode, image: MetadataImage) -> NodeImage:
         lost |= {*old.lost}
     elif old is not None:
         clean = command.clean_of == old.incarnation
-        new_directory = old.directory_id not in (None, command.directory_id)
+        new_directory = old.directory_id not in (None, command.directory_id) or _is_outdated(command, old)
         if image.admitted.get(old.id) != old.incarnation:
             clean = clean and old.clean
             new_directory = new_directory or old.new_directory

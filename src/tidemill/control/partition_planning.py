@@ -17,6 +17,7 @@ from tidemill.control.commands import (
     DeclareFit,
     Election,
     ElectLeaders,
+    RaiseLeaderEpoch,
     Resign,
     SettlePartitions,
 )
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = ()
 
+#: More leader epochs than lost metadata can have given behind the last one that a log knows.
+_LOST_EPOCHS = 100_000
+
 
 @planner.register(SettlePartitions)
 def _(command: SettlePartitions, image: MetadataImage, limits: ControlLimits) -> Plan[int]:
@@ -77,6 +81,15 @@ def _(command: BumpLeaderEpochs, image: MetadataImage, limits: ControlLimits) ->
     return change_partitions(image, topic, changes)
 
 
+@planner.register(RaiseLeaderEpoch)
+def _(command: RaiseLeaderEpoch, image: MetadataImage, limits: ControlLimits) -> Plan[PartitionImage]:
+    topic, partition = _partition_of(image, command.topic_id, command.index)
+    if partition.leader_epoch >= command.above:
+        return Plan({}, {}, partition)
+    now = replace(partition, leader_epoch=command.above + _LOST_EPOCHS)
+    return _change(image, topic, command.index, advanced(partition, now))
+
+
 # -- in-sync sets ----------------------------------------------------------------------------------------
 
 
@@ -87,7 +100,12 @@ def _(command: AlterInSync, image: MetadataImage, limits: ControlLimits) -> Plan
     _check_leader(where, partition, command.leader, command.leader_epoch)
     wanted = {*command.isr}
     if wanted == {*partition.isr}:
-        return Plan({}, {}, partition)
+        if command.partition_epoch != partition.partition_epoch:
+            return Plan({}, {}, partition)
+        # The leader wants to be sure that an earlier proposal, whose outcome it does not know, is over: no
+        # proposal of this partition epoch can be committed any more.
+        now = replace(partition, partition_epoch=partition.partition_epoch + 1)
+        return _change(image, topic, command.index, now)
     if command.partition_epoch != partition.partition_epoch:
         raise ApiError(
             ErrorCode.invalid_update_version,
@@ -133,6 +151,9 @@ def _(command: Resign, image: MetadataImage, limits: ControlLimits) -> Plan[Part
         now = led_by(now, successor)
     elif command.unfit or candidate(now, now.isr, others) is not None:
         now = elected(now, others, view.avoid)
+    if command.unfit and now.leader != LEADERLESS:
+        own = frozenset({command.node_id})
+        now = with_in_sync(now, {*now.isr} - own, forfeits=own if command.failed else frozenset())
     return _change(image, topic, command.index, advanced(partition, now))
 
 

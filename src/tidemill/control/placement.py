@@ -36,6 +36,7 @@ OFFLINE_TAGS = frozenset({"PERMANENT_OFFLINE", "TEMPORARY_OFFLINE"})
 """Tags of nodes that get no new replicas and, if there is another, no leaderships."""
 
 PARTITIONS_PER_TOPIC_CEILING = 50_000
+_REPLICAS_MAX = 100
 """Above this, changing all partitions of a topic would not fit into one transaction of the store."""
 
 
@@ -64,9 +65,12 @@ def check_assignments(
         )
     expected = len(assignments[0]) if replication is None else replication
     for index, replicas in enumerate(assignments):
-        unknown = [node_id for node_id in replicas if node_id not in nodes]
+        # Not all of very many: a request may name as many as it has room for.
+        unknown = [node_id for node_id in replicas[:_REPLICAS_MAX] if node_id not in nodes]
         if not replicas:
             problem = "has no replicas"
+        elif len(replicas) > _REPLICAS_MAX:
+            problem = f"names {len(replicas)} nodes, {_REPLICAS_MAX} are the most"
         elif len(set(replicas)) != len(replicas):
             problem = f"names a node twice: {list(replicas)}"
         elif unknown:

@@ -21,6 +21,7 @@ from tidemill.control.commands import (
     CreateTopic,
     DeleteTopic,
     SetClusterId,
+    SetGroupConfigs,
     SetNodeConfigs,
     SetTopicConfigs,
 )
@@ -60,6 +61,9 @@ __all__ = ("Plan", "plan")
 R = TypeVar("R")
 
 _PRODUCER_ID_MAX = 2**63 - 1
+#: Groups with configs of their own: every node keeps them all in memory.
+_GROUP_CONFIGS_MAX = 10_000
+_GROUP_ID_BYTES_MAX = 1024
 
 
 def plan(image: MetadataImage, command: Command[R], limits: ControlLimits) -> Plan[R]:
@@ -103,6 +107,27 @@ def _(command: SetNodeConfigs, image: MetadataImage, limits: ControlLimits) -> P
     _check_base(command.base, current, f"node {command.node_id}")
     value = encode(records.NodeConfigsRecord(configs=command.configs)) if command.configs else None
     return write_one(image, records.node_configs_key(command.node_id), value, None)
+
+
+@planner.register(SetGroupConfigs)
+def _(command: SetGroupConfigs, image: MetadataImage, limits: ControlLimits) -> Plan[None]:
+    size = len(command.group_id.encode())
+    if not 0 < size <= _GROUP_ID_BYTES_MAX:
+        raise ApiError(
+            ErrorCode.invalid_group_id,
+            f"a group with configs has a name of 1 to {_GROUP_ID_BYTES_MAX} bytes, not {size}",
+        )
+    current = image.group_configs.get(command.group_id, {}) or {}
+    if current == command.configs:
+        return Plan({}, {}, None)
+    _check_base(command.base, current, f"group {command.group_id!r}")
+    if not current and len(image.group_configs) >= _GROUP_CONFIGS_MAX:
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"{_GROUP_CONFIGS_MAX} groups have configs of their own: delete those of another group first",
+        )
+    value = encode(records.GroupConfigsRecord(configs=command.configs)) if command.configs else None
+    return write_one(image, records.group_configs_key(command.group_id), value, None)
 
 
 @planner.register(CreateTopic)

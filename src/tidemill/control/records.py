@@ -11,6 +11,7 @@
 | ``controller`` | ``ControllerRecord``, bound to the controller's session |
 | ``deleted/<topic id>`` | ``DeletedTopicRecord`` |
 | ``configs/cluster``, ``configs/nodes/<id>`` | ``NodeConfigsRecord`` |
+| ``group-configs/<group id>`` | ``GroupConfigsRecord`` |
 | ``producer-ids`` | ``ProducerIdsRecord`` |
 | ``topics/<name with '.' as '_'>`` | ``TopicRecord`` |
 | ``partitions/<topic id>/<chunk>`` | ``PartitionsRecord``: up to 1,000 partitions |
@@ -44,6 +45,7 @@ __all__ = (
     "ClusterRecord",
     "ControllerRecord",
     "DeletedTopicRecord",
+    "GroupConfigsRecord",
     "NodeConfigsRecord",
     "NodeNumbersRecord",
     "NodeRecord",
@@ -59,6 +61,7 @@ __all__ = (
     "decode",
     "deleted_topic_key",
     "encode",
+    "group_configs_key",
     "node_configs_key",
     "node_key",
     "node_tags_key",
@@ -155,6 +158,12 @@ class DeletedTopicRecord(Record, frozen=True, kw_only=True):
 
 class NodeConfigsRecord(Record, frozen=True, kw_only=True):
     """Dynamic configs of one node or of the whole cluster."""
+
+    configs: dict[str, str]
+
+
+class GroupConfigsRecord(Record, frozen=True, kw_only=True):
+    """The configs of one group that are not the node's."""
 
     configs: dict[str, str]
 
@@ -297,3 +306,8 @@ def deleted_topic_key(topic_id: UUID) -> str:
 def node_configs_key(node_id: int | None) -> str:
     """Key of a node's dynamic configs; None is the default of the whole cluster."""
     return "configs/cluster" if node_id is None else f"configs/nodes/{node_id}"
+
+
+def group_configs_key(group_id: str) -> str:
+    """Key of a group's configs."""
+    return f"group-configs/{group_id}"

@@ -6,6 +6,9 @@ Until then nobody else can have taken its leaderships.
 
 A lease that is lost is not renewed: the controller may have given everything away. The node registers as a
 new incarnation, by ``on_lost``, and the session goes on with a new lease.
+
+In a store that has lost data or was restored a lease proves nothing. There it is not renewed, and not relied
+on: ``refusal`` says so.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from tidemill.control.stores.store import MetadataStore
 
-__all__ = ("Session",)
+__all__ = ("Session", "serving_until_ms")
 
 SERVING_MARGIN_MS: Final = 1_000
 _BIND_ATTEMPTS_MAX: Final = 5
@@ -33,6 +36,11 @@ _BIND_ATTEMPTS_MAX: Final = 5
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
+
+
+def serving_until_ms(sent_ms: int, ttl_ms: int) -> int:
+    """Until when a lease can be relied on whose renewal was sent then, and answered some time later."""
+    return sent_ms + ttl_ms - SERVING_MARGIN_MS
 
 
 class Session:
@@ -53,6 +61,7 @@ class Session:
         ttl_ms: int = 6_000,
         renew_ms: int = 2_000,
         on_lease: Callable[[int], None] | None = None,
+        refusal: Callable[[], TidemillError | None] = lambda: None,
     ) -> None:
         self._store = store
         self._node_id = node_id
@@ -64,6 +73,7 @@ class Session:
         self._renewals: asyncio.Task[None] | None = None
         #: Told of the lease whenever it changes: whoever sees the process die can revoke it.
         self._on_lease = on_lease
+        self._refusal = refusal
         self._lease_id = 0
         self.incarnation: UUID | None = None
         self.trouble: str | None = None
@@ -110,7 +120,7 @@ class Session:
             raise
         self._hold(lease_id)
         self.incarnation = incarnation
-        self._serving_until_ms = sent_ms + self._ttl_ms - SERVING_MARGIN_MS
+        self._serving_until_ms = serving_until_ms(sent_ms, self._ttl_ms)
         self.trouble = None
 
     def _hold(self, lease_id: int) -> None:
@@ -144,6 +154,10 @@ class Session:
         while True:
             await asyncio.sleep(wait_ms / 1_000)
             wait_ms = self._renew_ms
+            if (refusal := self._refusal()) is not None:
+                self._serving_until_ms = 0
+                self._note_trouble(refusal)
+                return
             sent_ms = self._clock_ms()
             try:
                 await self._within(self._store.keep_alive(self.lease_id))
@@ -156,7 +170,7 @@ class Session:
                 self._note_trouble(error)
                 wait_ms = self._renew_ms // 4
             else:
-                self._serving_until_ms = sent_ms + self._ttl_ms - SERVING_MARGIN_MS
+                self._serving_until_ms = serving_until_ms(sent_ms, self._ttl_ms)
                 self.trouble = None
 
     async def _replace(self) -> None:

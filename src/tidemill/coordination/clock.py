@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Clock", "LoopClock", "Timer", "wall_clock_ms")
+__all__ = ("Clock", "LoopClock", "Timer", "boot_clock_ms", "wall_clock_ms")
+
+#: Not everywhere: elsewhere a machine that sleeps does not hold leases of a cluster.
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def wall_clock_ms() -> int:
     """The time of day in milliseconds. It jumps when somebody sets the clock."""
     return time.time_ns() // 1_000_000
+
+
+def boot_clock_ms() -> int:
+    """Milliseconds since the machine was started, those included in which it slept. Never set by anybody."""
+    return time.clock_gettime_ns(_SINCE_BOOT) // 1_000_000
 
 
 class Timer(Protocol):

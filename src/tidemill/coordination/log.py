@@ -73,6 +73,15 @@ class CoordinatorLog(Protocol):
         Raises StorageError if the partition stopped, ApiError(not_leader_or_follower) if another node leads.
         """
 
+    def is_newest(self) -> bool:
+        """Whether it is certain that no other node has written to the log, without asking anybody."""
+
+    async def confirm_newest(self) -> None:
+        """Return once that is certain, of any moment since the call. May ask other nodes.
+
+        Raises ApiError(not_leader_or_follower) if it is not: another node may lead.
+        """
+
     @property
     def end_offset(self) -> int:
         """The next offset that this node gives. What lies below may not be committed yet."""
@@ -83,6 +92,12 @@ class CoordinatorLog(Protocol):
         Called once, before the first append, with the end of the log: what is not yielded must never become
         committed later. Raises CorruptData at what does not check out: a part must not be taken for the
         whole.
+        """
+
+    def delete_below(self, offset: int) -> None:
+        """Give up what lies below ``offset``, as far as it is committed and no open transaction needs it.
+
+        Later loads begin there. Raises as ``append`` does.
         """
 
     def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:

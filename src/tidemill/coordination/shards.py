@@ -24,12 +24,12 @@ from tidemill.coordination.turns import give_way, pause_after
 from tidemill.errors import ApiError, CorruptData, ErrorCode, TidemillError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, LogAccess
 
-__all__ = ("ShardCounts", "Shards", "client_error", "partition_of_key")
+__all__ = ("ShardCounts", "Shards", "client_error", "java_hash", "partition_of_key")
 
 _logger = logging.getLogger(__name__)
 
@@ -59,12 +59,21 @@ def partition_of_key(key: str, partitions: int) -> int:
     >>> partition_of_key("hello", 50)  # Java: "hello".hashCode() == 99162322
     22
     """
-    units = array("H", key.encode(_NATIVE_UTF16, "surrogatepass"))
+    return (java_hash(key) & 0x7FFFFFFF) % partitions
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``: a signed number of 32 bits.
+
+    >>> java_hash("hello"), java_hash("polygenelubricants")
+    (99162322, -2147483648)
+    """
+    units = array("H", text.encode(_NATIVE_UTF16, "surrogatepass"))
     while len(_POWERS) < len(units):
         _POWERS.append(31 * _POWERS[-1] & 0xFFFFFFFF)
     # The sum in one call: a key has up to 32,767 characters, and a request many keys.
-    hash_code: int = sum(map(mul, reversed(units), _POWERS))
-    return (hash_code & 0x7FFFFFFF) % partitions
+    hash_code: int = sum(map(mul, reversed(units), _POWERS)) & 0xFFFFFFFF
+    return hash_code - 2**32 if hash_code >= 2**31 else hash_code
 
 
 def client_error(failure: TidemillError) -> ErrorCode:
@@ -87,6 +96,7 @@ class Shards(Generic[S]):
 
     ``make`` is also given what the shard must call when it stops. How many partitions there are is asked
     each time: the topic is created by the first key, maybe by another node with other settings.
+    ``partition_of`` gives the partition of a key among so many.
     """
 
     def __init__(
@@ -95,8 +105,10 @@ class Shards(Generic[S]):
         logs: LogAccess,
         clock: Clock,
         make: Callable[[int, CoordinatorLog, Callable[[S], None]], S],
+        partition_of: Callable[[str, int], int] = partition_of_key,
     ) -> None:
         self._topic = topic
+        self._partition_of = partition_of
         self._logs = logs
         self._clock = clock
         self._make = make
@@ -106,6 +118,8 @@ class Shards(Generic[S]):
         self._unloaded: dict[S, None] = {}
         #: By partition: the making of its first files, which requests wait for.
         self._preparing: dict[int, asyncio.Task[None]] = {}
+        #: Partitions whose first files were made for the shard that is in service.
+        self._prepared: set[int] = set()
         self._load_failed: dict[int, tuple[int, TidemillError]] = {}
         #: Partitions whose log is damaged; they are not tried again.
         self._damaged: dict[int, CorruptData] = {}
@@ -113,7 +127,7 @@ class Shards(Generic[S]):
 
     def partition_of(self, key: str) -> int:
         """The partition that decides which node coordinates ``key``."""
-        return partition_of_key(key, self._logs.partition_count())
+        return self._partition_of(key, self._logs.partition_count())
 
     def loaded(self) -> list[S]:
         """The shards that are in service now."""
@@ -166,16 +180,19 @@ class Shards(Generic[S]):
 
         Raises the first error that kept a shard from it; the call can be repeated.
         """
-        for failure in await self.on_all(action):
+        for failure in await self._on_each(lambda shard: shard.change(None, partial(action, shard))):
             if not isinstance(failure, CorruptData):
                 raise failure
 
-    async def on_all(self, action: Callable[[S, int], None]) -> list[TidemillError]:
-        """Run an action on every shard of this node; returns once that is committed, with the errors."""
+    async def read_all(self, look: Callable[[S, int], None]) -> list[TidemillError]:
+        """Look at every shard of this node; returns once what was seen is committed, with the errors."""
+        return await self._on_each(lambda shard: shard.call(None, partial(look, shard)))
+
+    async def _on_each(self, action: Callable[[S], Awaitable[None]]) -> list[TidemillError]:
         shards, failures = await self.all()
         for number, shard in enumerate(shards, start=1):
             try:
-                await shard.call(None, partial(action, shard))
+                await action(shard)
             except TidemillError as failure:
                 failures.append(failure)
             await pause_after(number, _SHARDS_PER_TURN)
@@ -199,7 +216,7 @@ class Shards(Generic[S]):
         partition = self.partition_of(key)
         shard = await self.get(partition)
         preparing = self._preparing.get(partition)
-        if preparing is None and not shard.log.end_offset:
+        if preparing is None and partition not in self._prepared and not shard.log.end_offset:
             # Nothing was ever written there, and what the caller does may be the first to be.
             preparing = asyncio.get_running_loop().create_task(self._prepare(partition))
             self._preparing[partition] = preparing
@@ -211,6 +228,7 @@ class Shards(Generic[S]):
     async def _prepare(self, partition: int) -> None:
         try:
             await self._logs.prepare_append(partition)
+            self._prepared.add(partition)
         finally:
             del self._preparing[partition]
 
@@ -270,3 +288,4 @@ class Shards(Generic[S]):
     def _forget(self, shard: S) -> None:
         if self._shards.get(shard.partition) is shard:
             del self._shards[shard.partition]
+            self._prepared.discard(shard.partition)

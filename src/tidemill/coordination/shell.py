@@ -6,7 +6,8 @@
 - If the log stops, the state in memory may be ahead of what is durable. The shard then stops too: whoever
   waits is told so, and the next request loads a new shard from the log.
 - When another node leads the log, the shard stops at once with NOT_COORDINATOR: what it would still answer
-  from memory may not be true any more.
+  from memory may not be true any more. It may not know of that yet. What it has appended and finds committed
+  proves that it leads; a reply for which nothing was appended leaves once the log is known to be the newest.
 - One timer per shard, set to the earliest deadline of everything in it.
 """
 
@@ -19,13 +20,14 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidemill.errors import ApiError, CorruptData, ErrorCode, SyncFailed, TidemillError
+from tidemill.coordination.log import ReplayedMarker
+from tidemill.errors import ApiError, CorruptData, ErrorCode, StorageError, SyncFailed, TidemillError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tidemill.coordination.clock import Clock, Timer
-    from tidemill.coordination.log import CoordinatorLog, ReplayedMarker, ReplayedRecord
+    from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
 
 __all__ = ("TICK_RETRY_MS", "ShardShell", "resolve")
 
@@ -73,8 +75,12 @@ class ShardShell(ABC):
     # -- what the subclass does ------------------------------------------------------------------------
 
     @abstractmethod
-    def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
-        """Make what is in the log part of the state. Raises StorageError if it cannot be decoded."""
+    def _replay_record(self, entry: ReplayedRecord, now_ms: int) -> bool:
+        """Make a record part of the state; False if its kind is unknown. Raises StorageError if it is bad."""
+
+    def _replay_marker(self, marker: ReplayedMarker) -> None:
+        """End a producer's transaction. Shards that no transaction writes to have no markers."""
+        raise StorageError("a transaction marker does not belong there")
 
     @abstractmethod
     def _loaded(self, now_ms: int) -> Iterable[str]:
@@ -135,13 +141,51 @@ class ShardShell(ABC):
             if count % _RECORDS_PER_LOADING_STEP == 0:
                 await asyncio.sleep(0)
 
+    def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
+        if isinstance(entry, ReplayedMarker):
+            self._replay_marker(entry)
+        elif not self._replay_record(entry, now_ms):
+            _logger.warning(
+                "%s-%d at offset %d: skipped a record whose kind is unknown to this version",
+                self.topic,
+                self.partition,
+                entry.offset,
+            )
+
     # -- requests --------------------------------------------------------------------------------------
 
     async def call(self, key: str | None, handler: Callable[[int], _T]) -> _T:
-        """Run a handler and return its result once that is committed. ``key``: what it may change."""
-        result = self.call_now(key, handler)
+        """Run a handler and return its result once that is committed. ``key``: what it may change.
+
+        If it has changed nothing, its result tells what is: then no other node may know better.
+        """
+        appended = self._appended
+        try:
+            result = self.call_now(key, handler)
+        except ApiError:
+            # A refusal tells what is, too.
+            await self.confirm_newest()
+            raise
+        has_written = self._appended != appended
         await self.barrier()
+        if not has_written:
+            await self.confirm_newest()
         return result
+
+    async def change(self, key: str | None, handler: Callable[[int], None]) -> None:
+        """Run a handler of the node's own, which tells nobody anything; returns once that is committed."""
+        self.call_now(key, handler)
+        await self.barrier()
+
+    async def confirm_newest(self) -> None:
+        """Return once it is certain that no other node coordinates this shard.
+
+        For right before a reply that was read from the state. Raises ``ApiError`` if it is not certain.
+        """
+        if not self.log.is_newest():
+            await self.log.confirm_newest()
+        if self.stopped is not None:
+            raise self.stopped
 
     def call_now(self, key: str | None, handler: Callable[[int], _T]) -> _T:
         """Run a handler whose result may be told before anything is committed."""

@@ -57,13 +57,15 @@ class Codec(NamedTuple):
 
     ``pack`` and ``unpack`` turn one into the other; None leaves it as it is. ``get`` takes the field from the
     value that holds it; None takes the attribute of its name. ``remembered`` is how many encodings are kept,
-    for fields that many records have in common.
+    for fields that many records have in common. ``write`` writes the field as its declaration would, where
+    that would take too long.
     """
 
     unpack: Callable[[Any], Any] | None = None
     pack: Callable[[Any], Any] | None = None
     get: Callable[[Any], Any] | None = None
     remembered: int = 0
+    write: Callable[[Any, bytearray], None] | None = None
 
 
 NOT_KEPT: Final = Codec()
@@ -362,6 +364,9 @@ def _field(value: Struct, spec: FieldSpec, *, flexible: bool) -> _Write:
         zero: tuple[()] = ()
         return lambda _, out: write_value(zero, out)
     get, pack = _get(value, spec.name), _pack(value, spec.name)
+    if codec.write is not None:
+        write_itself = codec.write
+        return lambda holder, out: write_itself(get(holder), out)
     if pack is _same:
         return lambda holder, out: write_value(get(holder), out)
 

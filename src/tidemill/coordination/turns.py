@@ -27,6 +27,7 @@ __all__ = (
     "pause_after",
     "repeated_in_slices",
     "side_by_side",
+    "slice_is_over",
     "sorted_in_slices",
 )
 
@@ -34,7 +35,7 @@ __all__ = (
 SLICE_SECONDS = 0.004
 _SORTED_AT_ONCE = 2_000
 #: How many items are processed between two looks at the clock.
-_AT_ONCE = 200
+_AT_ONCE = 50
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -55,35 +56,45 @@ def begin_slice() -> None:
     _Slice.until = time.perf_counter() + SLICE_SECONDS
 
 
+def slice_is_over() -> bool:
+    """Whether the current piece of work has had its turn; for work that is not a coroutine."""
+    return time.perf_counter() >= _Slice.until
+
+
 class TurnQueue:
-    """Lets very many tasks that one event has woken go on a few in each turn of the event loop."""
+    """Lets very many tasks that one event has woken go on a few in each turn of the event loop.
+
+    A task may weigh more than one: those of a turn weigh ``per_turn`` together, and one more at most, which
+    then has the next turns to itself.
+    """
 
     def __init__(self, per_turn: int) -> None:
         self._per_turn = per_turn
         self._left = per_turn
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._is_scheduled = False
 
-    async def turn(self) -> None:
+    async def turn(self, weight: int = 1) -> None:
         """Go on in this turn of the loop if it has places left, else in a later one, in order."""
         loop = asyncio.get_running_loop()
         if not self._is_scheduled:
             self._is_scheduled = True
             loop.call_soon(self._next_turn)
-        if self._left and not self._waiting:
-            self._left -= 1
+        if self._left > 0 and not self._waiting:
+            self._left -= weight
             return
         place = loop.create_future()
-        self._waiting.append(place)
+        self._waiting.append((place, weight))
         await place
 
     def _next_turn(self) -> None:
-        self._left = self._per_turn
-        while self._left and self._waiting:
-            place = self._waiting.popleft()
+        # What weighed more than a turn has room for takes that of the next ones.
+        self._left = min(self._per_turn, self._left + self._per_turn)
+        while self._left > 0 and self._waiting:
+            place, weight = self._waiting.popleft()
             if not place.done():
                 place.set_result(None)
-                self._left -= 1
+                self._left -= weight
         self._is_scheduled = self._left < self._per_turn
         if self._is_scheduled:
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -91,7 +102,7 @@ class TurnQueue:
 
 async def give_way() -> None:
     """Let others have their turn if this piece of work has had its own."""
-    if time.perf_counter() >= _Slice.until:
+    if slice_is_over():
         await asyncio.sleep(0)
         begin_slice()
 
@@ -134,7 +145,7 @@ async def in_slices(steps: Iterable[T]) -> list[T]:
     collected: list[T] = []
     for item in steps:
         collected.append(item)
-        if time.perf_counter() >= _Slice.until:
+        if slice_is_over():
             await asyncio.sleep(0)
             begin_slice()
     return collected

@@ -65,6 +65,15 @@ class TableCode(enum.IntEnum):
     invalid_scan_request = 1068, False
     too_many_scanners = 1069, True
     """There is no capacity for another session now: back off, and open it again."""
+    cursor_not_found = 1101, False, ErrorCode.group_id_not_found
+    cursor_fenced = 1102, False, ErrorCode.fenced_member_epoch
+    """Another process has taken the cursor over, or somebody has reset it: open it again."""
+    cursor_moved = 1103, False
+    """The stored position is not the one that a commit goes on from."""
+    cursor_region_mismatch = 1104, False
+    """The cursor of that name reads another region."""
+    cursor_in_use = 1105, False
+    """Another process owns the cursor, and has given a sign of life lately."""
 
 
 def table_code(number: int) -> TableCode:

@@ -1,4 +1,4 @@
-"""Consumer groups and committed offsets: folds over ``__consumer_offsets``.
+"""Consumer groups, share groups and committed offsets: folds over ``__consumer_offsets``.
 
 | module | what |
 | --- | --- |
@@ -11,9 +11,13 @@
 | consumer.heartbeats, consumer.classic_members | what a request of the new, of the classic protocol does |
 | consumer.migration | a classic group becomes a consumer group, and back |
 | consumer.target_assignment, consumer.assignors | who shall have which partition |
+| share.coordinator | share groups (KIP-932): the shell, which calls the persister |
+| share.group, share.member, share.handlers | the share group; what requests and time do to it |
+| share.heartbeats, share.assignor | what a heartbeat does; who reads which partition |
+| share.state_topics | which share partitions have state, and what is to be done about it |
 | topics, patterns | which topics exist, subscriptions by pattern |
-| records, consumer.records | what is in the log |
-| messages, consumer.messages, settings | values that go in and out |
+| records, consumer.records, share.records | what is in the log |
+| messages, consumer.messages, share.messages, settings | values that go in and out |
 """
 
 from __future__ import annotations

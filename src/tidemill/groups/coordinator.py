@@ -15,7 +15,7 @@ from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.turns import give_way, in_chunks
-from tidemill.errors import ApiError, DiskFull, ErrorCode, TidemillError
+from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
@@ -26,7 +26,9 @@ from tidemill.groups.messages import (
     ListGroupsResult,
     SyncReply,
 )
-from tidemill.groups.shard import GROUPS_TOPIC, Shard
+from tidemill.groups.shard import GROUPS_TOPIC, Shard, membership_error
+from tidemill.groups.share.coordinator import ShareGroups
+from tidemill.groups.share.group import ShareGroup
 from tidemill.groups.state import NO_MEMBER
 from tidemill.wire.guard import MAX_STRING_BYTES
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import LogAccess
+    from tidemill.coordination.share_state import Persister
     from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
     from tidemill.groups.messages import (
         GroupListing,
@@ -55,10 +58,15 @@ _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
 _LISTED_AT_ONCE = 500
 
 
+def _no_persister() -> Persister:
+    raise ApiError(ErrorCode.coordinator_not_available, "this coordinator has no persister of share state")
+
+
 class GroupCoordinator(Coordinator[Shard]):
     """Groups and committed offsets of the partitions that this node leads.
 
-    ``topics`` tells which topics exist, which groups of the new protocol need to know.
+    ``topics`` tells which topics exist, which groups of the new protocol need to know. ``persister`` gives
+    what keeps the state of share partitions.
     """
 
     def __init__(
@@ -68,20 +76,26 @@ class GroupCoordinator(Coordinator[Shard]):
         clock: Clock,
         topics: Topics,
         ids: Ids | None = None,
+        persister: Callable[[], Persister] = _no_persister,
     ) -> None:
         one_draft = asyncio.Lock()
-        super().__init__(
-            Shards(
-                GROUPS_TOPIC,
-                logs,
-                clock,
-                lambda partition, log, on_stop: Shard(
-                    partition, log, settings, clock, on_stop, topics, one_draft
-                ),
-            )
+        shards: Shards[Shard] = Shards(
+            GROUPS_TOPIC,
+            logs,
+            clock,
+            lambda partition, log, on_stop: Shard(
+                partition, log, settings, clock, on_stop, topics, one_draft, self.share.delete_later
+            ),
         )
+        super().__init__(shards)
+        self.share = ShareGroups(shards, persister, topics)
         self._ids = ids or RandomIds()
         self._settings = settings
+
+    async def close(self) -> None:
+        """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all work."""
+        await self.share.close()
+        await super().close()
 
     # -- membership ------------------------------------------------------------------------------------
 
@@ -113,7 +127,7 @@ class GroupCoordinator(Coordinator[Shard]):
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
             )
         except TidemillError as failure:
-            return JoinReply(_membership_error(failure), request.member_id)
+            return JoinReply(membership_error(failure), request.member_id)
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
         if not _is_group_id(request.group_id):
@@ -152,7 +166,7 @@ class GroupCoordinator(Coordinator[Shard]):
                 request.group_id, lambda token, now_ms: shard.state.sync(request, token, now_ms)
             )
         except TidemillError as failure:
-            return SyncReply(_membership_error(failure))
+            return SyncReply(membership_error(failure))
 
     async def heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
         """Heartbeat: a member shows that it is alive."""
@@ -160,7 +174,9 @@ class GroupCoordinator(Coordinator[Shard]):
             return ErrorCode.invalid_group_id
         try:
             shard = await self._shards.of(request.group_id)
-            return shard.call_now(request.group_id, lambda now_ms: shard.state.heartbeat(request, now_ms))
+            code = shard.call_now(request.group_id, lambda now_ms: shard.state.heartbeat(request, now_ms))
+            await shard.confirm_newest()
+            return code
         except TidemillError as failure:
             return client_error(failure)
 
@@ -209,7 +225,7 @@ class GroupCoordinator(Coordinator[Shard]):
 
             return await shard.call(request.group_id, handler)
         except TidemillError as failure:
-            return ConsumerHeartbeatReply(_membership_error(failure), failure.message)
+            return ConsumerHeartbeatReply(membership_error(failure), failure.message)
 
     # -- offsets ---------------------------------------------------------------------------------------
 
@@ -311,14 +327,26 @@ class GroupCoordinator(Coordinator[Shard]):
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
-        await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
+        try:
+            await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
+        finally:
+            self._delete_share_state()
 
     async def forget_missing_topics(self, exists: Callable[[str], bool]) -> None:
         """Delete what any group has committed for topics that do not exist. Called before serving.
 
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
-        await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms))
+        try:
+            await self._shards.keep_up(
+                lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms)
+            )
+        finally:
+            self._delete_share_state()
+
+    def _delete_share_state(self) -> None:
+        for shard in self._shards.loaded():
+            shard.schedule_deletions()
 
     async def expire(self) -> None:
         """Delete offsets past their retention, and groups that have nothing left. Called now and then.
@@ -385,6 +413,9 @@ class GroupCoordinator(Coordinator[Shard]):
     async def _delete_group(self, group_id: str) -> ErrorCode:
         try:
             shard = await self._shards.of(group_id)
+            if isinstance(shard.state.groups.get(group_id), ShareGroup):
+                await self.share.delete_group(group_id)
+                return ErrorCode.none
             return await shard.call(group_id, lambda now_ms: shard.state.delete_group(group_id, now_ms))
         except TidemillError as failure:
             return client_error(failure)
@@ -400,11 +431,6 @@ def _require_encodable(*texts: str) -> None:
             raise ApiError(
                 ErrorCode.invalid_request, f"a name of {len(text)} characters is too long to be stored"
             )
-
-
-def _membership_error(failure: TidemillError) -> ErrorCode:
-    """What a member that joins is told. On a full disk, something that its application gets to see."""
-    return ErrorCode.unknown_server_error if isinstance(failure, DiskFull) else client_error(failure)
 
 
 def _list_some(

@@ -16,6 +16,7 @@ from tidemill.errors import ErrorCode
 from tidemill.groups.messages import CommittedOffset
 from tidemill.groups.records import OffsetCommit, OffsetCommitRecord
 from tidemill.wire.guard import MAX_STRING_BYTES
+from tidemill.wire.jobs import CURSOR_GROUP_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -262,6 +263,8 @@ def _check(entry: OffsetToCommit, settings: GroupSettings) -> ErrorCode:
 
 
 def _is_expired(group: Group, commit: OffsetCommit, settings: GroupSettings, now_ms: int) -> bool:
+    if group.group_id.startswith(CURSOR_GROUP_PREFIX):
+        return False  # The position of a cursor, which nobody may forget but its owner.
     base_ms = group.expiry_base_ms(commit.committed_at_ms)
     if base_ms is None:
         return False

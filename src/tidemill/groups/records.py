@@ -1,7 +1,8 @@
 """The records of ``__consumer_offsets``, in Kafka's own binary format.
 
-Here are offset commits and classic groups; ``consumer.records`` has those of consumer groups. A new type is a
-class, a ``RecordType`` and an entry in ``RECORD_TYPES``; ``coordination.stored`` has the rules.
+Here are offset commits and classic groups; ``consumer.records`` and ``share.records`` have those of consumer
+groups and of share groups. A new type is a class, a ``RecordType`` and an entry in ``RECORD_TYPES``;
+``coordination.stored`` has the rules.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 from tidemill.coordination.stored import Codec, RecordType, RecordTypes, Struct
 from tidemill.errors import StorageError
 from tidemill.groups.consumer.records import CONSUMER_RECORD_TYPES, ConsumerRecord
+from tidemill.groups.share.records import SHARE_RECORD_TYPES, ShareRecord
 from tidemill.wire.declare import Field
 
 __all__ = (
@@ -96,7 +98,7 @@ class GroupMetadataRecord:
     value: GroupMetadata | None
 
 
-GroupRecord = OffsetCommitRecord | GroupMetadataRecord | ConsumerRecord
+GroupRecord = OffsetCommitRecord | GroupMetadataRecord | ConsumerRecord | ShareRecord
 
 
 def encode_record(record: GroupRecord) -> tuple[bytes, bytes | None]:
@@ -217,5 +219,10 @@ _GROUP_METADATA: Final = RecordType(
 )
 
 RECORD_TYPES: Final[RecordTypes[GroupRecord]] = RecordTypes(
-    "a group record", CorruptGroupRecord, _OFFSET_COMMIT, _GROUP_METADATA, *CONSUMER_RECORD_TYPES
+    "a group record",
+    CorruptGroupRecord,
+    _OFFSET_COMMIT,
+    _GROUP_METADATA,
+    *CONSUMER_RECORD_TYPES,
+    *SHARE_RECORD_TYPES,
 )

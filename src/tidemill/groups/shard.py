@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.coordination.log import ReplayedMarker
+from tidemill.coordination.shards import client_error
 from tidemill.coordination.shell import TICK_RETRY_MS, ShardShell, resolve
-from tidemill.errors import DiskFull, TidemillError
+from tidemill.errors import DiskFull, ErrorCode, TidemillError
 from tidemill.groups.consumer.group import ConsumerGroup
 from tidemill.groups.records import OffsetCommitRecord, decode_record, encode_record
+from tidemill.groups.share.group import ShareGroup
 from tidemill.groups.state import ShardState
 
 if TYPE_CHECKING:
@@ -19,20 +20,37 @@ if TYPE_CHECKING:
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
-    from tidemill.errors import ErrorCode
     from tidemill.groups.consumer.draft import GroupDraft
     from tidemill.groups.messages import Reply
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
+    from tidemill.groups.share.heartbeats import Planned
+    from tidemill.groups.share.messages import ShareHeartbeatRequest
     from tidemill.groups.topics import Topics
 
-__all__ = ("GROUPS_TOPIC", "Shard")
+__all__ = ("GROUPS_TOPIC", "Shard", "membership_error")
 
 GROUPS_TOPIC = "__consumer_offsets"
 
-_logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_Encoded = list[tuple[bytes, bytes | None]]
+
+
+def membership_error(failure: TidemillError) -> ErrorCode:
+    """What a member that joins is told. On a full disk, something that its application gets to see."""
+    return ErrorCode.unknown_server_error if isinstance(failure, DiskFull) else client_error(failure)
+
+
+class _Draft(Protocol):
+    """A change that was worked out apart from the state."""
+
+    def is_current(self) -> bool:
+        """Whether what it was worked out on is unchanged."""
+
+    def adopt(self) -> Iterable[Reply]:
+        """Make it part of the state."""
 
 
 class Shard(ShardShell):
@@ -47,14 +65,16 @@ class Shard(ShardShell):
         on_stop: Callable[[Shard], None],
         topics: Topics,
         one_draft: asyncio.Lock,
+        delete_share_state: Callable[[Shard, str], None],
     ) -> None:
         super().__init__(GROUPS_TOPIC, partition, log, clock, on_stop)
         #: All shards share it. One thread is enough: threads that compute take turns with the event loop.
         self._one_draft = one_draft
         self._removals: dict[str, asyncio.Task[None]] = {}
+        self._delete_share_state = delete_share_state
         self.state = ShardState(settings, self._append, topics)
 
-    # -- large consumer groups -------------------------------------------------------------------------
+    # -- large groups ----------------------------------------------------------------------------------
 
     async def on_draft(
         self, group_id: str, needed: Callable[[], bool], event: Callable[[GroupDraft], _T]
@@ -63,26 +83,54 @@ class Shard(ShardShell):
 
         None if a draft is not ``needed`` any more when its turn comes. Then nothing has happened.
         """
+
+        def make(now_ms: int) -> tuple[_Draft, Callable[[], tuple[_T, _Encoded]]]:
+            draft = self.state.draft(group_id, now_ms)
+            return draft, partial(draft.run, event)
+
+        return await self._work_out(group_id, needed, make)
+
+    async def on_share_draft(
+        self, request: ShareHeartbeatRequest, needed: Callable[[], bool]
+    ) -> Planned | None:
+        """Carry out a heartbeat of a large share group, planned in a thread; None if not ``needed``."""
+
+        def make(now_ms: int) -> tuple[_Draft, Callable[[], tuple[Planned, _Encoded]]]:
+            draft = self.state.share_draft(request, now_ms)
+            return draft, draft.run
+
+        done = await self._work_out(request.group_id, needed, make)
+        return None if done is None else done[0]
+
+    async def _work_out(
+        self,
+        group_id: str,
+        needed: Callable[[], bool],
+        make: Callable[[int], tuple[_Draft, Callable[[], tuple[_T, _Encoded]]]],
+    ) -> tuple[_T] | None:
+        """Work out a draft in a thread and adopt it. Again, if the group has changed meanwhile."""
         async with self._one_draft:
             while True:
                 if self.stopped is not None:
                     raise self.stopped
                 if not needed():
                     return None
-                draft = self.state.draft(group_id, self.clock.now_ms())
-                work = partial(self._run_draft, draft, event)
+                draft, run = make(self.clock.now_ms())
+                work = partial(self._run_draft, run)
                 result, batch = await asyncio.get_running_loop().run_in_executor(None, work)
                 if self.call_now(group_id, partial(self._adopt, draft, batch)):
                     break
         await self.barrier()
+        if batch is None:
+            await self.confirm_newest()
         return (result,)
 
-    def _run_draft(self, draft: GroupDraft, event: Callable[[GroupDraft], _T]) -> tuple[_T, bytes | None]:
-        """The result of an event, and the batch of its records, if there are any. Runs in a thread."""
-        result, records = draft.run(event)
+    def _run_draft(self, run: Callable[[], tuple[_T, _Encoded]]) -> tuple[_T, bytes | None]:
+        """The result of a draft, and the batch of its records, if there are any. Runs in a thread."""
+        result, records = run()
         return result, self.log.build(records) if records else None
 
-    def _adopt(self, draft: GroupDraft, batch: bytes | None, now_ms: int) -> bool:
+    def _adopt(self, draft: _Draft, batch: bytes | None, now_ms: int) -> bool:
         """Replace a group by its draft; False if the group has changed since."""
         del now_ms
         if not draft.is_current():
@@ -132,7 +180,9 @@ class Shard(ShardShell):
         """
         token: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self.call_now(group_id, lambda now_ms: self.send(handler(token, now_ms)))
-        return await token
+        reply = await token
+        await self.confirm_newest()
+        return reply
 
     def send(self, replies: Iterable[Reply]) -> None:
         """Answer the requests that these replies are for, once everything appended so far is committed."""
@@ -169,20 +219,14 @@ class Shard(ShardShell):
                 raise
             self._note_appended(append())
 
-    def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
-        if isinstance(entry, ReplayedMarker):
-            self.state.replay_marker(entry.producer_id, commit=entry.commit)
-            return
+    def _replay_marker(self, marker: ReplayedMarker) -> None:
+        self.state.replay_marker(marker.producer_id, commit=marker.commit)
+
+    def _replay_record(self, entry: ReplayedRecord, now_ms: int) -> bool:
         record = decode_record(entry.key, entry.value)
-        if record is None:
-            _logger.warning(
-                "%s-%d at offset %d: skipped a record whose kind is unknown to this version",
-                self.topic,
-                self.partition,
-                entry.offset,
-            )
-        else:
+        if record is not None:
             self.state.replay(record, now_ms, entry.producer_id)
+        return record is not None
 
     def _loaded(self, now_ms: int) -> Iterable[str]:
         self.state.start(now_ms)
@@ -203,6 +247,15 @@ class Shard(ShardShell):
             self._removals[key] = asyncio.get_running_loop().create_task(self._remove_overdue(key))
         else:
             self.send(self.state.tick(key, now_ms))
+        if isinstance(group, ShareGroup) and group.delete_at_ms is not None and group.delete_at_ms <= now_ms:
+            group.retry_deletion_later(now_ms)
+            self._delete_share_state(self, key)
+
+    def schedule_deletions(self) -> None:
+        """Look at the share groups that have state to delete when it is time."""
+        for group_id, group in self.state.groups.items():
+            if isinstance(group, ShareGroup) and group.delete_at_ms is not None:
+                self._schedule(group_id)
 
     def _die(self, code: ErrorCode) -> None:
         for reply in self.state.die(code):

@@ -15,6 +15,7 @@ from tidemill.groups.classic.group import ClassicGroup, Effects, GroupState
 from tidemill.groups.consumer.draft import GroupDraft, is_large, needs_draft
 from tidemill.groups.consumer.group import ConsumerGroup
 from tidemill.groups.consumer.handlers import ConsumerGroupHandlers
+from tidemill.groups.consumer.records import ConsumerRecord
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
     FetchOffsetsResult,
@@ -27,6 +28,9 @@ from tidemill.groups.messages import (
 )
 from tidemill.groups.offsets import NO_PRODUCER_ID, OffsetStore
 from tidemill.groups.records import GroupMetadata, GroupMetadataRecord, OffsetCommitRecord
+from tidemill.groups.share.draft import ShareDraft, needs_share_draft
+from tidemill.groups.share.group import ShareGroup
+from tidemill.groups.share.handlers import ShareGroupHandlers
 from tidemill.wire.consumer_protocol import CONSUMER_PROTOCOL
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     )
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
+    from tidemill.groups.share.messages import ShareHeartbeatRequest
     from tidemill.groups.topics import Topics
 
 __all__ = ("NO_MEMBER", "ShardState")
@@ -68,7 +73,7 @@ class Append(Protocol):
 
 
 class ShardState:
-    """Groups and offsets of one shard. Groups of both protocols share one space of names."""
+    """Groups and offsets of one shard. Groups of all protocols share one space of names."""
 
     def __init__(self, settings: GroupSettings, append: Append, topics: Topics) -> None:
         self.settings = settings
@@ -77,6 +82,15 @@ class ShardState:
         self._append = append
         self._topics = topics
         self.consumers = ConsumerGroupHandlers(settings, self.groups, append, self._append_and_replay, topics)
+        self.shares = ShareGroupHandlers(
+            settings, self.groups.get, self._put_share_group, self._append_and_replay, topics
+        )
+
+    def _put_share_group(self, group_id: str, group: ShareGroup | None) -> None:
+        if group is None:
+            del self.groups[group_id]
+        else:
+            self.groups[group_id] = group
 
     # -- replay ----------------------------------------------------------------------------------------
 
@@ -89,8 +103,10 @@ class ShardState:
             if record.value is not None and record.group_id not in self.groups:
                 # A client may keep offsets here without ever joining: a group without a protocol type.
                 self.groups[record.group_id] = ClassicGroup(record.group_id, self.settings, now_ms)
-        else:
+        elif isinstance(record, ConsumerRecord):
             self.consumers.replay(record)
+        else:
+            self.shares.replay(record)
 
     def _replay_classic(self, record: GroupMetadataRecord, now_ms: int) -> None:
         group = self.groups.get(record.group_id)
@@ -130,6 +146,8 @@ class ShardState:
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup):
             return self._settle(group, lambda: group.join(request, token, fresh_member_id, now_ms))
+        if isinstance(group, ShareGroup):
+            return (Reply(token, JoinReply(ErrorCode.inconsistent_group_protocol, request.member_id)),)
         if group is not None and not group.is_empty:
             return self.consumers.join(group, request, token, fresh_member_id, now_ms)
         if request.member_id:
@@ -155,7 +173,7 @@ class ShardState:
     def sync(self, request: SyncRequest, token: object, now_ms: int) -> Replies:
         """SyncGroup. The reply to ``token`` comes in this or in a later call's result."""
         group = self.groups.get(request.group_id)
-        if group is None:
+        if group is None or isinstance(group, ShareGroup):
             return (Reply(token, SyncReply(ErrorCode.unknown_member_id)),)
         if isinstance(group, ConsumerGroup):
             return self.consumers.sync(group, request, token, now_ms)
@@ -166,14 +184,16 @@ class ShardState:
         group = self.groups.get(request.group_id)
         if isinstance(group, ConsumerGroup):
             return self.consumers.classic_heartbeat(group, request, now_ms)
-        return ErrorCode.unknown_member_id if group is None else group.heartbeat(request, now_ms)
+        if isinstance(group, ClassicGroup):
+            return group.heartbeat(request, now_ms)
+        return ErrorCode.unknown_member_id
 
     def leave(
         self, group_id: str, members: Sequence[LeavingMember], now_ms: int
     ) -> tuple[LeaveReply, Replies]:
         """LeaveGroup for several members at once."""
         group = self.groups.get(group_id)
-        if group is None:
+        if group is None or isinstance(group, ShareGroup):
             unknown = (LeftMember(m.member_id, m.instance_id, ErrorCode.unknown_member_id) for m in members)
             return LeaveReply(members=tuple(unknown)), ()
         if isinstance(group, ConsumerGroup):
@@ -194,6 +214,9 @@ class ShardState:
         if isinstance(group, ConsumerGroup):
             self.consumers.tick(group, now_ms)
             return ()
+        if isinstance(group, ShareGroup):
+            self.shares.tick(group, now_ms)
+            return ()
         return () if group is None else self._settle(group, lambda: group.tick(now_ms))
 
     def start(self, now_ms: int) -> None:
@@ -205,7 +228,15 @@ class ShardState:
         """Stop for good; whoever waits in any group is told ``error``."""
         return tuple(reply for group in self.groups.values() for reply in group.die(error))
 
-    # -- large consumer groups -------------------------------------------------------------------------
+    # -- large groups ----------------------------------------------------------------------------------
+
+    def needs_share_draft(self, request: ShareHeartbeatRequest, now_ms: int) -> bool:
+        """Whether a heartbeat of a share group may be long work, to be done on a draft."""
+        return needs_share_draft(self.groups.get(request.group_id), self._topics, request, now_ms)
+
+    def share_draft(self, request: ShareHeartbeatRequest, now_ms: int) -> ShareDraft:
+        """A copy of a share group for a heartbeat. Raises ``Refused`` if there is no such group."""
+        return ShareDraft(self.shares, self.groups.get, self._topics, request, now_ms)
 
     def needs_draft(self, request: ConsumerHeartbeatRequest) -> bool:
         """Whether a heartbeat may be long work, to be done on a draft."""
@@ -298,6 +329,8 @@ class ShardState:
         group = self.groups.get(group_id)
         if group is None:
             return DeleteOffsetsResult(ErrorCode.group_id_not_found)
+        if isinstance(group, ShareGroup):
+            return DeleteOffsetsResult(ErrorCode.group_id_not_found)
         if not group.is_empty and group.protocol_type != CONSUMER_PROTOCOL:
             # What members of another kind of group consume is unknown here.
             return DeleteOffsetsResult(ErrorCode.non_empty_group)
@@ -308,14 +341,23 @@ class ShardState:
     def forget_missing_topics(self, exists: Callable[[str], bool], now_ms: int) -> None:
         """Drop offsets of topics that do not exist: a crash may have come before ``forget_topics``."""
         self.forget_topics([topic for topic in self.offsets.topics() if not exists(topic)], now_ms)
+        self._forget_share_state(now_ms)
 
     def forget_topics(self, topics: Collection[str], now_ms: int) -> None:
         """Delete the offsets committed for topics that were deleted."""
         self._append_in_parts(self.offsets.tombstones_of_topics(topics), now_ms)
+        self._forget_share_state(now_ms)
+
+    def _forget_share_state(self, now_ms: int) -> None:
+        for group in self.groups.values():
+            if isinstance(group, ShareGroup):
+                self.shares.forget_missing_topics(group, now_ms)
 
     def expire(self, now_ms: int) -> None:
         """Delete offsets past their retention, and groups that have neither offsets nor members."""
         for group in tuple(self.groups.values()):
+            if isinstance(group, ShareGroup):
+                continue
             records: list[GroupRecord] = [*self.offsets.expired(group, self.settings, now_ms)]
             is_used = not group.is_idle or self.offsets.pending.has_any(group.group_id)
             if not is_used and len(records) == self.offsets.count(group.group_id):
@@ -330,11 +372,14 @@ class ShardState:
     # -- groups ----------------------------------------------------------------------------------------
 
     def delete_group(self, group_id: str, now_ms: int) -> ErrorCode:
-        """DeleteGroups for one group: its offsets and the group itself."""
+        """DeleteGroups for one group: its offsets and the group itself.
+
+        The state of a share group must be deleted before.
+        """
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found
-        if not group.is_empty:
+        if not group.is_empty or (isinstance(group, ShareGroup) and group.has_state):
             return ErrorCode.non_empty_group
         tombstones: list[GroupRecord] = [
             *self.offsets.tombstones_of_group(group_id),

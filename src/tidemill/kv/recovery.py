@@ -10,7 +10,8 @@ Names in the bucket's directory::
 
 Tried in this order; the first that works is the state, and the caller replays the log from its offset on:
 
-1. ``live``, if it opens, is this bucket's, and the log still has everything that follows;
+1. ``live``, if it opens, is this bucket's, and the log still has everything that follows, deletions
+   too, which compaction removes;
 2. the newest snapshot of which the same is true, then the next one, …;
 3. an empty state, if the log has everything from its start.
 
@@ -81,17 +82,28 @@ def recover(
     log_is_complete: bool,
     on_warning: Callable[[str], None],
     is_of_log: Callable[[int, int], bool] = lambda leader_epoch, offset: True,
+    removed_below: int = 0,
 ) -> KvStore:
     """Open the newest state from which the log, whose offsets go from ``log_start`` to ``log_end``, leads on.
 
     ``log_end`` is the log's own end: state between the high watermark and it is good, and just not to be
     shown yet. ``log_is_complete``: replaying the log onto nothing gives the whole state. ``on_warning`` is
     told, in words, of everything that was found unusable. ``is_of_log`` says whether the log's history has
-    that leader epoch up to that offset: state of another history is void. ``StorageError`` if there is no way
-    to the state.
+    that leader epoch up to that offset: state of another history is void. Below ``removed_below`` the log may
+    have lost deletions, so older state would keep rows that are deleted: it is void, too. ``StorageError`` if
+    there is no way to the state.
     """
     recovery = _Recovery(
-        Path(directory), engine, identity, log_start, log_end, on_warning, is_of_log, engine.files
+        Path(directory),
+        engine,
+        identity,
+        log_start,
+        log_end,
+        on_warning,
+        is_of_log,
+        engine.files,
+        removed_below,
+        log_is_complete,
     )
     store = recovery.from_live() or recovery.from_snapshots()
     if store is not None:
@@ -115,6 +127,8 @@ class _Recovery:
     on_warning: Callable[[str], None]
     is_of_log: Callable[[int, int], bool]
     files: Files
+    removed_below: int
+    log_is_complete: bool
     #: Why the states that were tried cannot be used.
     reasons: list[str] = field(default_factory=list)
     #: Whether bytes were found that do not check out.
@@ -187,12 +201,18 @@ class _Recovery:
             _close(store)
             self.files.remove_tree(self.live)
             return None
-        problem = self._problem_at(store.applied_offset, store.leader_epoch)
-        if problem is not None:
-            _close(store)
+        offset = store.applied_offset
+        problem = self._problem_at(offset, store.leader_epoch)
+        if problem is None:
+            return store
+        _close(store)
+        if self.log_start <= offset < self.removed_below and self.log_is_complete:
+            # Sound, but of a replica that has not folded for long: nobody wants to look at it.
+            self.files.remove_tree(self.live)
+            self._warn(f"the state {self.live} is built again: {problem}")
+        else:
             self._give_up_live(problem)
-            return None
-        return store
+        return None
 
     def _problem_of(self, info: SnapshotInfo) -> str | None:
         if info.identity != self.identity:
@@ -204,6 +224,11 @@ class _Recovery:
             return f"it is at offset {offset}, and the log begins at {self.log_start}"
         if offset > self.log_end:
             return f"it is at offset {offset}, and the log ends at {self.log_end}"
+        if offset < self.removed_below:
+            return (
+                f"it is at offset {offset}, and the log is compacted up to {self.removed_below}: deletions "
+                "may be missing between"
+            )
         # State of an older version does not know its epoch: its offset is all that can be checked.
         if leader_epoch >= 0 and not self.is_of_log(leader_epoch, offset):
             return (

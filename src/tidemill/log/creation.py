@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from tidemill.errors import StorageError
-from tidemill.log.checkpoint import Checkpoint, CheckpointFile
+from tidemill.log.notes.checkpoint import Checkpoint, CheckpointFile
 from tidemill.log.storage import Storage
 
 __all__ = ("LogCreation",)

@@ -1,4 +1,6 @@
-"""A flush of a partition: prepared by the log's owner, run in any thread.
+"""A flush of a partition, and the side files that wait for one.
+
+A flush is prepared by the log's owner, and run in any thread.
 
 The order is the safeguard: names first, then data from the oldest segment to the newest, then the note
 that says so. A job that fails leaves the note untouched.
@@ -6,15 +8,16 @@ that says so. A job that fails leaves the note untouched.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.errors import DiskFull
-from tidemill.log.checkpoint import CheckpointFile
-from tidemill.log.inventory import Inventory
+from tidemill.log.notes.checkpoint import CheckpointFile
+from tidemill.log.notes.inventory import Inventory
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
-__all__ = ("FlushJob", "SideFile")
+__all__ = ("FlushJob", "SideFile", "SideFilesDue")
 
 
 class SideFile(NamedTuple):
@@ -24,6 +27,56 @@ class SideFile(NamedTuple):
     data: bytes
     #: It describes the log below this offset, and may be written once that much is durable.
     offset: int
+
+
+class SideFilesDue:
+    """The side files of a log that are to be written, by the next flush as a rule."""
+
+    def __init__(self, deferred: list[SideFile]) -> None:
+        self._new: list[SideFile] = []
+        #: There was no disk space for these; they alone are no reason for another flush.
+        self._deferred = deferred
+
+    @property
+    def has_new(self) -> bool:
+        """Whether there are side files for which a flush is due."""
+        return bool(self._new)
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._deferred)
+
+    def add(self, side_file: SideFile) -> None:
+        self._new.append(side_file)
+
+    def take(self) -> list[SideFile]:
+        """All of them, for a flush: it either defers or puts back what it does not write."""
+        taken = self._deferred + self._new
+        self._new, self._deferred = [], []
+        return taken
+
+    def defer(self, side_files: list[SideFile]) -> None:
+        """Keep what a flush had no disk space for, until there is another reason to flush."""
+        self._deferred = side_files
+
+    def put_back(self, side_files: list[SideFile]) -> None:
+        """Take back what a flush that could not run was given."""
+        self._new = side_files + self._new
+
+    def retry_deferred(self) -> None:
+        """Make the deferred ones a reason for a flush."""
+        self._new, self._deferred = self._deferred + self._new, []
+
+    def keep_only(self, is_kept: Callable[[SideFile], bool]) -> None:
+        """Forget the others: the part of the log that they describe is gone."""
+        self._new = [side_file for side_file in self._new if is_kept(side_file)]
+        self._deferred = [side_file for side_file in self._deferred if is_kept(side_file)]
+
+    def write_new(self, storage: Storage, durable_offset: int) -> None:
+        """Write at once what describes the log below ``durable_offset``. Raises ``DiskFull``."""
+        for side_file in [each for each in self._new if each.offset <= durable_offset]:
+            write_atomic(storage, side_file.path, side_file.data)
+            self._new.remove(side_file)
 
 
 @dataclass(slots=True)

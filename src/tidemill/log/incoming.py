@@ -21,15 +21,20 @@ from tidemill.records.batch import (
     check_batch,
     parse_header,
     restamp_append_time,
+    restamp_max_timestamp,
 )
 from tidemill.records.compression import CODEC_NAMES, CODEC_NUMBERS, NONE, decompress
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, recompress
 from tidemill.records.rewriting import no_breath
-from tidemill.records.validation import SMALL_BATCH_RECORDS, RecordRules, check_records
+from tidemill.records.validation import (
+    INT64_MAX,
+    INT64_MIN,
+    SMALL_BATCH_RECORDS,
+    RecordRules,
+    check_records,
+)
 
 __all__ = ("QUICK_RECORDS", "PreparedBatch", "is_quick", "prepare_batch", "prepare_quickly")
-
-_UNLIMITED_MS = 2**63 - 1
 
 #: A batch within these limits is prepared in about a millisecond.
 QUICK_RECORDS = 4_096
@@ -96,7 +101,11 @@ def prepare_batch(
 
     ``header`` is the batch's, if the caller has it already; ``batch_checked``: ``check_batch`` has passed it,
     so its checksum is not computed again. ``records_checked``: every record is known to be sound, in its
-    place, and with a key if one is needed. ``breathe`` is called now and then, for the sake of other threads.
+    place, with a key if one is needed, and the largest timestamp to be the header's. ``breathe`` is called
+    now and then, for the sake of other threads.
+
+    A header with another largest timestamp than its records have is put right, as Kafka does: some clients
+    write there whatever the last record has. Searches by time and retention go by it.
     """
     if header is None or not batch_checked:
         header = check_batch(data, header)
@@ -106,13 +115,14 @@ def prepare_batch(
         )
     _check_size(header.size_bytes, config)
     rules = _rules(config, now_ms)
-    if config.timestamp_type == "CreateTime":
-        _check_create_time(header, config, now_ms)
     recompressed = _is_recompressed(header, config)
-    if recompressed or not records_checked or rules.min_timestamp_ms is not None:
+    if recompressed or not records_checked or not rules.allows_up_to(header.max_timestamp):
         plain = _unpack(data, header, max_decompressed_bytes)
         breathe()
-        check_records(header, plain, rules, breathe)
+        largest = check_records(header, plain, rules, breathe)
+        if largest != header.max_timestamp and config.timestamp_type == "CreateTime":
+            data = restamp_max_timestamp(data, largest)
+            header = parse_header(data)
         if recompressed:
             codec = CODEC_NUMBERS[config.compression_type]
             if codec == NONE:
@@ -132,8 +142,14 @@ def _is_recompressed(header: BatchHeader, config: TopicConfig) -> bool:
 
 
 def _rules(config: TopicConfig, now_ms: int) -> RecordRules:
-    judges_age = config.timestamp_type == "CreateTime" and config.timestamp_before_max_ms < _UNLIMITED_MS
-    return RecordRules(config.compacts, now_ms - config.timestamp_before_max_ms if judges_age else None)
+    if config.timestamp_type != "CreateTime":
+        return RecordRules(config.compacts)
+    is_unlimited = config.timestamp_before_max_ms >= INT64_MAX
+    return RecordRules(
+        config.compacts,
+        INT64_MIN if is_unlimited else now_ms - config.timestamp_before_max_ms,
+        min(now_ms + config.timestamp_after_max_ms, INT64_MAX),
+    )
 
 
 def _unpack(data: Buffer, header: BatchHeader, max_bytes: int) -> bytes | memoryview:
@@ -156,13 +172,4 @@ def _check_size(size_bytes: int, config: TopicConfig) -> None:
             ErrorCode.record_list_too_large,
             f"a batch of {size_bytes} bytes is larger than the topic's segment.bytes of "
             f"{config.segment_bytes}",
-        )
-
-
-def _check_create_time(header: BatchHeader, config: TopicConfig, now_ms: int) -> None:
-    if header.max_timestamp - now_ms > config.timestamp_after_max_ms:
-        raise ApiError(
-            ErrorCode.invalid_timestamp,
-            f"timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms "
-            f"({config.timestamp_after_max_ms}) ahead of the broker's clock {now_ms}",
         )

@@ -4,49 +4,42 @@ Offsets, and who moves them (see durability.md):
 
     log_start_offset  ≤  durable_offset  ≤  end_offset
 
-``append`` moves the end, a finished flush moves the durable offset, deletion moves the start. The caller
-owns the log: all methods run on one thread, except ``FlushJob.run``.
+``append`` moves the end, a finished flush moves the durable offset, deletion moves the start. A replica whose
+log has diverged from its leader's cuts its end (``truncation.py``). How the log is read is in ``reading.py``.
+
+The caller owns the log: all methods run on one thread, except ``discard`` and the ``run`` of the jobs that
+the log makes (``FlushJob``, ``TruncationJob``, ``LogCreation``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, DamagedBatch, DiskFull, ErrorCode, StorageError, SyncFailed
-from tidemill.log import by_time
-from tidemill.log.by_time import TimeSearch
-from tidemill.log.checked_file import pack_checked
-from tidemill.log.checkpoint import Checkpoint, CheckpointFile
+from tidemill.errors import DiskFull, StorageError, SyncFailed
+from tidemill.log.compaction.swap import save_clean_point
 from tidemill.log.creation import LogCreation
 from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
 from tidemill.log.fetched_chunk import FetchedChunk, check_chunk
-from tidemill.log.flush import FlushJob, SideFile
-from tidemill.log.index import IndexCache
-from tidemill.log.inventory import OFFSETS_AHEAD, Inventory
-from tidemill.log.producer_snapshots import list_snapshots, snapshot_file, snapshot_name
-from tidemill.log.producers import ProducerStates
-from tidemill.log.segment import RELATIVE_OFFSET_MAX, Segment
-from tidemill.log.segment_reader import ReadBudget, SegmentReader
+from tidemill.log.flush import FlushJob, SideFile, SideFilesDue
+from tidemill.log.notes.checked_file import pack_checked
+from tidemill.log.notes.checkpoint import Checkpoint, CheckpointFile
+from tidemill.log.notes.inventory import OFFSETS_AHEAD, Inventory
+from tidemill.log.notes.repaired import is_repaired, unmark_repaired
+from tidemill.log.producer_state.producer_snapshots import list_snapshots, snapshot_file, snapshot_name
+from tidemill.log.producer_state.producers import ProducerStates
+from tidemill.log.reading import ReadableLog
+from tidemill.log.segments.index import IndexCache
+from tidemill.log.segments.segment import RELATIVE_OFFSET_MAX, Segment
+from tidemill.log.segments.torn import TornTail
 from tidemill.log.storage import Buffer, Storage, write_atomic
-from tidemill.log.torn import Cut, TornTail
-from tidemill.log.transactions import AbortedTransaction, with_markers
-from tidemill.log.truncation import TruncationJob
-from tidemill.records.batch import (
-    HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
-    BatchHeader,
-    behind_empty_batches,
-    parse_header,
-    stamp_prefix,
-)
+from tidemill.log.truncation import CutPlan, TruncationJob, plan_cut
+from tidemill.records.batch import LENGTH_PREFIX_BYTES, STAMPED_BYTES, BatchHeader, parse_header, stamp_prefix
 from tidemill.records.control import Marker
 
 __all__ = ("Appended", "PartitionLog")
 
-_STAMPED_BYTES = 16
 #: Stands for the listed bound of a log without an inventory: no offset is too high.
 _NO_LIST = 2**63 - 1
 
@@ -60,12 +53,7 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
-_READ_AHEAD_BYTES = 1024 * 1024
-#: How many reads that give only empty batches, as compaction leaves them, one call passes over.
-_EMPTY_READS_MAX = 1_000
-
-
-class PartitionLog:
+class PartitionLog(ReadableLog):
     """The log of one partition; made by ``recovery.open_log`` from files that it has checked."""
 
     def __init__(
@@ -83,6 +71,14 @@ class PartitionLog:
         inventory: Inventory | None = None,
         torn: TornTail | None = None,
     ) -> None:
+        super().__init__(
+            directory,
+            config,
+            segments=segments,
+            producers=producers,
+            epochs=epochs,
+            log_start_offset=checkpoint.current.log_start_offset if checkpoint else 0,
+        )
         self._storage = storage
         self._inventory = inventory
         #: The inventory says that offsets below this one may have been given out.
@@ -92,25 +88,12 @@ class PartitionLog:
         self._checkpoint = checkpoint
         #: Makes the first files; None if there are files, or nobody has asked for them.
         self._creation: LogCreation | None = None
-        self._segments = segments
         self._directory_changed = False
-        self._side_files: list[SideFile] = []
-        #: Side files that a flush had no disk space for; they alone are no reason for another flush.
-        self._deferred_side_files = due
-        self.directory = directory
-        self.config = config
-        self.producers = producers
-        self.epochs = epochs
-        self.log_start_offset = checkpoint.current.log_start_offset if checkpoint else 0
+        self._side_files = SideFilesDue(due)
         #: Segments whose files are being replaced: they are read, and must not be removed by name.
         self.held: frozenset[Segment] = frozenset()
-        #: Below it no key occurs twice: that part was compacted. Of no meaning in logs without compaction.
-        self.first_dirty_offset = 0
-        self.durable_offset = self.end_offset
-        self._durable_segment = segments[-1].base_offset if segments else 0
-        self._durable_position = segments[-1].size_bytes if segments else 0
-        #: Called with each batch that does not check out, every time that it is read.
-        self.on_damage: Callable[[DamagedBatch], None] = lambda damage: None
+        #: Called once before the first files are created; raises ``TooManyFiles`` if that must not be now.
+        self.check_first_files: Callable[[], None] = lambda: None
         #: Set when durability is unknown; nothing is written any more.
         self.failure: StorageError | None = None
         #: Set while the owner accepts no appends; reads go on.
@@ -119,23 +102,11 @@ class PartitionLog:
         #: append.
         self._torn = torn
         self._high_watermark = self._found_high_watermark()
+        #: Repaired with loss: as a replica it has to start anew.
+        self.is_repaired = checkpoint is not None and is_repaired(storage, directory)
         #: Whether a flush, or a cut of the end, was begun and not finished.
         self.is_flushing = False
         self.is_truncating = False
-
-    # --- what is where
-
-    @property
-    def end_offset(self) -> int:
-        return self._segments[-1].next_offset if self._segments else self.log_start_offset
-
-    def last_stable_offset(self, high_watermark: int) -> int:
-        """The last stable offset: where readers of committed data stop, given the owner's high watermark.
-
-        The high watermark must never be above what is committed: a transaction has ended for good once its
-        marker was below it.
-        """
-        return self.producers.transactions.last_stable_offset(high_watermark)
 
     # --- the high watermark, which is the owner's
 
@@ -159,14 +130,6 @@ class PartitionLog:
         found = min(max(self._checkpoint.high_watermark, self.log_start_offset), self.end_offset)
         self._checkpoint.high_watermark = found
         return found
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(self._segments)
 
     # --- writing
 
@@ -238,6 +201,14 @@ class PartitionLog:
         first, last = fetched.batches[0].header, fetched.batches[-1].header
         return Appended(first.base_offset, last.last_offset, duplicate=False)
 
+    def copied_compacted(self, offset: int) -> None:
+        """Note durably that the log, of which a part is there, is a copy of one that was compacted below.
+
+        If the log ends below the offset at the next start, the note goes: the copy has to begin anew then.
+        """
+        save_clean_point(self._storage, self.directory, offset)
+        self.first_dirty_offset = offset
+
     def _write_fetched(self, fetched: FetchedChunk, start: int, now_ms: int) -> int:
         """Append as many batches as one segment takes, by one write; returns how many are done."""
         first = fetched.batches[start]
@@ -289,7 +260,7 @@ class PartitionLog:
         written = bytearray()
         for number, (data, header) in enumerate(batches):
             written += stamp_prefix(header, base_offset + number, leader_epoch)
-            written += memoryview(data)[_STAMPED_BYTES:]
+            written += memoryview(data)[STAMPED_BYTES:]
         try:
             segment.file.write(segment.size_bytes, [written])
         except StorageError:
@@ -307,7 +278,7 @@ class PartitionLog:
         prefix = stamp_prefix(header, base_offset, leader_epoch)
         try:
             segment.append(
-                [prefix, memoryview(data)[_STAMPED_BYTES:]], header, base_offset, header.max_timestamp
+                [prefix, memoryview(data)[STAMPED_BYTES:]], header, base_offset, header.max_timestamp
             )
         except StorageError:
             self._undo_write(segment)
@@ -319,7 +290,7 @@ class PartitionLog:
         if segment.first_append_ms == 0:
             segment.first_append_ms = now_ms
         if self.epochs.assign(leader_epoch, base_offset):
-            self._side_files.append(
+            self._side_files.add(
                 SideFile(f"{self.directory}/{EPOCHS_NAME}", self._epoch_bytes(), self.end_offset)
             )
 
@@ -379,8 +350,8 @@ class PartitionLog:
             return old
         self._cut_torn()
         new = self._add_segment(old.next_offset)
-        self._side_files.append(SideFile(old.index_path, old.seal(), new.base_offset))
-        self._side_files.append(snapshot_file(self.directory, self.producers, new.base_offset))
+        self._side_files.add(SideFile(old.index_path, old.seal(), new.base_offset))
+        self._side_files.add(snapshot_file(self.directory, self.producers, new.base_offset))
         return new
 
     def _add_segment(self, base_offset: int) -> Segment:
@@ -400,22 +371,25 @@ class PartitionLog:
         return bool(self._segments)
 
     def begin_creation(self) -> LogCreation | None:
-        """What is best done in a thread before the first append; None if there is nothing to do."""
+        """What is best done in a thread before the first append; None if there is nothing to do.
+
+        Raises ``TooManyFiles``.
+        """
         if self._segments or self.failure is not None or self.refusal is not None:
             return None
         if self._creation is None:
-            self._creation = LogCreation(
-                self._storage, self.directory, self._first_checkpoint(), self._checkpoint
-            )
+            self._creation = self._new_creation()
         return None if self._creation.is_done else self._creation
+
+    def _new_creation(self) -> LogCreation:
+        self.check_first_files()
+        return LogCreation(self._storage, self.directory, self._first_checkpoint(), self._checkpoint)
 
     def _first_checkpoint(self) -> Checkpoint:
         return Checkpoint(self.log_start_offset, self.log_start_offset, high_watermark=self._high_watermark)
 
     def _take_first_files(self) -> None:
-        creation = self._creation or LogCreation(
-            self._storage, self.directory, self._first_checkpoint(), self._checkpoint
-        )
+        creation = self._creation or self._new_creation()
         checkpoint = creation.take()
         self._creation = None
         if self._checkpoint is None:
@@ -449,7 +423,7 @@ class PartitionLog:
         """
         if self.failure is not None or self._checkpoint is None or self.is_truncating:
             return None
-        if self.durable_offset == self.end_offset and not self._side_files:
+        if self.durable_offset == self.end_offset and not self._side_files.has_new:
             return None
         dirty = [
             segment
@@ -465,13 +439,12 @@ class PartitionLog:
             self._segments[-1].size_bytes,
             [segment.file for segment in dirty],
             self._directory_changed,
-            self._deferred_side_files + self._side_files,
+            self._side_files.take(),
             None if self._is_listing_durable else self._inventory,
         )
         self.is_flushing = True
         self._is_listing_durable = True
         self._directory_changed = False
-        self._side_files, self._deferred_side_files = [], []
         return job
 
     def finish_flush(self, job: FlushJob) -> None:
@@ -480,14 +453,14 @@ class PartitionLog:
         self.durable_offset = job.target_offset
         self._durable_segment = job.segment_base_offset
         self._durable_position = job.position
-        self._deferred_side_files = job.side_files
+        self._side_files.defer(job.side_files)
 
     def undo_flush(self, job: FlushJob) -> None:
         """Take back a job that could not open a file: the next one does all that it has left undone."""
         self.is_flushing = False
         self._directory_changed = self._directory_changed or job.sync_directory
         self._is_listing_durable = self._is_listing_durable and job.inventory is None
-        self._side_files = job.side_files + self._side_files
+        self._side_files.put_back(job.side_files)
 
     def close(self) -> None:
         """Flush, note that the stop was orderly, and close the files."""
@@ -502,13 +475,12 @@ class PartitionLog:
 
     def _close_cleanly(self, checkpoint: CheckpointFile) -> None:
         active = self._segments[-1]
-        self._side_files = self._deferred_side_files + self._side_files
-        self._deferred_side_files = []
+        self._side_files.retry_deferred()
         job = self.begin_flush()
         if job is not None:
             job.run()
             self.finish_flush(job)
-            if self._deferred_side_files:
+            if self._side_files.has_deferred:
                 return
         current = checkpoint.current
         if current.clean and (
@@ -548,205 +520,6 @@ class PartitionLog:
     def _epoch_bytes(self) -> bytes:
         return pack_checked(EPOCHS_KIND, self.epochs.to_bytes())
 
-    # --- reading
-
-    def read(
-        self,
-        offset: int,
-        max_bytes: int,
-        upper_offset: int,
-        *,
-        at_least_one: bool = True,
-        budget: ReadBudget | None = None,
-    ) -> memoryview:
-        """Whole, checked batches from the one that holds ``offset``, none at or above ``upper_offset``.
-
-        Empty at its end, and if the budget is spent. Raises ``DamagedBatch`` if the offset cannot be read.
-        """
-        self.check_readable(offset, upper_offset)
-        budget = budget or ReadBudget()
-        for segment in self.segments_from(offset):
-            if segment.base_offset >= upper_offset:
-                break
-            data = self._read_segment(segment, offset, max_bytes, upper_offset, budget, at_least_one)
-            if data is not None:
-                return data
-        return memoryview(b"")
-
-    def _read_segment(
-        self,
-        segment: Segment,
-        offset: int,
-        max_bytes: int,
-        upper_offset: int,
-        budget: ReadBudget,
-        at_least_one: bool,
-    ) -> memoryview | None:
-        end_offset = min(upper_offset, segment.next_offset)
-        try:
-            try:
-                end = self.end_position(segment, upper_offset)
-            except DamagedBatch as damage:
-                # The position of the upper offset is not known; batches before the damage are below it.
-                if offset >= damage.first_offset:
-                    raise
-                end, end_offset = damage.position, damage.first_offset
-            reader = self.reader(segment, end, end_offset)
-            return reader.read(offset, max_bytes, budget, at_least_one=at_least_one)
-        except DamagedBatch as damage:
-            self.on_damage(damage)
-            raise
-
-    def reader(
-        self, segment: Segment, end: int | None = None, end_offset: int | None = None
-    ) -> SegmentReader:
-        """Reads a segment up to byte ``end``, where the batch of ``end_offset`` begins; all by default."""
-        if end is None or end_offset is None:
-            end, end_offset = segment.size_bytes, segment.next_offset
-        return SegmentReader(segment, end, end_offset, self.epochs, self.on_damage)
-
-    def read_on(
-        self,
-        offset: int,
-        max_bytes: int,
-        upper_offset: int,
-        *,
-        at_least_one: bool = True,
-        budget: ReadBudget | None = None,
-    ) -> memoryview:
-        """Read as ``read`` does, but pass over batches that compaction has emptied if records follow them.
-
-        A client that gets nothing but empty batches several times in a row takes that for an error.
-        """
-        budget = budget or ReadBudget()
-        data = self.read(offset, max_bytes, upper_offset, at_least_one=at_least_one, budget=budget)
-        for _ in range(_EMPTY_READS_MAX if self.config.compacts or self.first_dirty_offset else 0):
-            behind = behind_empty_batches(data)
-            if behind is None or behind >= upper_offset or budget.batches <= 0:
-                break
-            try:
-                following = self.read(
-                    behind, max_bytes, upper_offset, at_least_one=at_least_one, budget=budget
-                )
-            except DamagedBatch:
-                break  # Raised when somebody asks for that offset.
-            if not following:
-                break
-            data = following
-        return data
-
-    def aborted_in(self, data: memoryview) -> list[AbortedTransaction]:
-        """Aborted transactions with batches in what ``read`` gave; may name a few that lie just behind it."""
-        transactions = self.producers.transactions
-        if not transactions.aborted_count or not data:
-            return []
-        first = parse_header(data).base_offset
-        segment = next(self.segments_from(first))
-        behind = segment.index.offset_behind(first - segment.base_offset, len(data))
-        end = segment.next_offset if behind is None else segment.base_offset + behind
-        found = transactions.aborted_between(first, end)
-        if found and (self.config.compacts or self.first_dirty_offset):
-            found = with_markers(found, data)
-        return found
-
-    def check_readable(self, offset: int, upper_offset: int) -> None:
-        if offset < self.log_start_offset or offset > upper_offset:
-            raise ApiError(
-                ErrorCode.offset_out_of_range,
-                f"offset {offset} is not within {self.log_start_offset} … {upper_offset}",
-            )
-
-    def available_bytes(self, offset: int, upper_offset: int, enough: int) -> int:
-        """Bytes between the two offsets, counted until ``enough``: what a waiting fetch asks repeatedly."""
-        if offset < upper_offset and enough <= HEADER_BYTES:
-            return HEADER_BYTES  # No batch is smaller.
-        total = 0
-        for segment in self.segments_from(offset):
-            if segment.base_offset >= upper_offset or total >= enough:
-                break
-            end = self.end_position(segment, upper_offset)
-            start = 0
-            if offset > segment.base_offset:
-                found = self.reader(segment, end, min(upper_offset, segment.next_offset)).find(offset)
-                start = end if found is None else found[0]
-            total += end - start
-        return total
-
-    def read_batches(self, offset: int, upper_offset: int) -> Iterator[bytes]:
-        """Each batch from the one that holds ``offset`` up to ``upper_offset``, checked.
-
-        Raises ``DamagedBatch`` at the first that is damaged.
-        """
-        while offset < upper_offset:
-            data = self.read(offset, _READ_AHEAD_BYTES, upper_offset)
-            if not data:
-                return
-            position = 0
-            while position < len(data):
-                header = parse_header(data, position)
-                yield bytes(data[position : position + header.size_bytes])
-                position, offset = position + header.size_bytes, header.next_offset
-
-    def position_of(self, offset: int) -> tuple[str, int]:
-        """File and position of the batch that holds ``offset``; the end of the log if there is none."""
-        path, position = self.directory, 0
-        for segment in self.segments_from(offset):
-            found = self.reader(segment).find(offset)
-            path, position = segment.log_path, segment.size_bytes if found is None else found[0]
-            if found is not None:
-                break
-        return path, position
-
-    def segments_from(self, offset: int) -> Iterator[Segment]:
-        """The segment that holds ``offset``, and those behind it."""
-        low, high = 0, len(self._segments)
-        while low < high:
-            middle = (low + high) // 2
-            if self._segments[middle].base_offset <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        for number in range(max(low - 1, 0), len(self._segments)):
-            yield self._segments[number]
-
-    def end_position(self, segment: Segment, upper_offset: int) -> int:
-        """Byte behind the last batch of ``segment`` that lies below ``upper_offset``."""
-        if upper_offset == self.durable_offset:
-            if segment.base_offset == self._durable_segment:
-                return self._durable_position
-            if segment.base_offset < self._durable_segment:
-                return segment.size_bytes
-        if upper_offset >= segment.next_offset:
-            return segment.size_bytes
-        found = self.reader(segment).find(upper_offset)
-        return segment.size_bytes if found is None else found[0]
-
-    # --- by time
-
-    def find_time(self, timestamp: int, upper_offset: int) -> TimeSearch:
-        """Search for the first record at or after ``timestamp``, below ``upper_offset``.
-
-        Raises ``DamagedBatch``.
-        """
-        with self._noting_damage():
-            return (yield from by_time.find_time(self, timestamp, upper_offset))
-
-    def find_max_timestamp(self, upper_offset: int) -> TimeSearch:
-        """Search for the record with the largest timestamp, the first of several, below ``upper_offset``.
-
-        Raises ``DamagedBatch``.
-        """
-        with self._noting_damage():
-            return (yield from by_time.find_max_timestamp(self, upper_offset))
-
-    @contextmanager
-    def _noting_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except DamagedBatch as damage:
-            self.on_damage(damage)
-            raise
-
     # --- compaction
 
     @property
@@ -766,32 +539,9 @@ class PartitionLog:
             # The whole segment is durable, so the durable end is the beginning of the next.
             self._durable_segment, self._durable_position = new.next_offset, 0
         stale = {segment.index_path for segment in old}
-        for side_files in (self._side_files, self._deferred_side_files):
-            side_files[:] = [side_file for side_file in side_files if side_file.path not in stale]
+        self._side_files.keep_only(lambda side_file: side_file.path not in stale)
 
     # --- cutting the end
-
-    def truncate_to(self, offset: int, now_ms: int) -> list[Cut]:
-        """Cut everything from the batch that holds ``offset`` on, durably; returns what was taken off.
-
-        All three steps of ``begin_truncation`` at once. Raises ``StorageError``.
-        """
-        return self._truncate(self.begin_truncation(offset, now_ms))
-
-    def start_anew_at(self, offset: int, now_ms: int) -> list[Cut]:
-        """Cut everything, durably, and go on with an empty log at ``offset``. Raises ``StorageError``."""
-        return self._truncate(self.begin_starting_anew(offset, now_ms))
-
-    def _truncate(self, job: TruncationJob | None) -> list[Cut]:
-        if job is None:
-            return []
-        try:
-            job.run()
-        except StorageError as error:
-            self.truncation_failed(job, error)
-            raise
-        self.finish_truncation(job)
-        return job.cuts
 
     def begin_truncation(self, offset: int, now_ms: int) -> TruncationJob | None:
         """A job that cuts everything from the batch that holds ``offset`` on; None if the log ends there.
@@ -805,21 +555,10 @@ class PartitionLog:
             return None
         if offset <= self.log_start_offset:
             return self.begin_starting_anew(offset, now_ms)
-        segment = next(self.segments_from(offset))
-        try:
-            found = self.reader(segment).find(offset)
-            assert found is not None, "the offset is below the log end"
-            position, first_offset = found[0], found[1].base_offset
-        except DamagedBatch as damage:
-            position, first_offset = damage.position, damage.first_offset
-        if first_offset <= self.log_start_offset:
-            return self.begin_starting_anew(first_offset, now_ms)
-        number = self._segments.index(segment)
-        kept = self._segments[:number]
-        if position == 0:
-            return self._begin_truncation(first_offset, kept, None, self._segments[number:], now_ms)
-        kept.append(segment.cut_to(position, first_offset))
-        return self._begin_truncation(first_offset, kept, segment, self._segments[number + 1 :], now_ms)
+        plan = plan_cut(self, offset)
+        if plan.offset <= self.log_start_offset:
+            return self.begin_starting_anew(plan.offset, now_ms)
+        return self._begin_truncation(plan, now_ms)
 
     def begin_starting_anew(self, offset: int, now_ms: int) -> TruncationJob | None:
         """A job that cuts everything, so that the log is empty at ``offset``; as ``begin_truncation``."""
@@ -828,9 +567,8 @@ class PartitionLog:
             self.log_start_offset = self.durable_offset = offset
             self.producers.forgetful = offset > 0
             return None
-        return self._begin_truncation(
-            self.log_start_offset, [], None, list(self._segments), now_ms, start_offset=offset
-        )
+        everything = CutPlan(self.log_start_offset, [], None, list(self._segments))
+        return self._begin_truncation(everything, now_ms, start_offset=offset)
 
     def _check_can_truncate(self) -> None:
         self._check_writable()
@@ -845,16 +583,10 @@ class PartitionLog:
             raise StorageError(f"the end of {self.directory} is being cut; try again behind that")
 
     def _begin_truncation(
-        self,
-        offset: int,
-        kept: list[Segment],
-        cut: Segment | None,
-        following: list[Segment],
-        now_ms: int,
-        *,
-        start_offset: int | None = None,
+        self, plan: CutPlan, now_ms: int, *, start_offset: int | None = None
     ) -> TruncationJob:
         assert self._checkpoint is not None, "a segment exists only behind a checkpoint"
+        offset, kept, cut, following = plan
         epochs = EpochHistory() if start_offset is not None else self.epochs.copy()
         epochs.truncate_end(offset)
         bound = offset if start_offset is None else 0
@@ -890,13 +622,13 @@ class PartitionLog:
         self._segments = job.kept
         self.producers, self.epochs = job.producers, job.epochs
         self.first_dirty_offset = job.first_dirty_offset
-        for side_files in (self._side_files, self._deferred_side_files):
-            side_files[:] = [
-                side_file
-                for side_file in side_files
-                if job.kept and side_file.offset <= end and not side_file.path.endswith(EPOCHS_NAME)
-            ]
+        self._side_files.keep_only(
+            lambda side_file: (
+                bool(job.kept) and side_file.offset <= end and not side_file.path.endswith(EPOCHS_NAME)
+            )
+        )
         if job.start_offset is not None:
+            self.is_repaired = False
             self.log_start_offset = self.durable_offset = end
             if self._high_watermark is not None:
                 self.note_high_watermark(end)
@@ -911,6 +643,13 @@ class PartitionLog:
         self.is_truncating = False
         if job.committed or isinstance(error, SyncFailed):
             self.fail(error)
+
+    def take_as_it_is(self) -> None:
+        """An operator has decided that what a repair has left counts. Raises ``StorageError``."""
+        if self.is_repaired:
+            unmark_repaired(self._storage, self.directory)
+            self._storage.sync_dir(self.directory)
+            self.is_repaired = False
 
     # --- deleting from the start
 
@@ -947,11 +686,8 @@ class PartitionLog:
 
         Without a producer snapshot, deleting a producer's batches would let its retries in twice.
         """
-        due = [side_file for side_file in self._side_files if side_file.offset <= self.durable_offset]
         try:
-            for side_file in due:
-                write_atomic(self._storage, side_file.path, side_file.data)
-                self._side_files.remove(side_file)
+            self._side_files.write_new(self._storage, self.durable_offset)
         except DiskFull:
             # Deleting frees disk space, so it must work without any; forgetting producers is the lesser evil.
             return self.durable_offset

@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData, DiskFull, StorageError
-from tidemill.log.checked_file import pack_checked, read_checked
-from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.compaction.swap import CLEAN_POINT_NAME, finish_swaps, load_clean_point
 from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
 from tidemill.log.flush import SideFile
-from tidemill.log.index import IndexCache
-from tidemill.log.inventory import Inventory
 from tidemill.log.log import PartitionLog
-from tidemill.log.producer_snapshots import (
+from tidemill.log.notes.checked_file import pack_checked, read_checked
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
+from tidemill.log.notes.inventory import Inventory
+from tidemill.log.producer_state.producer_snapshots import (
     list_snapshots,
     newest_snapshot,
     replay_segment,
     snapshot_file,
     snapshot_name,
 )
-from tidemill.log.producers import ProducerStates
-from tidemill.log.segment import Segment
-from tidemill.log.segment_reader import SegmentReader
-from tidemill.log.segment_walk import BrokenBatch, walk_contiguous
+from tidemill.log.producer_state.producers import ProducerStates
+from tidemill.log.segments.index import IndexCache
+from tidemill.log.segments.segment import Segment
+from tidemill.log.segments.segment_reader import SegmentReader
+from tidemill.log.segments.segment_walk import BrokenBatch, walk_contiguous
+from tidemill.log.segments.torn import Cut, TornTail, put_aside
 from tidemill.log.storage import Storage, write_atomic
-from tidemill.log.torn import Cut, TornTail, put_aside
 from tidemill.records.batch import BatchHeader
 
 __all__ = ("RecoveryReport", "files_are_gone", "list_segments", "open_log")

@@ -28,20 +28,59 @@ crash before that leaves an empty log at the old start.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tidemill.log.checked_file import pack_checked
-from tidemill.log.checkpoint import Checkpoint, CheckpointFile
+from tidemill.errors import DamagedBatch
 from tidemill.log.compaction.swap import save_clean_point
 from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
-from tidemill.log.producer_snapshots import list_snapshots, newest_snapshot, replay_segment, snapshot_name
-from tidemill.log.producers import ProducerStates
-from tidemill.log.segment import Segment
+from tidemill.log.notes.checked_file import pack_checked
+from tidemill.log.notes.checkpoint import Checkpoint, CheckpointFile
+from tidemill.log.notes.repaired import unmark_repaired
+from tidemill.log.producer_state.producer_snapshots import (
+    list_snapshots,
+    newest_snapshot,
+    replay_segment,
+    snapshot_name,
+)
+from tidemill.log.producer_state.producers import ProducerStates
+from tidemill.log.reading import ReadableLog
+from tidemill.log.segments.segment import Segment
+from tidemill.log.segments.torn import Cut, keep_tail, put_aside
 from tidemill.log.storage import Storage, StorageFile, write_atomic
-from tidemill.log.torn import Cut, keep_tail, put_aside
 
-__all__ = ("TruncationJob",)
+__all__ = ("CutPlan", "TruncationJob", "plan_cut")
 
 _REASON = "it is not in the leader's log"
+
+
+class CutPlan(NamedTuple):
+    """What a cut does with the segments of a log."""
+
+    #: Where the first batch that goes begins.
+    offset: int
+    #: Segments that stay, the cut one among them in its new form.
+    kept: list[Segment]
+    #: The segment that is cut, as it was; None if the cut falls between two segments.
+    cut: Segment | None
+    #: Segments that go as a whole.
+    following: list[Segment]
+
+
+def plan_cut(log: ReadableLog, offset: int) -> CutPlan:
+    """Plan the cut of everything from the batch that holds ``offset`` on, which is in the log."""
+    segment = next(log.segments_from(offset))
+    try:
+        found = log.reader(segment).find(offset)
+        assert found is not None, "the offset is below the log end"
+        position, first_offset = found[0], found[1].base_offset
+    except DamagedBatch as damage:
+        position, first_offset = damage.position, damage.first_offset
+    segments = list(log.segments)
+    number = segments.index(segment)
+    if position == 0:
+        return CutPlan(first_offset, segments[:number], None, segments[number:])
+    kept = [*segments[:number], segment.cut_to(position, first_offset)]
+    return CutPlan(first_offset, kept, segment, segments[number + 1 :])
 
 
 @dataclass(slots=True)
@@ -83,6 +122,8 @@ class TruncationJob:
         self.storage.sync_dir(self.directory)
         if self.start_offset is not None:
             self.checkpoint.save(Checkpoint(self.start_offset, self.start_offset))
+            # What a repair has left is gone.
+            unmark_repaired(self.storage, self.directory)
 
     # --- the steps
 

@@ -68,6 +68,14 @@ class ConnectionPool:
         assert failure is not None, "there is always an address"
         raise failure
 
+    async def drop(self, purpose: str) -> None:
+        """Close the connections for this purpose, with whatever is under way; they can be opened again."""
+        dropped = [key for key in self._connections if key[1] == purpose]
+        for key in dropped:
+            self._opening.pop(key, None)
+        for connection in [self._connections.pop(key) for key in dropped]:
+            await connection.close()
+
     async def close(self) -> None:
         """Close every connection. Nothing can be opened afterwards."""
         self._closed = True

@@ -23,6 +23,7 @@ from crc32c import crc32c
 from tidemill.errors import ApiError, ErrorCode
 
 __all__ = (
+    "CODEC_MASK",
     "CRC_START",
     "HEADER_BYTES",
     "LENGTH_PREFIX_BYTES",
@@ -30,14 +31,20 @@ __all__ = (
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
     "NO_TIMESTAMP",
+    "SEQUENCE_MODULUS",
+    "STAMPED_BYTES",
+    "TRANSACTIONAL_BIT",
     "BatchHeader",
     "behind_empty_batches",
     "check_batch",
     "check_crc",
     "next_sequence",
+    "pack_batch",
     "parse_header",
     "restamp_append_time",
+    "restamp_max_timestamp",
     "stamp_prefix",
+    "with_body",
 )
 
 HEADER_BYTES = 61
@@ -54,14 +61,18 @@ _CRC_FIELD = 17
 #: The checksum covers a batch from this byte on.
 CRC_START = 21
 _MAX_TIMESTAMP_FIELD = 35
-_CODEC_MASK = 0x07
+#: Bits of a header's attributes.
+CODEC_MASK = 0x07
 _APPEND_TIME_BIT = 0x08
-_TRANSACTIONAL_BIT = 0x10
+TRANSACTIONAL_BIT = 0x10
 _CONTROL_BIT = 0x20
-_SEQUENCE_MODULUS = 1 << 31
+#: Sequence numbers wrap to 0 here.
+SEQUENCE_MODULUS = 1 << 31
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qii")
+_pack_start = struct.Struct(">qiibI").pack
+_pack_checked = struct.Struct(">hiqqqhii").pack
 
 
 class BatchHeader(NamedTuple):
@@ -97,7 +108,7 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> int:
         """Number of the compression codec; 0 is none."""
-        return self.attributes & _CODEC_MASK
+        return self.attributes & CODEC_MASK
 
     @property
     def is_append_time(self) -> bool:
@@ -105,7 +116,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        return bool(self.attributes & _TRANSACTIONAL_BIT)
+        return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def is_control(self) -> bool:
@@ -120,7 +131,7 @@ class BatchHeader(NamedTuple):
         """Sequence number of the last record; sequences wrap from 2**31 - 1 to 0."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
-        return (self.base_sequence + self.last_offset_delta) % _SEQUENCE_MODULUS
+        return (self.base_sequence + self.last_offset_delta) % SEQUENCE_MODULUS
 
 
 def next_sequence(sequence: int) -> int:
@@ -129,7 +140,41 @@ def next_sequence(sequence: int) -> int:
     >>> next_sequence(-1), next_sequence(7), next_sequence(2**31 - 1)
     (0, 8, 0)
     """
-    return (sequence + 1) % _SEQUENCE_MODULUS
+    return (sequence + 1) % SEQUENCE_MODULUS
+
+
+def pack_batch(
+    body: bytes | memoryview,
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    last_offset_delta: int,
+    timestamps: tuple[int, int],
+    producer: tuple[int, int, int],
+    record_count: int,
+) -> bytes:
+    """A batch of a header and ``body``, with the length and the checksum that fit.
+
+    ``timestamps``: the base and the largest one. ``producer``: id, epoch and base sequence.
+    """
+    checked = _pack_checked(attributes, last_offset_delta, *timestamps, *producer, record_count) + body
+    length = HEADER_BYTES - LENGTH_PREFIX_BYTES + len(body)
+    return _pack_start(base_offset, length, leader_epoch, MAGIC, crc32c(checked)) + checked
+
+
+def with_body(header: BatchHeader, body: bytes | memoryview) -> bytes:
+    """A batch of ``header`` in front of another ``body``, with the length and the checksum that fit."""
+    return pack_batch(
+        body,
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        attributes=header.attributes,
+        last_offset_delta=header.last_offset_delta,
+        timestamps=(header.base_timestamp, header.max_timestamp),
+        producer=(header.producer_id, header.producer_epoch, header.base_sequence),
+        record_count=header.record_count,
+    )
 
 
 def parse_header(data: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
@@ -217,10 +262,20 @@ def stamp_prefix(header: BatchHeader, base_offset: int, leader_epoch: int) -> by
 
 def restamp_append_time(data: bytes | bytearray | memoryview, timestamp_ms: int) -> bytearray:
     """A copy of the batch whose records all carry the broker's time (``LogAppendTime``)."""
+    (attributes,) = struct.unpack_from(">h", data, CRC_START)
+    return _restamped(data, attributes | _APPEND_TIME_BIT, timestamp_ms)
+
+
+def restamp_max_timestamp(data: bytes | bytearray | memoryview, timestamp_ms: int) -> bytearray:
+    """A copy of the batch whose header says that this is the largest timestamp of its records."""
+    (attributes,) = struct.unpack_from(">h", data, CRC_START)
+    return _restamped(data, attributes, timestamp_ms)
+
+
+def _restamped(data: bytes | bytearray | memoryview, attributes: int, max_timestamp: int) -> bytearray:
     copy = bytearray(data)
-    (attributes,) = struct.unpack_from(">h", copy, CRC_START)
-    struct.pack_into(">h", copy, CRC_START, attributes | _APPEND_TIME_BIT)
-    struct.pack_into(">q", copy, _MAX_TIMESTAMP_FIELD, timestamp_ms)
+    struct.pack_into(">h", copy, CRC_START, attributes)
+    struct.pack_into(">q", copy, _MAX_TIMESTAMP_FIELD, max_timestamp)
     struct.pack_into(">I", copy, _CRC_FIELD, crc32c(memoryview(copy)[CRC_START:]))
     return copy
 

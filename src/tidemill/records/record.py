@@ -6,16 +6,14 @@ gives records or an ``ApiError`` with ``CORRUPT_MESSAGE``.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.records import batch as batches
-from tidemill.records.batch import HEADER_BYTES, BatchHeader
+from tidemill.records.batch import CODEC_MASK, HEADER_BYTES, BatchHeader, pack_batch, with_body
 from tidemill.records.compression import NONE, compress, decompress
+from tidemill.records.varints import read_varint, write_varint
 
 __all__ = (
     "MAX_DECOMPRESSED_BYTES",
@@ -36,7 +34,6 @@ MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 #: key, length of the value, number of headers. A header that counts more records than fit is wrong.
 RECORD_BYTES_MIN = 7
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_VARINT_SHIFT_MAX = 63
 
 Header = tuple[str, bytes | None]
 
@@ -74,7 +71,7 @@ def build_batch(
     body = bytearray()
     for delta, record in enumerate(records):
         _write_record(body, record, delta, record.timestamp_ms - base_timestamp)
-    return _frame(
+    return pack_batch(
         compress(codec, bytes(body)),
         base_offset=base_offset,
         leader_epoch=leader_epoch,
@@ -88,7 +85,7 @@ def build_batch(
 
 def build_empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
     """Build a batch without records that stands for lost or removed ones: readers pass over its offsets."""
-    return _frame(
+    return pack_batch(
         b"",
         base_offset=base_offset,
         leader_epoch=leader_epoch,
@@ -105,22 +102,20 @@ def recompress(header: BatchHeader, plain: bytes | memoryview, codec: int) -> by
 
     Every header field but codec, length and checksum is kept.
     """
-    return _frame(
-        plain if codec == NONE else compress(codec, plain),
-        base_offset=header.base_offset,
-        leader_epoch=header.leader_epoch,
-        attributes=(header.attributes & ~0x07) | codec,
-        last_offset_delta=header.last_offset_delta,
-        timestamps=(header.base_timestamp, header.max_timestamp),
-        producer=(header.producer_id, header.producer_epoch, header.base_sequence),
-        record_count=header.record_count,
-    )
+    changed = header._replace(attributes=(header.attributes & ~CODEC_MASK) | codec)
+    return with_body(changed, plain if codec == NONE else compress(codec, plain))
 
 
 def read_records(
-    data: bytes | bytearray | memoryview, max_bytes: int = MAX_DECOMPRESSED_BYTES
+    data: bytes | bytearray | memoryview,
+    max_bytes: int = MAX_DECOMPRESSED_BYTES,
+    offsets: tuple[int, int] | None = None,
 ) -> Iterator[Record]:
-    """Decode the records of the one batch that ``data`` holds. Raises ``ApiError`` where bytes do not fit."""
+    """Decode the records of the one batch that ``data`` holds. Raises ``ApiError`` where bytes do not fit.
+
+    With ``offsets``, the first and the last one that are wanted, records before are passed over and those
+    behind are not looked at.
+    """
     if len(data) < HEADER_BYTES:
         raise corrupt(f"{len(data)} bytes are fewer than a batch header's {HEADER_BYTES}")
     header = batches.parse_header(data)
@@ -133,56 +128,36 @@ def read_records(
         raise corrupt(f"{header.record_count} records do not fit in {len(body)} bytes")
     append_time = header.max_timestamp if header.is_append_time else None
     for _ in range(header.record_count):
+        if offsets is not None:
+            offset = _peek_offset(reader, header, offsets[0])
+            if offset > offsets[1]:
+                return
+            if offset < offsets[0]:
+                continue
         yield _read_record(reader, header, append_time)
     if reader.position != len(body):
         raise corrupt(f"{len(body) - reader.position} bytes follow the last record")
 
 
-def _frame(
-    body: bytes | memoryview,
-    *,
-    base_offset: int,
-    leader_epoch: int,
-    attributes: int,
-    last_offset_delta: int,
-    timestamps: tuple[int, int],
-    producer: tuple[int, int, int],
-    record_count: int,
-) -> bytes:
-    checked = (
-        struct.pack(">hiqqqhii", attributes, last_offset_delta, *timestamps, *producer, record_count) + body
-    )
-    length = HEADER_BYTES - batches.LENGTH_PREFIX_BYTES + len(body)
-    return struct.pack(">qiibI", base_offset, length, leader_epoch, 2, crc32c(checked)) + checked
-
-
 def _write_record(out: bytearray, record: Record, offset_delta: int, timestamp_delta: int) -> None:
     inner = bytearray(b"\x00")
-    _write_varint(inner, timestamp_delta)
-    _write_varint(inner, offset_delta)
+    write_varint(inner, timestamp_delta)
+    write_varint(inner, offset_delta)
     _write_bytes(inner, record.key)
     _write_bytes(inner, record.value)
-    _write_varint(inner, len(record.headers))
+    write_varint(inner, len(record.headers))
     for name, value in record.headers:
         _write_bytes(inner, name.encode())
         _write_bytes(inner, value)
-    _write_varint(out, len(inner))
+    write_varint(out, len(inner))
     out += inner
-
-
-def _write_varint(out: bytearray, value: int) -> None:
-    zigzag = (value << 1) ^ (value >> 63)
-    while zigzag > 0x7F:
-        out.append((zigzag & 0x7F) | 0x80)
-        zigzag >>= 7
-    out.append(zigzag)
 
 
 def _write_bytes(out: bytearray, value: bytes | None) -> None:
     if value is None:
-        _write_varint(out, -1)
+        write_varint(out, -1)
     else:
-        _write_varint(out, len(value))
+        write_varint(out, len(value))
         out += value
 
 
@@ -210,6 +185,20 @@ def _read_record(reader: _Reader, header: BatchHeader, append_time: int | None) 
     if not _INT64_MIN <= timestamp <= _INT64_MAX:
         raise corrupt("a timestamp does not fit in 64 bits")
     return Record(key, value, timestamp, headers, header.base_offset + offset_delta)
+
+
+def _peek_offset(reader: _Reader, header: BatchHeader, first_wanted: int) -> int:
+    """The offset of the next record; the record is passed over if it is below the first one wanted."""
+    start = reader.position
+    length = reader.varint()
+    end = reader.position + length
+    if length < 0 or end > len(reader.data):
+        raise corrupt(f"a record of {length} bytes does not fit in the batch")
+    reader.position += 1  # attributes, of which there are none
+    reader.varint()
+    offset = header.base_offset + reader.varint()
+    reader.position = end if offset < first_wanted else start
+    return offset
 
 
 class _Reader:
@@ -253,18 +242,11 @@ def read_bounded_varint(body: bytes | memoryview, position: int) -> tuple[int, i
         byte = body[position]
         if byte < 0x80:
             return (byte >> 1) ^ -(byte & 1), position + 1
-        shift = result = 0
-        while byte >= 0x80:
-            result |= (byte & 0x7F) << shift
-            shift += 7
-            position += 1
-            byte = body[position]
-            if shift > _VARINT_SHIFT_MAX:
-                raise corrupt("a number does not fit in 64 bits")
+        return read_varint(body, position)
     except IndexError:
         raise corrupt("a number runs past the end of the batch") from None
-    result |= byte << shift
-    return (result >> 1) ^ -(result & 1), position + 1
+    except OverflowError as error:
+        raise corrupt(str(error)) from None
 
 
 def corrupt(what: str) -> ApiError:

@@ -14,15 +14,13 @@ everything else as it is.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable
 
-from crc32c import crc32c
-
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, NO_TIMESTAMP, BatchHeader
+from tidemill.records.batch import CODEC_MASK, NO_TIMESTAMP, BatchHeader, with_body
 from tidemill.records.compression import compress
+from tidemill.records.varints import read_varint
 
 __all__ = (
     "DELETE_HORIZON_BIT",
@@ -33,16 +31,12 @@ __all__ = (
     "index_records",
     "no_breath",
     "not_records",
-    "read_varint",
     "rebuild_batch",
-    "to_varint",
 )
 
-_VARINT_SHIFT_MAX = 63
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 DELETE_HORIZON_BIT = 0x40
-_CODEC_MASK = 0x07
 #: So many records are looked at between two calls of ``breathe``.
 _RECORDS_PER_BREATH = 256
 
@@ -114,73 +108,17 @@ def rebuild_batch(
         max_timestamp=max_timestamp,
         record_count=count,
     )
-    return _frame(changed, compress(header.codec, records))
+    return with_body(changed, compress(header.codec, records))
 
 
 def header_only(header: BatchHeader) -> bytes:
     """The batch without its records, which keeps its producer's sequence numbers in the log."""
     changed = header._replace(
-        attributes=header.attributes & ~(_CODEC_MASK | DELETE_HORIZON_BIT),
+        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT),
         base_timestamp=NO_TIMESTAMP,
         record_count=0,
     )
-    return _frame(changed, b"")
-
-
-def _frame(header: BatchHeader, body: bytes) -> bytes:
-    """``header`` in front of ``body``, with the length and the checksum that fit."""
-    checked = (
-        struct.pack(
-            ">hiqqqhii",
-            header.attributes,
-            header.last_offset_delta,
-            header.base_timestamp,
-            header.max_timestamp,
-            header.producer_id,
-            header.producer_epoch,
-            header.base_sequence,
-            header.record_count,
-        )
-        + body
-    )
-    length = HEADER_BYTES - LENGTH_PREFIX_BYTES + len(body)
-    prefix = struct.pack(
-        ">qiibI", header.base_offset, length, header.leader_epoch, header.magic, crc32c(checked)
-    )
-    return prefix + checked
-
-
-def read_varint(body: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
-    """A zigzag number of at most ten bytes, and the position behind it.
-
-    Raises ``IndexError`` where the bytes end, ``OverflowError`` behind ten bytes: whoever reads says what
-    is wrong with the record.
-    """
-    byte = body[position]
-    position += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position
-    result, shift = byte & 0x7F, 7
-    while True:
-        byte = body[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (result >> 1) ^ -(result & 1), position
-        shift += 7
-        if shift > _VARINT_SHIFT_MAX:
-            raise OverflowError("a number does not fit in 64 bits")
-
-
-def to_varint(value: int) -> bytes:
-    """A number of at most 64 bits as zigzag bytes."""
-    zigzag = (value << 1) ^ (value >> 63)
-    out = bytearray()
-    while zigzag > 0x7F:
-        out.append((zigzag & 0x7F) | 0x80)
-        zigzag >>= 7
-    out.append(zigzag)
-    return bytes(out)
+    return with_body(changed, b"")
 
 
 def fits_64_bits(number: int) -> bool:

@@ -3,11 +3,12 @@
 - There are exactly as many records as the header counts, and nothing follows the last one.
 - Each record's length, and the lengths and numbers inside it, fit into it; header names are UTF-8.
 - Offsets count from 0 without a gap: a reader finds a record by them.
-- A compacted topic needs a key in each record, and a topic may refuse timestamps that are too old.
+- A compacted topic needs a key in each record, and a topic has limits for timestamps.
 
-A batch that breaks a rule is refused whole, as INVALID_RECORD: its checksum is right, so sending it again
-would not help. Small batches are checked here, record by record and without numpy, larger ones in
-``columns.validation``, which leaves whatever it cannot judge to the functions here.
+A batch that breaks a rule is refused whole, as INVALID_RECORD or INVALID_TIMESTAMP: its checksum is right, so
+sending it again would not help. The largest timestamp is found on the way, since the one in the header is
+only what the producer says. Small batches are checked here, record by record and without numpy, larger ones
+in ``columns.validation``, which leaves whatever it cannot judge to the functions here.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from tidemill.errors import ApiError, ErrorCode, InvalidRecords
 from tidemill.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchHeader
 from tidemill.records.compression import decompress
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, RECORD_BYTES_MIN, read_records
-from tidemill.records.rewriting import no_breath, read_varint
+from tidemill.records.rewriting import no_breath
+from tidemill.records.varints import read_varint
 
 __all__ = (
+    "INT64_MAX",
+    "INT64_MIN",
     "NO_RULES",
     "SMALL_BATCH_RECORDS",
     "Body",
@@ -41,15 +45,21 @@ SMALL_BATCH_RECORDS = 80
 _RECORDS_PER_BREATH = 256
 #: The most records at fault that an answer names.
 _NAMED_RECORDS_MAX = 1_000
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+#: Limits of timestamps for topics that have none.
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 class RecordRules(NamedTuple):
     """The rules of a topic for records, beyond being sound."""
 
     needs_keys: bool = False
-    #: Timestamps below it are refused, except those that are not set; None accepts all.
-    min_timestamp_ms: int | None = None
+    #: Timestamps below the first or above the second are refused, except those that are not set.
+    min_timestamp_ms: int = INT64_MIN
+    max_timestamp_ms: int = INT64_MAX
+
+    def allows_up_to(self, max_timestamp: int) -> bool:
+        """Whether any timestamps are allowed, however old they are, if the largest is ``max_timestamp``."""
+        return self.min_timestamp_ms == INT64_MIN and max_timestamp <= self.max_timestamp_ms
 
 
 NO_RULES = RecordRules()
@@ -60,43 +70,47 @@ def check_records(
     body: Body,
     rules: RecordRules = NO_RULES,
     breathe: Callable[[], None] = no_breath,
-) -> None:
+) -> int:
     """Raise ``InvalidRecords`` unless the uncompressed ``body`` is what ``header`` and ``rules`` say.
 
-    ``breathe`` is called now and then, so that a large batch in a thread does not keep others waiting.
+    Returns the largest timestamp of the records, which need not be the header's; ``NO_TIMESTAMP`` if none is
+    set. ``breathe`` is called now and then, so that a large batch in a thread does not keep others waiting.
     """
     count = header.record_count
     if count * RECORD_BYTES_MIN > len(body):
         raise InvalidRecords(f"{count} records do not fit in {len(body)} bytes")
     if count <= SMALL_BATCH_RECORDS:
-        end = check_each(header, body, 0, range(count), rules, breathe)
+        end, largest = check_each(header, body, 0, range(count), rules, breathe)
     else:
         # Imported late: numpy would cost a node that gets small batches only a fifth of its memory.
         from tidemill.records.columns.validation import check_in_windows
 
-        end = check_in_windows(header, body, rules, breathe)
+        end, largest = check_in_windows(header, body, rules, breathe)
     if end != len(body):
         raise InvalidRecords(f"{len(body) - end} bytes follow the last of {count} records")
+    return largest
 
 
 def check_stored_records(
     data: bytes | memoryview, header: BatchHeader, max_bytes: int = MAX_DECOMPRESSED_BYTES
-) -> None:
+) -> int:
     """Raise ``ApiError`` unless readers can read every record of a batch in a log.
 
-    Compaction leaves gaps between offsets, and batches without records.
+    Returns the largest timestamp that the header should have. Compaction leaves gaps between offsets, and
+    batches without records, which keep their header's.
     """
     plain = decompress(header.codec, memoryview(data)[HEADER_BYTES : header.size_bytes], max_bytes)
     if header.record_count == 0 and not plain:
-        return
+        return header.max_timestamp
     try:
-        check_records(header, plain)
+        largest = check_records(header, plain)
     except InvalidRecords:
-        offset = header.base_offset - 1
+        offset, largest = header.base_offset - 1, NO_TIMESTAMP
         for record in read_records(data, max_bytes):
             if record.offset <= offset:
                 raise InvalidRecords(f"offset {record.offset} follows offset {offset}") from None
-            offset = record.offset
+            offset, largest = record.offset, max(largest, record.timestamp_ms)
+    return header.max_timestamp if header.is_append_time else largest
 
 
 def check_each(
@@ -106,11 +120,15 @@ def check_each(
     numbers: range,
     rules: RecordRules,
     breathe: Callable[[], None] = no_breath,
-) -> int:
-    """Check the records with these numbers, the first of which is at ``position``; returns where they end."""
+) -> tuple[int, int]:
+    """Check the records with these numbers, the first of which is at ``position``.
+
+    Returns where they end, and their largest timestamp.
+    """
     keyless: list[int] = []
-    old: list[int] = []
-    base_timestamp, oldest = header.base_timestamp, rules.min_timestamp_ms
+    untimely: list[int] = []
+    base_timestamp, largest = header.base_timestamp, NO_TIMESTAMP
+    _, oldest, newest = rules
     for number in numbers:
         try:
             position, timestamp_delta, key_length = _check_one(body, position, number)
@@ -119,28 +137,32 @@ def check_each(
         except OverflowError:
             raise _unsound(number, "a number in it does not fit in 64 bits") from None
         timestamp = base_timestamp + timestamp_delta
-        if not _INT64_MIN <= timestamp <= _INT64_MAX:
-            raise _unsound(number, "its timestamp does not fit in 64 bits")
+        if not oldest <= timestamp <= newest:
+            if not INT64_MIN <= timestamp <= INT64_MAX:
+                raise _unsound(number, "its timestamp does not fit in 64 bits")
+            if timestamp != NO_TIMESTAMP:
+                untimely.append(number)
+        if timestamp > largest:
+            largest = timestamp
         if key_length < 0:
             keyless.append(number)
-        if oldest is not None and timestamp < oldest and timestamp != NO_TIMESTAMP:
-            old.append(number)
         if not number % _RECORDS_PER_BREATH:
             breathe()
-    record_faults(rules, keyless, old)
-    return position
+    record_faults(rules, keyless, untimely)
+    return position, largest
 
 
-def record_faults(rules: RecordRules, keyless: list[int], old: list[int]) -> None:
+def record_faults(rules: RecordRules, keyless: list[int], untimely: list[int]) -> None:
     """Raise the error that names the records that the topic refuses, if there are any."""
     if rules.needs_keys and keyless:
         what = "a record without a key cannot be written to a compacted topic"
         raise InvalidRecords(what, record_errors=_named(keyless, what))
-    if old:
-        what = (
-            f"a timestamp is more than message.timestamp.before.max.ms old: before {rules.min_timestamp_ms}"
-        )
-        raise InvalidRecords(what, code=ErrorCode.invalid_timestamp, record_errors=_named(old, what))
+    if untimely:
+        limits = [f"above {rules.max_timestamp_ms} (message.timestamp.after.max.ms)"]
+        if rules.min_timestamp_ms > INT64_MIN:
+            limits.append(f"below {rules.min_timestamp_ms} (message.timestamp.before.max.ms)")
+        what = f"a timestamp is {' or '.join(limits)}"
+        raise InvalidRecords(what, code=ErrorCode.invalid_timestamp, record_errors=_named(untimely, what))
 
 
 def _named(numbers: list[int], what: str) -> tuple[tuple[int, str], ...]:

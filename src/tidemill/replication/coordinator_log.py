@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
 from tidemill.errors import ApiError, CorruptData, DiskFull, TidemillError
+from tidemill.log.segments.segment import Segment
 from tidemill.records.batch import NO_PRODUCER_ID, BatchHeader, next_sequence, parse_header
 from tidemill.records.compression import NONE, ZSTD
 from tidemill.records.control import read_marker
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
-from tidemill.replication.waiting import Waiter
+from tidemill.replication.rules.newest import Alone, NewestAnswers
+from tidemill.replication.rules.waiting import Waiter
 
 __all__ = ("PartitionCoordinatorLog", "wait_committed", "wait_deleted")
 
@@ -26,7 +28,7 @@ def wait_committed(partition: Partition, offset: int) -> asyncio.Future[None]:
 
 def wait_deleted(partition: Partition, offset: int) -> asyncio.Future[None]:
     """A future that is done when every in-sync replica has deleted everything below ``offset``."""
-    return _wait(partition.when_start_durable, offset)
+    return _wait(partition.as_leader.when_start_durable, offset)
 
 
 def _wait(when: Callable[[int, Waiter], None], offset: int) -> asyncio.Future[None]:
@@ -54,11 +56,15 @@ class PartitionCoordinatorLog:
         *,
         compress_above_bytes: int | None = None,
         give_up_reserve: Callable[[DiskFull], bool] = lambda error: False,
+        discard: Callable[[Partition, list[Segment]], None] = lambda partition, segments: None,
+        newest: NewestAnswers | None = None,
     ) -> None:
         self._partition = partition
         self._clock_ms = clock_ms
         self._compress_above_bytes = compress_above_bytes
         self.give_up_reserve = give_up_reserve
+        self._discard = discard
+        self._newest = newest or Alone()
 
     @property
     def leader_epoch(self) -> int:
@@ -117,9 +123,22 @@ class PartitionCoordinatorLog:
     def committed(self, offset: int) -> asyncio.Future[None]:
         return wait_committed(self._partition, offset)
 
+    def is_newest(self) -> bool:
+        return self._newest.may_answer(self._partition)
+
+    async def confirm_newest(self) -> None:
+        await self._newest.confirm([self._partition])
+
     @property
     def end_offset(self) -> int:
         return self._partition.local_log.end_offset
+
+    def delete_below(self, offset: int) -> None:
+        """Move the start of the log up to ``offset``, or to the last stable offset if that is lower."""
+        partition = self._partition
+        target = min(offset, partition.last_stable_offset)
+        if target > partition.log_start_offset:
+            self._discard(partition, partition.delete_records(target))
 
     def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
         self._partition.depend(key, leadership_lost)

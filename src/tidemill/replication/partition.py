@@ -9,32 +9,19 @@ The rules of durability.md live here:
 - when another node becomes the leader, whoever waits gets ``NOT_LEADER_OR_FOLLOWER``, and so does everybody
   who asks later, until this node leads again.
 
-With several replicas (see ``in_sync`` and ``following`` for the rules):
-
-- a leader answers its followers (``fetch_as_leader``, ``replica_state``) and proposes in-sync sets;
-- a follower takes what it fetched (``fetch_position``, ``take_answer``), and cuts its log where it has
-  diverged (``begin_cut``, ``finish_cut``): nothing is appended or flushed meanwhile, and no role is taken.
+With several replicas, ``as_leader`` answers the followers and proposes in-sync sets, and ``as_follower``
+takes what was fetched and cuts the log where it has diverged. What both roles share is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from tidemill.cluster.messages import (
-    ClusterErrorCode,
-    Diverging,
-    FetchedPartition,
-    FetchPartition,
-    HeartbeatPartition,
-    PartitionId,
-    ReplicaProgress,
-    ReplicaStatus,
-)
+from tidemill.cluster.messages import PartitionId
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DamagedBatch, ErrorCode, StorageError, SyncFailed, TidemillError
-from tidemill.log.by_time import TimeSearch
 from tidemill.log.compaction.cleaner import CleanedSegment, CleaningOrder
 from tidemill.log.compaction.policy import NO_FLOOR, is_due
 from tidemill.log.compaction.runs import (
@@ -49,26 +36,26 @@ from tidemill.log.epochs import EpochHistory
 from tidemill.log.flush import FlushJob
 from tidemill.log.incoming import PreparedBatch, prepare_batch
 from tidemill.log.log import Appended, PartitionLog
-from tidemill.log.measuring import Measured, measure
+from tidemill.log.producer_state.transactions import AbortedTransaction
 from tidemill.log.retention import retained_start
-from tidemill.log.segment import Segment
-from tidemill.log.segment_reader import ReadBudget
+from tidemill.log.segments.by_time import TimeSearch
+from tidemill.log.segments.measuring import Measured, measure
+from tidemill.log.segments.segment import Segment
+from tidemill.log.segments.segment_reader import ReadBudget
 from tidemill.log.storage import Buffer, StorageFile
-from tidemill.log.transactions import AbortedTransaction
-from tidemill.log.truncation import TruncationJob
 from tidemill.records.batch import BatchHeader
 from tidemill.records.control import Marker, build_marker
 from tidemill.records.rewriting import no_breath
-from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
-from tidemill.replication.following import FollowerStep
-from tidemill.replication.in_sync import REPLICA_LAG_MS, FollowerProgress, IsrProposal, StaleNodeEpoch
-from tidemill.replication.state import ReplicationState, Role
-from tidemill.replication.waiting import OffsetWaiters, Waiter
+from tidemill.replication.follower_side import FollowerSide
+from tidemill.replication.leader_side import LeaderSide
+from tidemill.replication.rules.assignment import NO_LEADER, PartitionAssignment
+from tidemill.replication.rules.state import ReplicationState, Role
+from tidemill.replication.rules.transaction_permits import TransactionPermits, TransactionQuestion
+from tidemill.replication.rules.waiting import OffsetWaiters, Waiter
 
-__all__ = ("ActiveProducer", "Partition", "TransactionQuestion", "Waiter")
+__all__ = ("ActiveProducer", "Partition", "Waiter")
 
 _NEVER = 2**63 - 1
-_NO_RECORDS = memoryview(b"")
 #: Bound once, because every batch compares with them, and ``Role.LEADER`` costs more than the comparison.
 _LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 
@@ -83,19 +70,6 @@ class ActiveProducer(NamedTuple):
     coordinator_epoch: int
     #: -1: no transaction is open.
     transaction_start_offset: int
-
-
-class TransactionQuestion:
-    """A producer's transaction that a coordinator is being asked about, for one partition.
-
-    The answer tells of a moment that is over: ``is_void`` once it may not be true any more.
-    """
-
-    __slots__ = ("is_void", "producer_id")
-
-    def __init__(self, producer_id: int) -> None:
-        self.producer_id = producer_id
-        self.is_void = False
 
 
 class Partition:
@@ -123,7 +97,11 @@ class Partition:
         self._state = ReplicationState(
             high_watermark=log.log_start_offset if known is None else known,
             durable_offset=log.durable_offset,
+            is_lost=log.is_repaired,
         )
+        #: What only a leader does, and what only a follower does.
+        self.as_leader = LeaderSide(self, self._state)
+        self.as_follower = FollowerSide(self, self._state)
         #: The newest record of the metadata; None before the first.
         self.assignment: PartitionAssignment | None = None
         #: What the metadata said while the end of the log was being cut.
@@ -143,33 +121,19 @@ class Partition:
         self._waiters = OffsetWaiters()
         #: Producers with acks=all, which wait for the same but not for an in-sync set that is too small.
         self._acknowledgements = OffsetWaiters()
-        #: Callers that wait for the log start of every in-sync replica.
-        self._start_waiters = OffsetWaiters()
         #: Callers that wait for this replica's own disk.
         self._durable_waiters = OffsetWaiters()
         #: By key: called once, when this node no longer leads.
         self._dependents: dict[object, Callable[[], None]] = {}
         self._readers: dict[object, Callable[[], None]] = {}
-        #: By key: called once, when a follower may have something to fetch.
-        self._tail_readers: dict[object, Callable[[], None]] = {}
         #: Called once, when the flush that is under way has ended.
         self._flush_ended: list[Callable[[], None]] = []
-        #: How often the end of the log was cut since it was opened.
-        self.cut_count = 0
         #: Told when this node's role, its leader or the in-sync set has changed.
         self.on_role_change: Callable[[Partition], None] = lambda partition: None
-        #: Told when a follower has something to report to its leader.
-        self.on_progress: Callable[[Partition], None] = lambda partition: None
-        #: Told that the log was cut, and where it ends now: what was folded from above it is void.
-        self.on_cut: Callable[[Partition, int], None] = lambda partition, end_offset: None
-        #: Given segments that a follower has deleted at its log start.
-        self.on_deleted: Callable[[Partition, list[Segment]], None] = Partition.discard
         self._unflushed_since_ms = _NEVER
         self._stopped = False
-        #: Producer id → epoch of transactions that may write here, as far as this process was told.
-        self._allowed: dict[int, int] = {}
-        #: Questions to coordinators on other nodes whose answers are still out.
-        self._questions: set[TransactionQuestion] = set()
+        #: What coordinators have said of producers' transactions here.
+        self._permits = TransactionPermits()
         #: From this offset on somebody needs every record: neither retention nor compaction goes there.
         self.retention_floor: Callable[[], int] = lambda: NO_FLOOR
         if assignment is not None:
@@ -212,7 +176,7 @@ class Partition:
 
     @property
     def durable_offset(self) -> int:
-        """Everything below it is on this node's disk."""
+        """Offset below which everything is on this node's disk."""
         return self.local_log.durable_offset
 
     @property
@@ -319,14 +283,21 @@ class Partition:
         if assignment.leader_epoch <= self._state.leader_epoch:
             return
         self.assignment = assignment
-        self._void_questions()
+        self._permits.void_questions()
+        self._take_log_as_it_is()
         moved = self._state.become_leader(assignment, self.local_log.end_offset)
         self._watch_followers()
         if moved:
-            self._high_watermark_moved()
+            self.high_watermark_moved()
         self._check_acknowledgements()
-        self._wake_tail()
+        self.as_leader.wake_tail()
         self.on_role_change(self)
+
+    def _take_log_as_it_is(self) -> None:
+        try:
+            self.local_log.take_as_it_is()
+        except StorageError as error:
+            self.flush_failed(error)
 
     def become_follower(self, epoch: int, leader: int = NO_LEADER) -> None:
         """The metadata makes another node the leader from ``epoch`` on; an older one says nothing new."""
@@ -336,27 +307,20 @@ class Partition:
         self._state.become_follower(epoch, leader)
         self._watch_followers()
         # Coordinators gave these permissions to the leader, which this node no longer is.
-        self._allowed.clear()
-        self._void_questions()
+        self._permits.clear()
         self._fail_waiters(self.not_leader())
         dependents, self._dependents = self._dependents, {}
         for leadership_lost in dependents.values():
             leadership_lost()
-        self._wake_readers()
-        self._wake_tail()
+        self.wake_readers()
+        self.as_leader.wake_tail()
         self.on_role_change(self)
-
-    def _watch_followers(self) -> None:
-        """Wake followers at every append, if there are any: a partition of one replica pays nothing."""
-        in_sync = self._state.in_sync
-        has_followers = in_sync is not None and bool(in_sync.followers)
-        self._after_append = self._flush_and_wake if has_followers else self._request_flush
 
     def _fail_waiters(self, error: TidemillError) -> None:
         self._durable_waiters.fail(error)
         self._waiters.fail(error)
         self._acknowledgements.fail(error)
-        self._start_waiters.fail(error)
+        self.as_leader.fail_waiters(error)
 
     def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
         """Call ``leadership_lost`` once when another node becomes the leader, unless ``release`` comes."""
@@ -374,343 +338,38 @@ class Partition:
             "metadata",
         )
 
-    # --- the in-sync replicas
-
-    @property
-    def has_followers(self) -> bool:
-        """Whether this node leads the partition and other nodes hold it, too."""
-        return self._state.in_sync is not None and bool(self._state.in_sync.followers)
-
-    @property
-    def followers(self) -> Collection[int]:
-        """The other nodes that hold the partition; none unless this node leads."""
-        return () if self._state.in_sync is None else self._state.in_sync.followers.keys()
-
-    @property
-    def follower_progress(self) -> Mapping[int, FollowerProgress]:
-        """What each follower has told this leader; empty unless this node leads."""
-        return {} if self._state.in_sync is None else self._state.in_sync.followers
-
-    def in_sync_followers(self, offset: int) -> list[int]:
-        """The in-sync followers that have everything below ``offset``; none unless this node leads."""
-        in_sync = self._state.in_sync
-        if in_sync is None:
-            return []
-        return [
-            node_id
-            for node_id in in_sync.assignment.isr
-            if node_id in in_sync.followers and in_sync.followers[node_id].counts_to >= offset
-        ]
-
-    def check_enough_replicas(self) -> None:
-        """Raise ``ApiError`` NOT_ENOUGH_REPLICAS if nothing can be committed now: before acks=all appends."""
-        if self._state.in_sync is not None and not self._state.in_sync.has_enough:
-            raise self._too_few(ErrorCode.not_enough_replicas, "nothing was written")
-
-    def _too_few(self, code: ErrorCode, outcome: str) -> ApiError:
-        assert self.assignment is not None
-        isr, min_isr = self.assignment.isr, self.assignment.min_isr
-        return ApiError(
-            code,
-            f"{self.topic}-{self.index} has {len(isr)} replicas in sync and needs {min_isr}; {outcome}; try "
-            "again once more replicas are in sync",
-        )
-
-    def _in_sync_changed(self) -> None:
-        self._watch_followers()
-        self._offsets_moved(self._state.advance())
-        self._check_acknowledgements()
-        self.on_role_change(self)
-
-    def _check_acknowledgements(self) -> None:
-        in_sync = self._state.in_sync
-        if in_sync is not None and not in_sync.has_enough:
-            self._acknowledgements.fail(
-                self._too_few(
-                    ErrorCode.not_enough_replicas_after_append,
-                    "the batch was written here, and may yet be committed or lost",
-                )
-            )
-
-    def _offsets_moved(self, moved: bool) -> None:
-        """Tell whoever waits for the followers."""
-        if moved:
-            self._high_watermark_moved()
-        if self._start_waiters and self._state.in_sync is not None:
-            self._start_waiters.reached(self._state.in_sync.least_log_start(self.log_start_offset))
-
-    def next_proposal(
-        self, now_ms: int, suspected: Collection[int] = (), lag_ms: int = REPLICA_LAG_MS
-    ) -> IsrProposal | None:
-        """The in-sync set to propose now; it counts as on its way until ``proposal_ended``.
-
-        A member that has not caught up for ``lag_ms`` is not in it.
-        """
-        state = self._state
-        if state.in_sync is None or self.local_log.failure is not None:
-            return None
-        proposal = state.in_sync.proposal(
-            now_ms,
-            log_end=self.local_log.end_offset,
-            high_watermark=state.high_watermark,
-            epoch_start_offset=state.epoch_start_offset,
-            log_start=self.log_start_offset,
-            suspected=suspected,
-            lag_ms=lag_ms,
-        )
-        if proposal is None or not state.in_sync.proposed(proposal):
-            return None
-        return proposal
-
-    def proposal_ended(self, proposal: IsrProposal, *, refused: bool) -> None:
-        """A proposal is over: refused for good, or (not ``refused``) taken or lost, nobody knows."""
-        if self._state.proposal_ended(proposal, refused=refused):
-            self._high_watermark_moved()
-
-    def when_start_durable(self, offset: int, waiter: Waiter) -> None:
-        """Call ``waiter`` once every in-sync replica has a log start of ``offset`` or above on its disk.
-
-        Not while fewer are in sync than ``min_isr``: one without that start could be elected.
-        """
-        in_sync = self._state.in_sync
-        if in_sync is None or self.local_log.failure is not None:
-            waiter(self.local_log.failure or self.not_leader())
-        elif in_sync.least_log_start(self.log_start_offset) >= offset:
-            waiter(None)
-        else:
-            self._start_waiters.add(offset, waiter)
-
-    # --- a leader and its followers
-
-    def fetch_as_leader(
-        self, wanted: FetchPartition, node_id: int, node_epoch: int, now_ms: int
-    ) -> FetchedPartition | None:
-        """Note what a follower asks for. An answer if it cannot have records: an error, or divergence."""
-        refusal = self._refusal(wanted.leader_epoch)
-        in_sync = self._state.in_sync
-        if refusal is None and in_sync is not None and node_id not in in_sync.followers:
-            refusal = ClusterErrorCode.NOT_REPLICA_FOR_PARTITION
-        if refusal is not None or in_sync is None:
-            return self._fetched(refusal or ClusterErrorCode.NOT_LEADER_FOR_PARTITION)
-        diverging = self._divergence_of_follower(wanted)
-        if diverging is not None:
-            return self._fetched(diverging=diverging)
-        try:
-            in_sync.fetched(
-                node_id, node_epoch, wanted.offset, wanted.durable, now_ms, self.local_log.end_offset
-            )
-        except StaleNodeEpoch:
-            return self._fetched(ClusterErrorCode.FENCED_NODE_EPOCH)
-        self._offsets_moved(self._state.advance())
-        return None
-
-    def read_for_follower(
-        self, wanted: FetchPartition, max_bytes: int, *, at_least_one: bool, budget: ReadBudget | None = None
-    ) -> FetchedPartition:
-        """What a follower gets that ``fetch_as_leader`` has let in: batches up to the log end."""
-        refusal = self._refusal(wanted.leader_epoch)
-        if refusal is not None:
-            return self._fetched(refusal)
-        log, records = self.local_log, _NO_RECORDS
-        if log.log_start_offset <= wanted.offset < log.end_offset and (at_least_one or max_bytes > 0):
-            try:
-                records = log.read(
-                    wanted.offset,
-                    max(0, min(max_bytes, wanted.max_bytes)),
-                    log.end_offset,
-                    at_least_one=at_least_one,
-                    budget=budget,
-                )
-            except DamagedBatch:
-                return self._fetched(ClusterErrorCode.CORRUPT_MESSAGE)
-            except StorageError:
-                return self._fetched(ClusterErrorCode.STORAGE_ERROR)
-        return self._fetched(records=records)
-
-    def has_for_follower(self, offset: int) -> bool:
-        """Whether a follower at ``offset`` would get records, or has to start anew."""
-        return offset != self.local_log.end_offset
-
-    def _divergence_of_follower(self, wanted: FetchPartition) -> Diverging | None:
-        end_offset = self.local_log.end_offset
-        if wanted.last_epoch < 0:
-            # An empty log has nothing that could differ.
-            return Diverging(self.leader_epoch, end_offset) if wanted.offset > end_offset else None
-        found = self.divergence(wanted.last_epoch, wanted.offset)
-        return None if found is None else Diverging(*found)
-
-    def _refusal(self, named_epoch: int) -> ClusterErrorCode | None:
-        """Why a follower's message is not taken; None if it is."""
-        if named_epoch < self._state.leader_epoch:
-            return ClusterErrorCode.FENCED_LEADER_EPOCH
-        if named_epoch > self._state.leader_epoch:
-            return ClusterErrorCode.UNKNOWN_LEADER_EPOCH
-        if self.local_log.failure is not None:
-            return ClusterErrorCode.STORAGE_ERROR
-        if self._state.role is not _LEADER:
-            return ClusterErrorCode.NOT_LEADER_FOR_PARTITION
-        return None
-
-    def _fetched(
-        self,
-        error: ClusterErrorCode = ClusterErrorCode.NONE,
-        *,
-        diverging: Diverging | None = None,
-        records: memoryview = _NO_RECORDS,
-    ) -> FetchedPartition:
-        return FetchedPartition(
-            partition=self.id,
-            high_watermark=self._state.high_watermark,
-            log_start_offset=self.local_log.log_start_offset,
-            error=error,
-            diverging=diverging,
-            compaction_floor=self.retention_floor(),
-            # Behind the first dirty offset nothing was compacted, so nothing was removed.
-            removed_below=self.local_log.first_dirty_offset,
-            records=records,
-        )
-
-    def replica_state(
-        self, progress: ReplicaProgress, node_id: int, node_epoch: int, now_ms: int
-    ) -> ReplicaStatus:
-        """Take a follower's report of what is durable there."""
-        refusal = self._refusal(progress.leader_epoch)
-        in_sync = self._state.in_sync
-        if refusal is None and in_sync is not None and node_id not in in_sync.followers:
-            refusal = ClusterErrorCode.NOT_REPLICA_FOR_PARTITION
-        if refusal is not None or in_sync is None:
-            error = refusal or ClusterErrorCode.NOT_LEADER_FOR_PARTITION
-            return ReplicaStatus(self.id, in_sync=False, error=error)
-        try:
-            in_sync.reported(
-                node_id,
-                node_epoch,
-                progress.durable,
-                progress.log_start,
-                now_ms,
-                self.local_log.end_offset,
-            )
-        except StaleNodeEpoch:
-            return ReplicaStatus(self.id, in_sync=False, error=ClusterErrorCode.FENCED_NODE_EPOCH)
-        self._offsets_moved(self._state.advance())
-        return ReplicaStatus(
-            self.id, in_sync=node_id in in_sync.assignment.isr, high_watermark=self._state.high_watermark
-        )
-
-    def on_next_tail(self, key: object, wake: Callable[[], None]) -> None:
-        """Call ``wake`` once, when a follower may have something to fetch, unless ``forget_tail`` comes."""
-        self._tail_readers[key] = wake
-
-    def forget_tail(self, key: object) -> None:
-        """Remove what ``on_next_tail`` registered under ``key``."""
-        self._tail_readers.pop(key, None)
-
-    def _wake_tail(self) -> None:
-        if self._tail_readers:
-            waiting, self._tail_readers = self._tail_readers, {}
-            for wake in waiting.values():
-                wake()
-
-    def _flush_and_wake(self, partition: Partition) -> None:
-        self._request_flush(partition)
-        self._wake_tail()
-
-    # --- a follower and its leader
+    # --- what the sides of a leader and of a follower share
 
     @property
     def leader(self) -> int:
         """The node that this one follows; ``NO_LEADER`` if it follows nobody."""
-        return NO_LEADER if self._state.following is None else self._state.following.leader
+        return self.as_follower.leader
 
-    def fetch_position(self, max_bytes: int) -> FetchPartition | None:
-        """What this follower asks its leader for next; None if it cannot take anything now."""
-        log, following = self.local_log, self._state.following
-        if following is None or following.leader == NO_LEADER or log.is_truncating or log.failure:
-            return None
-        return FetchPartition(
-            self.id,
-            offset=log.end_offset,
-            max_bytes=max_bytes,
-            leader_epoch=self._state.leader_epoch,
-            last_epoch=log.epochs.latest_epoch,
-            durable=following.reported_durable(log.durable_offset),
-        )
+    def _watch_followers(self) -> None:
+        """Wake followers at every append, if there are any: a partition of one replica pays nothing."""
+        has_followers = self.as_leader.has_followers
+        self._after_append = self._flush_and_wake if has_followers else self._request_flush
 
-    def progress(self) -> ReplicaProgress | None:
-        """What this follower reports to its leader; None while it has nothing to say."""
-        following = self._state.following
-        if following is None or not following.may_report or self.local_log.failure is not None:
-            return None
-        return ReplicaProgress(
-            self.id,
-            log_end=self.local_log.end_offset,
-            high_watermark=self._state.high_watermark,
-            durable=following.reported_durable(self.local_log.durable_offset),
-            leader_epoch=self._state.leader_epoch,
-            log_start=self.local_log.log_start_offset,
-        )
+    def _flush_and_wake(self, partition: Partition) -> None:
+        self._request_flush(partition)
+        self.as_leader.wake_tail()
 
-    def take_answer(self, wanted: FetchPartition, answer: FetchedPartition, now_ms: int) -> FollowerStep:
-        """Take what the leader has answered to ``wanted``. The step says whether the log has to be cut.
+    def _in_sync_changed(self) -> None:
+        self._watch_followers()
+        self.as_leader.offsets_moved(self._state.advance())
+        self._check_acknowledgements()
+        self.on_role_change(self)
 
-        An answer that comes late, behind a change of leader or of the log, changes nothing. Raises
-        ``ApiError`` if the records are not what they must be, and ``StorageError``.
-        """
-        log, following = self.local_log, self._state.following
-        is_late = wanted.leader_epoch != self._state.leader_epoch or wanted.offset != log.end_offset
-        if following is None or is_late or log.is_truncating or answer.error:
-            return FollowerStep()
-        was_matched = following.is_matched
-        step = following.answered(
-            answer,
-            end_offset=log.end_offset,
-            is_empty=log.end_offset == log.log_start_offset,
-            epochs=log.epochs,
-            delete_retention_ms=log.config.delete_retention_ms,
-            now_ms=now_ms,
-        )
-        if step.cut_at is not None or step.start_anew_at is not None:
-            return step
-        try:
-            if len(answer.records):
-                log.append_as_follower(answer.records, self._state.leader_epoch, now_ms)
-        finally:
-            # Also behind an error, which may come when a part of the records is in the log.
-            if log.end_offset > wanted.offset:
-                self._appended_as_follower(now_ms)
-        self._told_high_watermark(answer.high_watermark)
-        if self._follow_log_start() or not was_matched:
-            self.on_progress(self)
-        return step
+    def _check_acknowledgements(self) -> None:
+        error = self.as_leader.too_few_after_append()
+        if error is not None:
+            self._acknowledgements.fail(error)
 
-    def _appended_as_follower(self, now_ms: int) -> None:
+    def appended_as_follower(self, now_ms: int) -> None:
+        """Records of the leader were appended: they are flushed soon."""
         if self._unflushed_since_ms == _NEVER:
             self._unflushed_since_ms = now_ms
         self._request_flush(self)
-
-    def _told_high_watermark(self, of_leader: int) -> None:
-        if self._state.told_high_watermark(of_leader, self.local_log.end_offset):
-            self.local_log.note_high_watermark(self._state.high_watermark)
-            self._wake_readers()
-
-    def heartbeat(self, told: HeartbeatPartition, node_id: int) -> bool:
-        """Take the high watermark that a leader tells. False if that node's leadership is over."""
-        if told.leader_epoch < self._state.leader_epoch:
-            return False
-        if told.leader_epoch == self._state.leader_epoch and self.leader == node_id:
-            self._told_high_watermark(told.high_watermark)
-        return True
-
-    def _follow_log_start(self) -> bool:
-        """Move the log start to the leader's, as far as this replica is durable. True if it moved."""
-        following = self._state.following
-        if following is None or not following.is_matched or self.local_log.failure is not None:
-            return False
-        target = min(following.leader_log_start, self.local_log.durable_offset, self._state.high_watermark)
-        if target <= self.local_log.log_start_offset:
-            return False
-        self.on_deleted(self, self._move_start(target))
-        return True
 
     def when_not_flushing(self, call: Callable[[], None]) -> None:
         """Call back once no flush is under way; at once if none is."""
@@ -724,45 +383,7 @@ class Partition:
         for call in ended:
             call()
 
-    def begin_cut(self, step: FollowerStep, leader_epoch: int, now_ms: int) -> TruncationJob | None:
-        """The job that cuts the log as ``step`` says; ``finish_cut`` or ``cut_failed`` has to follow.
-
-        None if there is nothing to run: the role has changed, or the log ends there already. Raises
-        ``StorageError`` while a flush or a compaction is at work on the log.
-        """
-        log = self.local_log
-        if self._state.following is None or self._state.leader_epoch != leader_epoch:
-            return None
-        if step.start_anew_at is not None:
-            job = log.begin_starting_anew(step.start_anew_at, now_ms)
-            if job is None:
-                self._cut(anew=True)
-            return job
-        assert step.cut_at is not None
-        return log.begin_truncation(step.cut_at, now_ms)
-
-    def finish_cut(self, job: TruncationJob) -> None:
-        """Take over the result of a job whose ``run`` returned."""
-        self.local_log.finish_truncation(job)
-        self._cut(anew=job.start_offset is not None)
-        self._resume()
-
-    def cut_failed(self, job: TruncationJob, error: StorageError) -> None:
-        """Handle a job whose ``run`` raised. It may be tried again unless the log is stopped now."""
-        self.local_log.truncation_failed(job, error)
-        if self.local_log.failure is not None:
-            self.flush_failed(self.local_log.failure)
-        self._resume()
-
-    def _cut(self, *, anew: bool) -> None:
-        log = self.local_log
-        self.cut_count += 1
-        self._state.cut(log.end_offset, log.durable_offset, anew=anew)
-        log.note_high_watermark(self._state.high_watermark)
-        self.on_cut(self, log.end_offset)
-        self._wake_readers()
-
-    def _resume(self) -> None:
+    def resume_after_cut(self) -> None:
         """Go on behind a cut: flush what is left, and take the role that was told meanwhile."""
         self._let_go_if_stopped()
         if self.is_dirty:
@@ -771,50 +392,12 @@ class Partition:
         if deferred is not None:
             self.apply(*deferred)
 
-    @property
-    def serves_as_follower(self) -> bool:
-        """Whether clients may read from this follower: its log is known to be a part of the leader's."""
-        following = self._state.following
-        return following is not None and following.is_matched and self.local_log.failure is None
-
-    def check_position_as_follower(self, offset: int) -> None:
-        """Raise ``ApiError`` unless this follower has everything below ``offset``, and knows it committed.
-
-        The error is OFFSET_NOT_AVAILABLE, with which clients go to the leader: only that says "out of range".
-        """
-        if not self.log_start_offset <= offset <= self._state.high_watermark:
-            raise ApiError(
-                ErrorCode.offset_not_available,
-                f"offset {offset} of {self.topic}-{self.index} is not on this follower, which has "
-                f"{self.log_start_offset} … {self._state.high_watermark}; ask the leader",
-            )
-
-    def read_as_follower(
-        self,
-        offset: int,
-        max_bytes: int,
-        *,
-        at_least_one: bool,
-        committed: bool = False,
-        budget: ReadBudget | None = None,
-    ) -> memoryview:
-        """Whole batches below this follower's high watermark, for clients that read from the closest replica.
-
-        Raises ``ApiError`` OFFSET_NOT_AVAILABLE as ``check_position_as_follower`` does.
-        """
-        if self.local_log.failure is not None:
-            raise self.local_log.failure
-        self.check_position_as_follower(offset)
-        upper = self.upper_offset(committed=committed)
-        if offset >= upper:
-            return memoryview(b"")
-        return self.local_log.read_on(offset, max_bytes, upper, at_least_one=at_least_one, budget=budget)
-
-    def _high_watermark_moved(self) -> None:
+    def high_watermark_moved(self) -> None:
+        """Tell whoever waits for the high watermark, and readers."""
         self.local_log.note_high_watermark(self._state.high_watermark)
         self._waiters.reached(self._state.high_watermark)
         self._acknowledgements.reached(self._state.high_watermark)
-        self._wake_readers()
+        self.wake_readers()
 
     # --- writing
 
@@ -886,16 +469,14 @@ class Partition:
 
         Called once the coordinator knows that the partition takes part.
         """
-        self._allowed[producer_id] = producer_epoch
+        self._permits.allow(producer_id, producer_epoch)
 
     def ask_about(self, producer_id: int) -> TransactionQuestion:
         """Note that a coordinator on another node is asked about a producer's transaction.
 
         ``answer`` has to follow.
         """
-        question = TransactionQuestion(producer_id)
-        self._questions.add(question)
-        return question
+        return self._permits.ask_about(producer_id)
 
     def answer(self, question: TransactionQuestion, allowed_epoch: int | None) -> bool:
         """The coordinator has answered; ``allowed_epoch`` is the producer's epoch if it may write.
@@ -904,23 +485,11 @@ class Partition:
         this node has led since then in the same leader epoch: the marker may have ended the very transaction
         that the coordinator spoke of. False if the yes came too late.
         """
-        self._questions.discard(question)
-        if allowed_epoch is None:
-            return True
-        if question.is_void or self._state.role is not _LEADER:
-            return False
-        self.begin_transaction(question.producer_id, allowed_epoch)
-        return True
-
-    def _void_questions(self, producer_id: int | None = None) -> None:
-        """The answers that are still out say nothing any more: of one producer, or of all."""
-        for question in self._questions:
-            if producer_id is None or question.producer_id == producer_id:
-                question.is_void = True
+        return self._permits.answer(question, allowed_epoch, leads=self._state.role is _LEADER)
 
     def may_write(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether the producer has a transaction here that is known to its coordinator."""
-        if self._allowed.get(producer_id) == producer_epoch:
+        if self._permits.allows(producer_id, producer_epoch):
             return True
         entry = self.local_log.producers.get(producer_id)
         is_open = producer_id in self.local_log.producers.transactions.open
@@ -951,7 +520,7 @@ class Partition:
             marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms
         )
         appended = self.local_log.append_marker(data, marker, self.leader_epoch, now_ms)
-        self._ended(producer_id)
+        self._permits.ended(producer_id)
         return self._appended(appended, now_ms)
 
     def write_markers(self, ends: Sequence[tuple[int, int, Marker]], *, now_ms: int) -> Appended:
@@ -971,14 +540,8 @@ class Partition:
         ]
         appended = self.local_log.append_markers(built, self.leader_epoch, now_ms)
         for producer_id, _, _ in ends:
-            self._ended(producer_id)
+            self._permits.ended(producer_id)
         return self._appended(appended, now_ms)
-
-    def _ended(self, producer_id: int) -> None:
-        """A marker of the producer was appended: what it may write here has to be asked for again."""
-        self._allowed.pop(producer_id, None)
-        if self._questions:
-            self._void_questions(producer_id)
 
     def expire_producers(self, before_ms: int) -> None:
         """Forget producers that have written nothing since ``before_ms``."""
@@ -1001,6 +564,8 @@ class Partition:
                 entry.coordinator_epoch,
                 started.get(producer_id, -1),
             )
+
+    # --- waiting for an offset
 
     def when_committed(self, offset: int, waiter: Waiter) -> None:
         """Call ``waiter`` once the high watermark has reached ``offset``; at once if it has."""
@@ -1082,10 +647,9 @@ class Partition:
         moved = self._state.flushed(self.local_log.durable_offset)
         self._durable_waiters.reached(self._state.durable_offset)
         if moved:
-            self._high_watermark_moved()
+            self.high_watermark_moved()
         if self._state.role is _FOLLOWER:
-            self._follow_log_start()
-            self.on_progress(self)
+            self.as_follower.flushed()
         self._end_flush()
 
     def flush_put_off(self, job: FlushJob) -> None:
@@ -1100,8 +664,8 @@ class Partition:
         self._state.go_offline()
         self._watch_followers()
         self._fail_waiters(error)
-        self._wake_readers()
-        self._wake_tail()
+        self.wake_readers()
+        self.as_leader.wake_tail()
         self._end_flush()
         self.on_role_change(self)
 
@@ -1114,7 +678,8 @@ class Partition:
     def unsubscribe(self, key: object) -> None:
         self._readers.pop(key, None)
 
-    def _wake_readers(self) -> None:
+    def wake_readers(self) -> None:
+        """Wake everybody who waits for records: there may be more, or this node serves none any more."""
         for wake in list(self._readers.values()):
             wake()
 
@@ -1210,6 +775,8 @@ class Partition:
             self.local_log.on_damage(damage)
             raise
 
+    # --- deleting from the start
+
     def delete_records(self, offset: int) -> list[Segment]:
         """Move the log start to ``offset`` (-1: the high watermark); returns what can be discarded."""
         self.check_leads()
@@ -1222,15 +789,25 @@ class Partition:
             )
         return self._move_start_as_leader(target)
 
-    def apply_retention(self, now_ms: int) -> list[Segment]:
-        """Move the log start past segments that are too old or too many; returns what can be discarded."""
+    def retention_start(self, now_ms: int) -> int | None:
+        """Where retention would let the log of a leader start at that time; None if it deletes nothing."""
         log = self.local_log
         if log.failure is not None or self._state.role is not _LEADER:
-            return []
-        start = retained_start(log.segments, log.config, high_watermark=self.high_watermark, now_ms=now_ms)
+            return None
+        return retained_start(log.segments, log.config, high_watermark=self.high_watermark, now_ms=now_ms)
+
+    def apply_retention(self, now_ms: int, floor: int = NO_FLOOR) -> list[Segment]:
+        """Move the log start past segments that are too old or too many; returns what can be discarded.
+
+        Nothing from ``floor`` on goes.
+        """
+        log = self.local_log
+        start = self.retention_start(now_ms)
         if start is None:
             return []
-        start = min(start, self.retention_floor())
+        start = min(start, self.retention_floor(), floor)
+        if start <= log.log_start_offset:
+            return []
         if start == log.end_offset:
             log.roll()
             self._request_flush(self)
@@ -1241,11 +818,12 @@ class Partition:
         self.local_log.discard(segments)
 
     def _move_start_as_leader(self, offset: int) -> list[Segment]:
-        removed = self._move_start(offset)
-        self._wake_tail()
+        removed = self.move_start(offset)
+        self.as_leader.wake_tail()
         return removed
 
-    def _move_start(self, offset: int) -> list[Segment]:
+    def move_start(self, offset: int) -> list[Segment]:
+        """Move the log start durably; returns what can be discarded. Raises ``StorageError``."""
         try:
             return self.local_log.move_start(offset)
         except SyncFailed as error:
@@ -1289,6 +867,8 @@ class Partition:
         if self.local_log.failure is not None:
             self.flush_failed(self.local_log.failure)
         return files
+
+    # --- the end
 
     def close(self) -> None:
         """Stop in an orderly way; the caller has made sure that no flush is under way."""

@@ -22,15 +22,15 @@ from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.metrics import Metric, counters, gauge, gauges
 from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import DiskFull, ErrorCode, StorageError, TooManyFiles
-from tidemill.log.checkpoint import CHECKPOINT_NAME, read_high_watermark
-from tidemill.log.index import IndexCache
-from tidemill.log.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, read_high_watermark
+from tidemill.log.notes.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
 from tidemill.log.offline.inspect import read_checkpoint
 from tidemill.log.recovery import RecoveryReport, open_log
+from tidemill.log.segments.index import IndexCache
 from tidemill.log.storage import Storage
-from tidemill.replication.assignment import PartitionAssignment
-from tidemill.replication.damage import DamageRegister
+from tidemill.replication.log_work.damage import DamageRegister
 from tidemill.replication.partition import Partition
+from tidemill.replication.rules.assignment import PartitionAssignment
 
 __all__ = ("LOGS", "REPLICA_METRICS", "PartitionKey", "Placement", "Replicas", "partition_directory")
 
@@ -127,9 +127,12 @@ class Replicas:
                 yield partition.topic, partition.index, partition.failure
 
     def lost(self) -> Iterator[PartitionKey]:
-        """The partitions that had data and whose files are gone."""
+        """The partitions that had data and whose files are gone, or that were repaired with loss."""
         for key, (placement, _) in self.offline.items():
             if not self.exists_on_disk(placement):
+                yield key
+        for key, partition in self._partitions.items():
+            if partition.local_log.is_repaired:
                 yield key
 
     def peek(self, topic_id: UUID, index: int) -> Partition | None:
@@ -148,7 +151,8 @@ class Replicas:
             return partition
         if key in self.offline:
             raise self.offline[key][1]
-        self.check_open(placement)
+        if self.exists_on_disk(placement):
+            self.check_open(placement)
         if key in self._removing:
             raise StorageError(
                 f"the old files of {placement.topic}-{placement.index} are being removed; try again soon"
@@ -172,6 +176,7 @@ class Replicas:
             raise
         self._note(report)
         log.on_damage = partial(self.damage.note, placement.topic, placement.topic_id, placement.index)
+        log.check_first_files = partial(self.check_open, placement)
         log.refusal = self._refusal_of(placement.topic)
         partition = self._partitions[key] = Partition(
             placement.topic,

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tidemill.config.values import Address
 from tidemill.net.errors import cannot_listen
@@ -21,6 +22,14 @@ __all__ = ("HttpServer", "make_app")
 _PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class _Streamed(StreamingResponse):
+    """An answer in parts. It does not look out for a client that leaves, which takes a large library."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all parts; those for a client that is gone go nowhere."""
+        await self.stream_response(send)
+
+
 def make_app(node: Node) -> Starlette:
     """The application; ``/healthz`` says "the process lives", ``/readyz`` "send me requests"."""
 
@@ -29,11 +38,16 @@ def make_app(node: Node) -> Starlette:
 
     async def readyz(request: Request) -> Response:
         # The node stays ready while a partition is stopped: the others serve requests.
-        ready = node.takes_requests
-        return JSONResponse({"ready": ready, "problems": node.problems()}, status_code=200 if ready else 503)
+        ready, problems = node.takes_requests, node.kinds_of_problems()
+        body = {
+            "ready": ready,
+            "problems": [problem.text for problem in problems],
+            "problem_kinds": [problem.kind for problem in problems],
+        }
+        return JSONResponse(body, status_code=200 if ready else 503)
 
     async def metrics(request: Request) -> Response:
-        return StreamingResponse(node.metrics_page(), media_type=_PROMETHEUS_TYPE)
+        return _Streamed(node.metrics_page(), media_type=_PROMETHEUS_TYPE)
 
     return Starlette(
         routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]

@@ -5,7 +5,7 @@ event loop. Rules:
 
 - A partition is not opened for it. The high watermark of a closed one is what its checkpoint says, read
   once in a thread: nobody can write to a log without opening it.
-- A partition that is stopped has no lag: where it ends is not known.
+- A partition that is stopped, or that this node does not hold, has no lag: where it ends is not known.
 - The number of series is bounded. Sums over the partitions of a topic come always; single partitions only if
   they are few enough; of too many sums the largest are shown. What is left out is counted.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidemill.groups.coordinator import GroupCoordinator
     from tidemill.server.broker.finding import PartitionFinder
 
-__all__ = ("LAG_METRICS", "ConsumerLag", "LagReport")
+__all__ = ("LAG_METRICS", "ConsumerLag", "HighWatermarks", "LagReport")
 
 
 class _PartitionLag(NamedTuple):
@@ -124,56 +124,66 @@ class ConsumerLag:
     ) -> None:
         self._groups = groups
         self._find = find
-        self._replicas = replicas
+        self._watermarks = HighWatermarks(replicas)
         self._series_max = series_max
-        #: High watermarks of partitions that were closed when they were last looked at; None if one could not
-        #: be read.
-        self._closed_watermarks: dict[PartitionKey, int | None] = {}
 
     async def measure(self) -> LagReport:
         """Compare committed offsets with high watermarks, now."""
         report = LagReport(self._series_max)
-        await self._read_closed_watermarks()
+        await self._watermarks.look_up(self._held_here())
         begin_slice()
         for group, offsets in self._groups.committed_offsets():
             report.groups += 1
-            for topic, partition, committed in offsets:
-                end = self._high_watermark(topic, partition)
+            for name, partition, committed in offsets:
+                topic = self._find.image.topics.get(name)
+                end = None if topic is None else self._watermarks.of((topic.id, partition))
                 if end is not None:
-                    report.add(group, topic, partition, max(0, end - committed))
+                    report.add(group, name, partition, max(0, end - committed))
                 await give_way()
         report.close()
         return report
 
-    def _high_watermark(self, topic_name: str, index: int) -> int | None:
-        topic = self._find.image.topics.get(topic_name)
-        if topic is None:
-            return None
-        partition = self._replicas.peek(topic.id, index)
-        if partition is not None:
-            return None if partition.failure is not None else partition.high_watermark
-        return self._closed_watermarks.get((topic.id, index))
-
-    async def _read_closed_watermarks(self) -> None:
-        """Look up those of closed partitions that some group reads, if they are not known yet."""
-        replicas, topics = self._replicas, self._find.image.topics
-        known, wanted = self._closed_watermarks, dict[PartitionKey, str]()
-        needed: dict[PartitionKey, int | None] = {}
-        begin_slice()
+    def _held_here(self) -> Iterator[tuple[PartitionKey, str]]:
+        """The partitions that groups read and of which this node is a replica, with their topics' names."""
+        topics = self._find.image.topics
         for _, offsets in self._groups.committed_offsets():
             for name, index, _ in offsets:
                 topic = topics.get(name)
-                if topic is not None:
-                    key = topic.id, index
-                    if replicas.peek(*key) is None and key not in replicas.offline:
-                        if key in known:
-                            needed[key] = known[key]
-                        else:
-                            wanted[key] = name
-                await give_way()
+                if topic is not None and self._find.held_placement(topic.id, index) is not None:
+                    yield (topic.id, index), name
+
+
+class HighWatermarks:
+    """The high watermarks of the partitions that this node holds, open or not."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        #: Those of partitions that were closed when they were last looked at; None if one could not be read.
+        self._closed: dict[PartitionKey, int | None] = {}
+
+    def of(self, key: PartitionKey) -> int | None:
+        """The high watermark of a partition that is open or was looked up; None if it is not known."""
+        partition = self._replicas.peek(*key)
+        if partition is not None:
+            return None if partition.failure is not None else partition.high_watermark
+        return self._closed.get(key)
+
+    async def look_up(self, partitions: Iterable[tuple[PartitionKey, str]]) -> None:
+        """Read those of closed partitions, given with their topics' names, if they are not known yet."""
+        replicas, known = self._replicas, self._closed
+        wanted: dict[PartitionKey, str] = {}
+        needed: dict[PartitionKey, int | None] = {}
+        begin_slice()
+        for key, name in partitions:
+            if replicas.peek(*key) is None and key not in replicas.offline:
+                if key in known:
+                    needed[key] = known[key]
+                else:
+                    wanted[key] = name
+            await give_way()
         if wanted:
             needed |= await asyncio.to_thread(_read_closed, replicas, wanted)
-        self._closed_watermarks = needed
+        self._closed = needed
 
 
 def _read_closed(replicas: Replicas, topics: dict[PartitionKey, str]) -> dict[PartitionKey, int | None]:

@@ -8,6 +8,7 @@ import logging
 import resource
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.config.settings import Settings
@@ -27,25 +28,30 @@ from tidemill.coordination.metrics import Metric, Metrics, gauge
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, TidemillError
 from tidemill.net.errors import cannot_listen
 from tidemill.net.transport import Listener
-from tidemill.replication.compactor import COMPACTION_METRICS
-from tidemill.replication.damage import DAMAGE_METRICS
-from tidemill.replication.flusher import FLUSH_METRICS, Flusher
+from tidemill.replication.log_work.compactor import COMPACTION_METRICS
+from tidemill.replication.log_work.damage import DAMAGE_METRICS
+from tidemill.replication.log_work.flusher import FLUSH_METRICS, Flusher
+from tidemill.replication.log_work.scrubber import SCRUB_METRICS
 from tidemill.replication.replicas import REPLICA_METRICS, Placement, Replicas
-from tidemill.replication.scrubber import SCRUB_METRICS
 from tidemill.server.broker import Broker
+from tidemill.server.broker.cursor_floors import CURSOR_RETENTION_METRICS
 from tidemill.server.broker.fetch_sessions import FETCH_SESSION_METRICS
 from tidemill.server.broker.housekeeping import Chore, Housekeeping
 from tidemill.server.cluster.kind import check_kind
 from tidemill.server.connections.budget import BUDGET_METRICS, BudgetLimits, ByteBudget
 from tidemill.server.connections.connection import Connection
 from tidemill.server.connections.frame_buffers import FrameBuffers
+from tidemill.server.cursor_lag import CURSOR_METRICS, CursorLag
 from tidemill.server.disk.space import DISK_METRICS
 from tidemill.server.lag import LAG_METRICS, ConsumerLag
 from tidemill.server.metrics import render
+from tidemill.server.problems import Problem, ProblemKind
 from tidemill.server.process_metrics import PROCESS_METRICS, measure_process
 from tidemill.server.requests.authorization import Authorizer
 from tidemill.server.requests.dispatch import CONNECTION_METRICS, BrokerDispatcher
 from tidemill.server.runtime import Runtime
+from tidemill.server.share.lag import SHARE_LAG_METRICS, ShareLag
+from tidemill.server.share.metrics import SHARE_METRICS
 from tidemill.server.traffic import TRAFFIC_METRICS, Traffic
 from tidemill.server.watchdog import WATCHDOG_METRICS, LoopWatchdog
 
@@ -190,6 +196,13 @@ class Node:
         self._controller = controller = Controller(self._store, limits=limits)
         await controller.start()
         check_kind(settings, controller.image)
+        if not alone:
+            # Loaded by nodes of a cluster only.
+            from tidemill.server.cluster.joining import check_identity, check_seen
+
+            identity = check_identity(self.directory, controller.image, settings.node_name)
+            if identity is not None:
+                await check_seen(identity, self._store)
         if controller.image.cluster_id is None:
             await self._name_cluster(controller)
         if not alone:
@@ -234,6 +247,7 @@ class Node:
         # Loaded by nodes of a cluster only.
         from tidemill.server.cluster.joining import identify
         from tidemill.server.cluster.membership import Membership
+        from tidemill.server.cluster.successions import ask_to_resign
 
         broker, runtime = self.broker, self.runtime
         identity = identify(self.directory, broker.image, self.settings.node_name, runtime.ids.uuid)
@@ -243,9 +257,11 @@ class Node:
         )
         broker.propose = membership.proposals.propose
         broker.replica_ends = membership.replica_ends.of
+        broker.ask_to_resign = partial(ask_to_resign, membership.peers)
         broker.clocks_ahead_ms = membership.peers.clocks_ahead_ms
         broker.ask_node = membership.node_requests.ask
-        broker.may_answer_newest = membership.may_answer_newest
+        broker.append_at = membership.node_requests.append
+        broker.newest = membership.newest
         await membership.listen()
         await asyncio.to_thread(broker.replicas.finish_removals)
         self._finish_deletions()
@@ -375,6 +391,7 @@ class Node:
         assert self._listener is not None
         assert self._dispatcher is not None
         self._listener.close()
+        self.broker.share.close()
         await self.broker.coordinators.close()
         await self._dispatcher.close()
         if self.membership is not None:
@@ -403,6 +420,7 @@ class Node:
             self._listener.close()
         orderly = True
         if self._broker is not None:
+            self._broker.share.close()
             await self._broker.coordinators.close()
             if self.membership is not None:
                 await self.membership.stop_replication()
@@ -431,31 +449,42 @@ class Node:
 
     def problems(self) -> list[str]:
         """The node's problems, for people; none if it is well."""
+        return [problem.text for problem in self.kinds_of_problems()]
+
+    def kinds_of_problems(self) -> list[Problem]:
+        """The node's problems, each with its kind."""
+        cluster = [] if self.membership is None else self.membership.problems()
+        of_cluster = [Problem(ProblemKind.CLUSTER, text) for text in cluster]
         if not self.ready:
             # A node that waits for its admission says so.
-            cluster = [] if self.membership is None else self.membership.problems()
-            return ["the node is starting or stopping", *cluster]
-        full = self.disk.problem()
-        found = [each for each in (full, self.broker.open_files.problem()) if each is not None]
-        found += self._stopped_partitions()
-        found += self._damage()
+            return [Problem(ProblemKind.STARTING, "the node is starting or stopping"), *of_cluster]
+        return [*(Problem(kind, text) for kind, text in self._own_problems()), *of_cluster]
+
+    def _own_problems(self) -> Iterator[tuple[ProblemKind, str]]:
+        """What is wrong with the files and the memory of this node, whatever other nodes are like."""
+        if (full := self.disk.problem()) is not None:
+            yield ProblemKind.DISK_FULL, full
+        if (refusal := self.broker.open_files.problem()) is not None:
+            yield ProblemKind.OPEN_FILES, refusal
+        for stopped in self._stopped_partitions():
+            yield ProblemKind.STOPPED, stopped
+        for damage in self._damage():
+            yield ProblemKind.DAMAGE, damage
         if self.unknown_directories:
-            found.append(
+            yield (
+                ProblemKind.UNKNOWN_DIRECTORIES,
                 f"{len(self.unknown_directories)} directories belong to no known topic, the first one is "
                 f"{self.unknown_directories[0]}: the metadata is older than the logs, or somebody has put "
-                "them there; restore metadata.db, or move them away"
+                "them there; restore metadata.db, or move them away",
             )
-        found += [
-            f"partition {index} of topic {topic_id} is not compacted: {error}"
-            for (topic_id, index), error in self.broker.compactor.counts.damaged.items()
-        ]
+        for (topic_id, index), error in self.broker.compactor.counts.damaged.items():
+            yield ProblemKind.DAMAGE, f"partition {index} of topic {topic_id} is not compacted: {error}"
         if self.broker.tables.loaded is not None:
-            found += self.broker.tables.loaded.service.problems()
-        if self.broker.controller.failure is not None:
-            found.append(f"metadata: {self.broker.controller.failure}")
-        if self.membership is not None:
-            found += self.membership.problems()
-        return found
+            for state in self.broker.tables.loaded.service.problems():
+                yield ProblemKind.TABLE_STATE, state
+        # Of a cluster's metadata the membership tells.
+        if self.membership is None and self.broker.controller.failure is not None:
+            yield ProblemKind.METADATA, f"metadata: {self.broker.controller.failure}"
 
     def _damage(self) -> Iterator[str]:
         """The known damage in partitions that are not stopped."""
@@ -500,6 +529,7 @@ class Node:
         metrics.register(broker.compactor.counts, COMPACTION_METRICS)
         metrics.register(broker.scrubber, SCRUB_METRICS)
         metrics.register(broker.fetch_sessions, FETCH_SESSION_METRICS)
+        metrics.register(broker.share, SHARE_METRICS)
         broker.coordinators.register_metrics(metrics)
         if self.membership is not None:
             # Loaded by nodes of a cluster only.
@@ -508,6 +538,11 @@ class Node:
             metrics.register(self.membership, CLUSTER_METRICS)
         lag = ConsumerLag(broker.groups, broker.find, broker.replicas, self.settings.lag_series_max)
         metrics.register_measured(lag.measure, LAG_METRICS)
+        share_lag = ShareLag(broker, self.settings.lag_series_max)
+        metrics.register_measured(share_lag.measure, SHARE_LAG_METRICS)
+        cursor_lag = CursorLag(broker, self.settings.lag_series_max)
+        metrics.register_measured(cursor_lag.measure, CURSOR_METRICS)
+        metrics.register(broker.cursor_floors, CURSOR_RETENTION_METRICS)
 
     @property
     def up_seconds(self) -> float:

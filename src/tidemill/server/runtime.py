@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tidemill.config.settings import Settings
 from tidemill.control.stores.sqlite import SqliteStore
 from tidemill.control.stores.store import MetadataStore
-from tidemill.coordination.clock import Clock, LoopClock, wall_clock_ms
+from tidemill.coordination.clock import Clock, LoopClock, boot_clock_ms, wall_clock_ms
 from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import DiskFull
@@ -56,6 +56,8 @@ class Runtime:
     wall_ms: Callable[[], int] = wall_clock_ms
     #: Makes the clock for intervals and timers, which starts at the time of day and goes on evenly.
     steady_clock: Callable[[Callable[[], int]], Clock] = LoopClock
+    #: The clock of leases: even, and it goes on while the machine sleeps, because the leases do.
+    session_ms: Callable[[], int] = boot_clock_ms
     ids: Ids = field(default_factory=RandomIds)
     #: Makes the executors of blocking work.
     pools: Pools = thread_pool

@@ -132,6 +132,7 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
             shard = await self._shard_of(transactional_id)
             # What is not durable yet must not allow writes: a crash could take it back.
             await shard.barrier()
+            await shard.confirm_newest()
             return self._allow(shard, transactional_id, producer, partitions)
         except TidemillError as failure:
             return dict.fromkeys(partitions, client_error(failure))
@@ -168,6 +169,7 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
                 if partition in found.get(producer_id, ()):
                     known.add(position)
                 await give_way()
+            await shard.confirm_newest()
         return [position in known for position in range(len(transactions))]
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
         def collect(shard: TransactionShard, now_ms: int) -> None:
             listed.extend(shard.state.listing(wanted, producer_ids, longer_than_ms, now_ms))
 
-        failures = await self._shards.on_all(collect)
+        failures = await self._shards.read_all(collect)
         error = client_error(failures[0]) if failures else ErrorCode.none
         return ListResult(error, unknown, tuple(listed))
 

@@ -99,11 +99,15 @@ class JobCoordinator:
         """Keep the job's attempts from timing out: its client is alive."""
         shard = await self._shard_of(job)
         shard.call_now(None, lambda now_ms: shard.publications.keep(job, now_ms))
+        try:
+            await shard.confirm_newest()
+        except TidemillError as failure:
+            raise _for_client(failure) from failure
 
     async def listing(self) -> JobsListed:
         """The jobs of all shards of this node, by name."""
         jobs: list[JobListing] = []
-        failures = await self._shards.on_all(
+        failures = await self._shards.read_all(
             lambda shard, now_ms: jobs.extend(shard.publications.listing(now_ms))
         )
         return JobsListed(sorted(jobs), _for_client(failures[0]) if failures else None)

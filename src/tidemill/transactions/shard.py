@@ -15,14 +15,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.coordination.turns import pause_after, side_by_side
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.publications import Publications
-from tidemill.transactions.records import CorruptTransactionRecord, chunks, decode_record, encode_record
+from tidemill.transactions.records import chunks, decode_record, encode_record
 from tidemill.transactions.state import TransactionsState
 from tidemill.transactions.transaction import Transaction
 
@@ -79,19 +78,11 @@ class TransactionShard(ShardShell):
         if decided:
             self._finish_soon(decided)
 
-    def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
-        if isinstance(entry, ReplayedMarker):
-            raise CorruptTransactionRecord("a transaction marker does not belong there")
+    def _replay_record(self, entry: ReplayedRecord, now_ms: int) -> bool:
         record = decode_record(entry.key, entry.value)
-        if record is None:
-            _logger.warning(
-                "%s-%d at offset %d: skipped a record whose kind is unknown to this version",
-                self.topic,
-                self.partition,
-                entry.offset,
-            )
-        else:
+        if record is not None:
             self.state.replay(*record)
+        return record is not None
 
     def _loaded(self, now_ms: int) -> Iterable[str]:
         self.state.loaded(now_ms)

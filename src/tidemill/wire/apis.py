@@ -1,4 +1,4 @@
-"""The APIs of the protocol: key, name, versions, and where their message classes are.
+"""The APIs of the protocol: key, name, versions, where their message classes are, and who sends them.
 
 Rules:
 
@@ -14,20 +14,25 @@ Rules:
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tidemill.wire.schema import EntityClass
 
 __all__ = (
+    "ACKS_ALL",
     "APIS",
     "APIS_BY_NAME",
     "API_VERSIONS_KEY",
+    "NODES_ONLY",
     "PRODUCE",
     "Api",
+    "class_name",
     "find_api",
     "is_flexible",
     "is_loaded",
@@ -39,6 +44,15 @@ __all__ = (
 )
 
 API_VERSIONS_KEY: Final = 18
+#: Keys from this one on are extensions of Tidemill; Kafka's are below.
+_FIRST_EXTENSION: Final = 1_000
+# Modules with messages of our own.
+_EXTRA: Final = "tidemill.wire.extra"
+_SHARE_STATE: Final = "tidemill.wire.share_state"
+_TABLES: Final = "tidemill.wire.tables"
+_CLUSTER: Final = "tidemill.wire.cluster"
+_SHARE: Final = "tidemill.wire.share"
+_CURSORS: Final = "tidemill.wire.cursors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +63,20 @@ class Api:
     name: str
     """Kafka's own name, in CamelCase."""
     schema: str
-    """The name of kio's folder; empty for an extension, whose messages are in ``tables`` or ``cluster``."""
+    """The name of kio's folder with its messages; for an extension, the name of their module."""
     min_version: int
     max_version: int
-    extra_versions: frozenset[int] = frozenset()
-    """Versions whose messages are in ``extra``: kio does not have them, or has them wrong."""
+    extra: Mapping[int, str] = field(default_factory=dict, hash=False)
+    """The modules of versions that kio does not have, has wrong, or without fields of our own."""
+    between_nodes: bool = False
+    """Whether nodes of a cluster send it to each other, as clients send it to them."""
+    nodes_only: bool = False
+    """Whether nodes alone send it, to each other; clients are not told of it, and refused."""
+
+    @property
+    def is_extension(self) -> bool:
+        """Whether it is Tidemill's own, and not one of Kafka's."""
+        return self.key >= _FIRST_EXTENSION
 
     @property
     def versions(self) -> range:
@@ -67,11 +90,13 @@ class Api:
 
 #: The key of the one API whose records are handled apart from its other fields.
 PRODUCE: Final = 0
+#: Its ``acks`` of those who wait until all in-sync replicas have the records.
+ACKS_ALL: Final = -1
 
 _ROWS: Final = (
-    Api(0, "Produce", "produce", 3, 13),
+    Api(0, "Produce", "produce", 3, 13, between_nodes=True),
     Api(1, "Fetch", "fetch", 4, 18),
-    Api(2, "ListOffsets", "list_offsets", 1, 11),
+    Api(2, "ListOffsets", "list_offsets", 1, 11, between_nodes=True),
     Api(3, "Metadata", "metadata", 0, 13),
     Api(8, "OffsetCommit", "offset_commit", 2, 10),
     Api(9, "OffsetFetch", "offset_fetch", 1, 10),
@@ -82,17 +107,17 @@ _ROWS: Final = (
     Api(14, "SyncGroup", "sync_group", 0, 5),
     Api(15, "DescribeGroups", "describe_groups", 0, 6),
     Api(16, "ListGroups", "list_groups", 0, 5),
-    Api(API_VERSIONS_KEY, "ApiVersions", "api_versions", 0, 5, frozenset({5})),
+    Api(API_VERSIONS_KEY, "ApiVersions", "api_versions", 0, 5, {5: _EXTRA}),
     Api(19, "CreateTopics", "create_topics", 2, 7),
     Api(20, "DeleteTopics", "delete_topics", 1, 6),
     Api(21, "DeleteRecords", "delete_records", 0, 2),
-    Api(22, "InitProducerId", "init_producer_id", 0, 6),
+    Api(22, "InitProducerId", "init_producer_id", 0, 6, between_nodes=True),
     Api(23, "OffsetForLeaderEpoch", "offset_for_leader_epoch", 2, 4),
-    Api(24, "AddPartitionsToTxn", "add_partitions_to_txn", 0, 5),
+    Api(24, "AddPartitionsToTxn", "add_partitions_to_txn", 0, 5, between_nodes=True),
     Api(25, "AddOffsetsToTxn", "add_offsets_to_txn", 0, 4),
-    Api(26, "EndTxn", "end_txn", 0, 5),
-    Api(27, "WriteTxnMarkers", "write_txn_markers", 1, 2),
-    Api(28, "TxnOffsetCommit", "txn_offset_commit", 0, 6, frozenset({6})),
+    Api(26, "EndTxn", "end_txn", 0, 5, between_nodes=True),
+    Api(27, "WriteTxnMarkers", "write_txn_markers", 1, 2, between_nodes=True),
+    Api(28, "TxnOffsetCommit", "txn_offset_commit", 0, 6, {6: _EXTRA}),
     Api(32, "DescribeConfigs", "describe_configs", 1, 4),
     Api(33, "AlterConfigs", "alter_configs", 0, 2),
     Api(35, "DescribeLogDirs", "describe_log_dirs", 1, 5),
@@ -108,55 +133,73 @@ _ROWS: Final = (
     Api(60, "DescribeCluster", "describe_cluster", 0, 2),
     Api(61, "DescribeProducers", "describe_producers", 0, 0),
     Api(64, "UnregisterBroker", "unregister_broker", 0, 0),
-    Api(65, "DescribeTransactions", "describe_transactions", 0, 0, frozenset({0})),
+    Api(65, "DescribeTransactions", "describe_transactions", 0, 0, {0: _EXTRA}),
     Api(66, "ListTransactions", "list_transactions", 0, 2),
     Api(68, "ConsumerGroupHeartbeat", "consumer_group_heartbeat", 0, 1),
     Api(69, "ConsumerGroupDescribe", "consumer_group_describe", 0, 1),
     Api(74, "ListConfigResources", "list_config_resources", 0, 1),
     Api(75, "DescribeTopicPartitions", "describe_topic_partitions", 0, 0),
-    # Extensions: their messages are in the module ``tables``.
-    Api(1001, "CreateDatabase", "", 0, 0),
-    Api(1002, "DropDatabase", "", 0, 0),
-    Api(1003, "ListDatabases", "", 0, 0),
-    Api(1004, "AlterDatabase", "", 0, 0),
-    Api(1005, "CreateTable", "", 0, 0),
-    Api(1006, "DropTable", "", 0, 0),
-    Api(1007, "DescribeTable", "", 0, 0),
-    Api(1008, "ListTables", "", 0, 0),
-    Api(1009, "AlterTable", "", 0, 0),
-    Api(1010, "CreateTablePartition", "", 0, 0),
-    Api(1011, "DropTablePartition", "", 0, 0),
-    Api(1012, "TableStats", "", 0, 0),
-    Api(1020, "ListSnapshots", "", 0, 0),
-    Api(1021, "CreateSnapshot", "", 0, 0),
-    Api(1022, "AcquireLease", "", 0, 0),
-    Api(1023, "ReleaseLease", "", 0, 0),
-    Api(1024, "ListLeases", "", 0, 0),
-    Api(1060, "LookupKv", "", 0, 0),
-    Api(1061, "ScanKv", "", 0, 0),
-    Api(1062, "PinTable", "", 0, 0),
-    Api(1063, "ReleasePin", "", 0, 0),
-    Api(1064, "SplitBucket", "", 0, 0),
-    Api(1065, "MeasureLog", "", 0, 0),
-    Api(1070, "OpenAttempt", "", 0, 0),
-    Api(1071, "PublishAttempts", "", 0, 0),
-    Api(1072, "AbortAttempts", "", 0, 0),
-    Api(1073, "KeepJob", "", 0, 0),
-    Api(1074, "ListJobs", "", 0, 0),
-    # Extensions: their messages are in the module ``cluster``.
-    Api(1080, "DescribeNodes", "", 0, 0),
-    Api(1081, "DescribeReplicas", "", 0, 0),
-    Api(1082, "ElectReplica", "", 0, 0),
+    Api(76, "ShareGroupHeartbeat", "share_group_heartbeat", 1, 1),
+    Api(77, "ShareGroupDescribe", "share_group_describe", 1, 1),
+    Api(78, "ShareFetch", "share_fetch", 1, 2),
+    Api(79, "ShareAcknowledge", "share_acknowledge", 1, 2),
+    Api(83, "InitializeShareGroupState", "initialize_share_group_state", 0, 0, nodes_only=True),
+    Api(84, "ReadShareGroupState", "read_share_group_state", 0, 0, {0: _SHARE_STATE}, nodes_only=True),
+    Api(85, "WriteShareGroupState", "write_share_group_state", 0, 1, {1: _SHARE_STATE}, nodes_only=True),
+    Api(86, "DeleteShareGroupState", "delete_share_group_state", 0, 0, nodes_only=True),
+    Api(87, "ReadShareGroupStateSummary", "read_share_group_state_summary", 0, 1, nodes_only=True),
+    Api(90, "DescribeShareGroupOffsets", "describe_share_group_offsets", 0, 1),
+    Api(91, "AlterShareGroupOffsets", "alter_share_group_offsets", 0, 0),
+    Api(92, "DeleteShareGroupOffsets", "delete_share_group_offsets", 0, 0),
+    Api(1001, "CreateDatabase", _TABLES, 0, 0),
+    Api(1002, "DropDatabase", _TABLES, 0, 0),
+    Api(1003, "ListDatabases", _TABLES, 0, 0),
+    Api(1004, "AlterDatabase", _TABLES, 0, 0),
+    Api(1005, "CreateTable", _TABLES, 0, 0),
+    Api(1006, "DropTable", _TABLES, 0, 0),
+    Api(1007, "DescribeTable", _TABLES, 0, 0),
+    Api(1008, "ListTables", _TABLES, 0, 0),
+    Api(1009, "AlterTable", _TABLES, 0, 0),
+    Api(1010, "CreateTablePartition", _TABLES, 0, 0),
+    Api(1011, "DropTablePartition", _TABLES, 0, 0),
+    Api(1012, "TableStats", _TABLES, 0, 0),
+    Api(1020, "ListSnapshots", _TABLES, 0, 0),
+    Api(1021, "CreateSnapshot", _TABLES, 0, 0),
+    Api(1022, "AcquireLease", _TABLES, 0, 0),
+    Api(1023, "ReleaseLease", _TABLES, 0, 0),
+    Api(1024, "ListLeases", _TABLES, 0, 0),
+    Api(1060, "LookupKv", _TABLES, 0, 0),
+    Api(1061, "ScanKv", _TABLES, 0, 0),
+    Api(1062, "PinTable", _TABLES, 0, 0),
+    Api(1063, "ReleasePin", _TABLES, 0, 0),
+    Api(1064, "SplitBucket", _TABLES, 0, 0),
+    Api(1065, "MeasureLog", _TABLES, 0, 0),
+    Api(1070, "OpenAttempt", _TABLES, 0, 0),
+    Api(1071, "PublishAttempts", _TABLES, 0, 0),
+    Api(1072, "AbortAttempts", _TABLES, 0, 0),
+    Api(1073, "KeepJob", _TABLES, 0, 0),
+    Api(1074, "ListJobs", _TABLES, 0, 0),
+    Api(1080, "DescribeNodes", _CLUSTER, 0, 0),
+    Api(1081, "DescribeReplicas", _CLUSTER, 0, 0),
+    Api(1082, "ElectReplica", _CLUSTER, 0, 0),
+    Api(1083, "SetNodeTags", _CLUSTER, 0, 0),
+    Api(1090, "ShareSettle", _SHARE, 0, 1),
+    Api(1091, "DescribeShareRecords", _SHARE, 0, 0, between_nodes=True),
+    Api(1100, "FetchRegion", _CURSORS, 0, 0),
+    Api(1101, "TakeCursor", _CURSORS, 0, 0),
+    Api(1102, "CommitCursor", _CURSORS, 0, 0),
+    Api(1103, "KeepCursor", _CURSORS, 0, 0),
+    Api(1104, "ListCursors", _CURSORS, 0, 0, between_nodes=True),
+    Api(1105, "DescribeCursor", _CURSORS, 0, 0),
+    Api(1106, "AlterCursor", _CURSORS, 0, 0),
+    Api(1107, "DeleteCursor", _CURSORS, 0, 0),
 )
 
 APIS: Final[dict[int, Api]] = {api.key: api for api in _ROWS}
 """The served APIs by key, in the order of their keys."""
 APIS_BY_NAME: Final[dict[str, Api]] = {api.name: api for api in _ROWS}
-
-_EXTRA_MODULE: Final = "tidemill.wire.extra"
-_TABLES_MODULE: Final = "tidemill.wire.tables"
-_CLUSTER_MODULE: Final = "tidemill.wire.cluster"
-_CLUSTER_KEYS: Final = range(1080, 1100)
+NODES_ONLY: Final = frozenset(api.key for api in _ROWS if api.nodes_only)
+"""The keys of APIs that clients are not told of."""
 
 
 def find_api(api_key: int) -> Api | None:
@@ -185,7 +228,7 @@ def response_class(api_key: int, api_version: int) -> EntityClass:
 @cache
 def is_flexible(api_key: int, api_version: int) -> bool:
     """Whether the version uses compact lengths and tagged fields (KIP-482)."""
-    if api_key in APIS and not APIS[api_key].schema and is_served(api_key, api_version):
+    if api_key >= _FIRST_EXTENSION and is_served(api_key, api_version):
         return True  # All extensions are; their messages take long to load, and may not be needed.
     return bool(request_class(api_key, api_version).__flexible__)
 
@@ -193,7 +236,7 @@ def is_flexible(api_key: int, api_version: int) -> bool:
 def is_loaded(api_key: int) -> bool:
     """Whether the messages of an API can be read without loading a large module first."""
     api = APIS.get(api_key)
-    return api is None or bool(api.schema) or _TABLES_MODULE in sys.modules
+    return api is None or not api.is_extension or api.schema in sys.modules
 
 
 def request_header_version(api_key: int, api_version: int) -> int:
@@ -211,13 +254,21 @@ def _load(api_key: int, api_version: int, side: str) -> EntityClass:
     if api is None or not api.serves(api_version):
         raise LookupError(f"API key {api_key} version {api_version} is not served: see tidemill.wire.apis")
     module = import_module(_module_name(api, api_version, side))
-    entity: EntityClass = getattr(module, f"{api.name}{side.capitalize()}")
+    name = f"{api.name}{side.capitalize()}"
+    entity: EntityClass = getattr(module, class_name(name, api_version) if api.is_extension else name)
     return entity
 
 
+def class_name(message: str, version: int) -> str:
+    """The name of an extension's message in its module, which has all versions.
+
+    >>> class_name("ShareSettleRequest", 0), class_name("ShareSettleRequest", 1)
+    ('ShareSettleRequest', 'ShareSettleRequestV1')
+    """
+    return f"{message}V{version}" if version else message
+
+
 def _module_name(api: Api, api_version: int, side: str) -> str:
-    if not api.schema:
-        return _CLUSTER_MODULE if api.key in _CLUSTER_KEYS else _TABLES_MODULE
-    if api_version in api.extra_versions:
-        return _EXTRA_MODULE
-    return f"kio.schema.{api.schema}.v{api_version}.{side}"
+    if api.is_extension:
+        return api.schema
+    return api.extra.get(api_version) or f"kio.schema.{api.schema}.v{api_version}.{side}"

@@ -17,6 +17,7 @@ _NODE: Final[Fields] = {
     "machine": "string",
     "state": "string",
     "clock_ahead_ms": "int64",
+    "tags": ["string"],
 }
 _FOLLOWER: Final[Fields] = {
     "node_id": "int32",
@@ -55,6 +56,7 @@ _MESSAGES: Final[dict[str, tuple[Fields, Fields]]] = {
     ),
     "DescribeReplicas": ({"topics": ["string"]}, {"replicas": [_REPLICA]}),
     "ElectReplica": ({"topic": "string", "partition": "int32", "leader": "int32"}, {}),
+    "SetNodeTags": ({"node_id": "int32", "tags": ["string"]}, {}),
 }
 
 globals().update(message_classes(_MESSAGES))

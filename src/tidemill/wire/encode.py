@@ -11,8 +11,8 @@ Rules:
   sequences of mappings for arrays of structs.
 - A missing key stands for the schema's default, else null where null is allowed, else the zero of its type.
   So one body serves all versions: keys that only other versions have are ignored.
-- A key that no version has is a mistake in the program. Looking for it costs time, so it is looked for only
-  by the test suite, through ``set_check``.
+- A key that no version has is a mistake in the program. Looking for it costs time, so only the test suite
+  does (``tests/support/typos.py``).
 - A tagged field is written if its value differs from its default.
 - A value that does not fit raises ValueError or TypeError with the name of its field.
 """
@@ -31,7 +31,7 @@ from tidemill.wire.guard import write_uvarint
 from tidemill.wire.schema import FIXED_FORMATS, MISSING, EntityClass, FieldSpec, fields_of
 from tidemill.wire.values import Writer, array_writer, number_default, primitive_writer, to_number
 
-__all__ = ("encode_entity", "encode_request", "encode_response", "set_check", "value_writer")
+__all__ = ("encode_entity", "encode_request", "encode_response", "value_writer")
 
 Body = Mapping[str, Any]
 _Step = Callable[[Body, bytearray], None]
@@ -40,21 +40,8 @@ _response_start: Final = Struct(">ii")
 _request_start: Final = Struct(">ihhih")
 
 
-class _Checks:
-    """The checks of bodies that are on, for the whole process."""
-
-    body: Callable[[EntityClass, Body], None] | None = None
-
-
-def set_check(check: Callable[[EntityClass, Body], None] | None) -> None:
-    """Have every body checked before it is encoded, in this process; None turns that off."""
-    _Checks.body = check
-
-
 def encode_entity(entity: EntityClass, body: Body, out: bytearray) -> None:
     """Append the bytes of ``body`` as a value of kio's class ``entity``."""
-    if _Checks.body is not None:
-        _Checks.body(entity, body)
     for step in _steps(entity):
         step(body, out)
 

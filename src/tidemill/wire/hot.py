@@ -1,4 +1,4 @@
-"""Produce and Fetch responses, packed by hand because they carry the load.
+"""Produce, Fetch and ShareFetch responses, packed by hand because they carry the load.
 
 Rules:
 
@@ -24,8 +24,10 @@ __all__ = (
     "NodeEndpoint",
     "PartitionResult",
     "RecordBuffer",
+    "SharePartitionData",
     "encode_fetch_response",
     "encode_produce_response",
+    "encode_share_fetch_response",
 )
 
 RecordBuffer = bytes | bytearray | memoryview
@@ -76,6 +78,21 @@ class FetchPartition(NamedTuple):
     """The snapshot to fetch instead, in Kafka's metadata log: (end offset, epoch)."""
 
 
+class SharePartitionData(NamedTuple):
+    """The part of a ShareFetch response for one partition."""
+
+    partition_index: int
+    error_code: int = 0
+    error_message: str | None = None
+    acknowledge_error_code: int = 0
+    acknowledge_error_message: str | None = None
+    current_leader: tuple[int, int] = (-1, -1)
+    """(node id, leader epoch); (-1, -1) if they are not known."""
+    records: Sequence[RecordBuffer] = ()
+    acquired: Sequence[tuple[int, int, int]] = ()
+    """(first offset, last offset, delivery count) of what the member holds from now on."""
+
+
 _PRODUCE_FLEXIBLE: Final = 9
 _PRODUCE_LOG_START: Final = 5
 _PRODUCE_RECORD_ERRORS: Final = 8
@@ -103,6 +120,10 @@ _produce_v9_plain: Final = Struct(">ihqqqBxx").pack
 _fetch_v4: Final = Struct(">ihqq").pack
 _fetch_v5: Final = Struct(">ihqqq").pack
 _fetch_session: Final = Struct(">ihi").pack
+_share_plain: Final = Struct(">ihBhBiix").pack
+_share_error: Final = Struct(">ih").pack
+_leader_struct: Final = Struct(">iix").pack
+_acquired: Final = Struct(">qqhx").pack
 _aborted: Final = Struct(">qq").pack
 _aborted_flexible: Final = Struct(">qqx").pack
 # Tag, size, value and the empty tagged fields of the three tagged structs of a fetched partition.
@@ -206,6 +227,56 @@ def encode_fetch_response(
     frame_bytes = sum(map(len, buffers))
     _frame_start.pack_into(first, 0, frame_bytes - 4, correlation_id)
     return buffers
+
+
+def encode_share_fetch_response(
+    correlation_id: int,
+    error_code: int,
+    error_message: str | None,
+    lock_duration_ms: int,
+    topics: Sequence[tuple[UUID, Sequence[SharePartitionData]]],
+    node_endpoints: Sequence[NodeEndpoint] = (),
+) -> list[RecordBuffer]:
+    """The whole frame of a ShareFetch response as buffers; every version that there is has the same bytes."""
+    buffers: list[RecordBuffer] = []
+    out = first = bytearray(_frame_start.size + 1)
+    out += _int32(0) + _int16(error_code) + _string(error_message, True) + _int32(lock_duration_ms)
+    out += _count(len(topics), flexible=True)
+    for topic_id, partitions in topics:
+        out += topic_id.bytes + _count(len(partitions), flexible=True)
+        for partition in partitions:
+            out += _share_partition(partition)
+            size = sum(map(len, partition.records))
+            out += write_uvarint(size + 1)
+            if size:
+                buffers.append(out)
+                buffers += partition.records
+                out = bytearray()
+            out += _count(len(partition.acquired), flexible=True)
+            out += b"".join([_acquired(*each) for each in partition.acquired])
+            out.append(0)
+        out.append(0)
+    out += _count(len(node_endpoints), flexible=True)
+    for node_id, host, port, rack in node_endpoints:
+        out += _int32(node_id) + _string(host, True) + _int32(port) + _string(rack, True) + b"\0"
+    out.append(0)
+    buffers.append(out)
+    _frame_start.pack_into(first, 0, sum(map(len, buffers)) - 4, correlation_id)
+    return buffers
+
+
+def _share_partition(partition: SharePartitionData) -> bytes:
+    """The bytes of a partition of a ShareFetch response up to its records."""
+    index, error, message, ack_error, ack_message, leader = partition[:6]
+    if message is None and ack_message is None:
+        return _share_plain(index, error, 0, ack_error, 0, *leader)
+    return (
+        _share_error(index, error)
+        + _string(message, True)
+        + _int16(ack_error)
+        + _string(ack_message, True)
+        + _leader_struct(*leader)
+    )
 
 
 def _fetch_partition(version: int, partition: FetchPartition) -> bytes:

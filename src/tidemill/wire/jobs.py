@@ -1,11 +1,13 @@
-"""Names in the messages about jobs: what clients and coordinators must spell alike."""
+"""Names of jobs and cursors in messages: what clients and coordinators must spell alike."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ("JOB_PREFIX", "AttemptId", "job_key")
+__all__ = ("CURSOR_GROUP_PREFIX", "JOB_PREFIX", "AttemptId", "job_key")
 
+CURSOR_GROUP_PREFIX: Final = "__tidemill_cursor:"
+"""What the groups and transactional ids of cursors begin with. The offsets of such a group never expire."""
 JOB_PREFIX: Final = "__tidemill_job:"
 """What the coordinator's own transactional ids begin with. No client starts a producer with such an id."""
 

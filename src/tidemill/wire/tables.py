@@ -203,6 +203,8 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
             "batch_size_bytes": "int32",
             "close": "bool",
             "keep_alive": "bool",
+            "log_offset": Field("int64", tag=0, default=-1),
+            "log_epoch": Field("int32", tag=1, default=-1),
         },
         {
             "scanner_id": "bytes?",
@@ -224,7 +226,14 @@ _MESSAGES: Final[dict[str, tuple[_Fields, _Fields]]] = {
         {
             "pin_id": "string",
             "expires_in_ms": "int64",
-            "buckets": [_BUCKET | {"leader_epoch": "int32", "log_offset": "int64"}],
+            "buckets": [
+                _BUCKET
+                | {
+                    "leader_epoch": "int32",
+                    "log_offset": "int64",
+                    "log_epoch": Field("int32", tag=0, default=-1),
+                }
+            ],
         },
     ),
     "ReleasePin": ({"pin_id": "string", "keep_alive": "bool"}, {}),

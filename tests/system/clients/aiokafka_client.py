@@ -17,6 +17,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from system.clients.exchange import EXCHANGE_SECONDS, PAUSE_SECONDS, Told
 from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve
 
 DEADLINE_SECONDS = 30.0
@@ -500,6 +501,59 @@ async def the_cluster_is_described(topic: str) -> None:
         assert f"{broker['host']}:{broker['port']}" == BOOTSTRAP
         assert described["controller_id"] == 1
         assert topic in await client.list_topics()
+
+
+# --- over changes of a cluster
+
+
+class AiokafkaExchange:
+    """A producer and a consumer that live as long as the process."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self._topic, self._told = topic, Told(partitions)
+        self._places = [TopicPartition(topic, partition) for partition in range(partitions)]
+        settings = {
+            "bootstrap_servers": BOOTSTRAP,
+            "request_timeout_ms": 10_000,
+            "metadata_max_age_ms": 1_000,
+        }
+        self._producer = AIOKafkaProducer(**settings, enable_idempotence=True)
+        self._consumer = AIOKafkaConsumer(**settings, enable_auto_commit=False, auto_offset_reset="none")
+
+    async def start(self) -> None:
+        await self._producer.start()
+        await self._consumer.start()
+        self._consumer.assign(self._places)
+        for place in self._places:
+            self._consumer.seek(place, 0)
+
+    async def run(self, count: int) -> None:
+        sent = []
+        for _ in range(count):
+            partition, value = self._told.next()
+            sent.append(await self._producer.send(self._topic, value.encode(), partition=partition))
+            await asyncio.sleep(PAUSE_SECONDS)
+        async with asyncio.timeout(EXCHANGE_SECONDS):
+            await asyncio.gather(*sent)
+            while not self._told.is_complete:
+                found = await self._consumer.getmany(timeout_ms=100)
+                for records in found.values():
+                    for each in records:
+                        self._told.read(each.partition, each.value.decode())
+
+
+_exchanges: list[AiokafkaExchange] = []
+
+
+@scenario
+async def start_exchange(topic: str, partitions: int) -> None:
+    _exchanges.append(AiokafkaExchange(topic, partitions))
+    await _exchanges[-1].start()
+
+
+@scenario
+async def exchange(count: int) -> None:
+    await _exchanges[-1].run(count)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from system.clients.exchange import EXCHANGE_SECONDS, Exchange, serve_exchange
 from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve, until
 
 DEADLINE_SECONDS = 30.0
@@ -710,6 +711,43 @@ def delete_topic(topic: str) -> None:
 def groups() -> list[str]:
     listing = admin().list_consumer_groups(request_timeout=DEADLINE_SECONDS).result()
     return sorted(one.group_id for one in listing.valid)
+
+
+# --- over changes of a cluster
+
+
+class ConfluentExchange(Exchange):
+    """A producer and a consumer that live as long as the process."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        super().__init__(partitions)
+        self._topic = topic
+        settings = BASE | {"socket.timeout.ms": 6_000, "topic.metadata.refresh.interval.ms": 1_000}
+        self._producer = Producer(settings | {"enable.idempotence": True, "linger.ms": 0})
+        self._consumer = Consumer(
+            settings | {"group.id": "none", "enable.auto.commit": False, "auto.offset.reset": "error"}
+        )
+        self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+        self._failures: list[str] = []
+
+    def _reported(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failures.append(error.name())
+
+    def send(self, partition: int, value: str) -> None:
+        self._producer.produce(self._topic, value, partition=partition, on_delivery=self._reported)
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        assert self._producer.flush(EXCHANGE_SECONDS) == 0, "records are still waiting"
+        assert self._failures == []
+
+    def poll(self) -> list[tuple[int, str]]:
+        found = self._consumer.consume(1_000, timeout=0.1)
+        return [(each.partition(), each.value().decode()) for each in found if each.error() is None]
+
+
+serve_exchange(ConfluentExchange)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.errors import KafkaError, NoError
 from kafka.structs import OffsetAndMetadata
 
+from system.clients.exchange import EXCHANGE_SECONDS, Exchange, serve_exchange
 from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve, until
 
 DEADLINE_SECONDS = 30.0
@@ -566,6 +567,53 @@ def log_directories_show_the_size_of_partitions(topic: str) -> None:
     (described,) = directory["topics"]
     (partition,) = described["partitions"]
     assert partition["partition_size"] >= 1_000
+
+
+# --- over changes of a cluster
+
+
+class KafkaPythonExchange(Exchange):
+    """A producer and a consumer that live as long as the process."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        super().__init__(partitions)
+        self._topic = topic
+        settings = {
+            "bootstrap_servers": BOOTSTRAP,
+            "request_timeout_ms": 10_000,
+            "metadata_max_age_ms": 1_000,
+        }
+        self._producer = KafkaProducer(
+            **settings,
+            enable_idempotence=True,
+            delivery_timeout_ms=int(1_000 * EXCHANGE_SECONDS),
+            max_block_ms=int(1_000 * EXCHANGE_SECONDS),
+        )
+        self._consumer = KafkaConsumer(**settings, enable_auto_commit=False, auto_offset_reset="none")
+        self._consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
+        for partition in range(partitions):
+            self._consumer.seek(TopicPartition(topic, partition), 0)
+        self._sent: list[Any] = []
+
+    def send(self, partition: int, value: str) -> None:
+        self._sent.append(self._producer.send(self._topic, value.encode(), partition=partition))
+
+    def flush(self) -> None:
+        for each in self._sent:
+            each.get(EXCHANGE_SECONDS)
+        self._sent.clear()
+
+    def poll(self) -> list[tuple[int, str]]:
+        try:
+            found = self._consumer.poll(100)
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            return []
+        return [(each.partition, each.value.decode()) for records in found.values() for each in records]
+
+
+serve_exchange(KafkaPythonExchange)
 
 
 if __name__ == "__main__":

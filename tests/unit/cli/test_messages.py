@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 import tidemill
 from tidemill.cli.app import app
 from tidemill.embedded.node import EmbeddedNode
+from tidemill.log.notes.repaired import REPAIRED_NAME
+from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
 
 DEADLINE_SECONDS = 60
 
@@ -225,3 +228,26 @@ def test_a_repair_that_is_refused_does_not_ask_for_the_execute_option(tmp_path: 
     assert "give up what was in it with --accept-loss\nnothing was changed\n" in out
     out, _ = run(*asked, "--accept-loss")
     assert "nothing was changed; add --execute to do it" in out
+
+
+def test_a_repair_of_a_replica_of_a_cluster_says_what_becomes_of_it(tmp_path: Path) -> None:
+    with tidemill.open(tmp_path) as node:
+        node.create_table("shop.gone", "id bigint").append({"id": 1})
+    (directory,) = tmp_path.glob("logs/shop.gone/*-0")
+    shutil.rmtree(directory)
+    asked = ("log", "repair", "shop.gone:0", "--data", str(tmp_path), "--accept-loss", "--execute")
+    identity = DirectoryIdentity(cluster_id="c", directory_id=UUID(int=1), node_name="n1")
+    DataDirectory(tmp_path).write_identity(identity)
+    out, _ = run(*asked)
+    assert "copied anew from its leader" in out
+    assert (directory / REPAIRED_NAME).exists()
+
+
+def test_a_repair_of_a_node_that_is_alone_leaves_no_mark(tmp_path: Path) -> None:
+    with tidemill.open(tmp_path) as node:
+        node.create_table("shop.gone", "id bigint").append({"id": 1})
+    (directory,) = tmp_path.glob("logs/shop.gone/*-0")
+    shutil.rmtree(directory)
+    out, _ = run("log", "repair", "shop.gone:0", "--data", str(tmp_path), "--accept-loss", "--execute")
+    assert "cluster" not in out
+    assert not (directory / REPAIRED_NAME).exists()

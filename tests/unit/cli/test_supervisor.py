@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
+
+from tidemill.cli.supervisor import revoker
+from tidemill.config.settings import Settings
+from tidemill.server.cluster import etcd
 
 _SRC = Path(__file__).parents[3] / "src"
 _PROGRAM = """
@@ -87,3 +96,45 @@ def test_telling_a_supervisor_that_is_gone_is_no_error() -> None:
         assert parent.stdout.readline() == "up\n"
         parent.kill()
         assert parent.stdout.readline() == "on\n"
+
+
+class _Gateway(socketserver.StreamRequestHandler):
+    """An etcd that knows one path, and one lease."""
+
+    def handle(self) -> None:
+        request, length = self.rfile.readline(), 0
+        while (line := self.rfile.readline()) not in (b"\r\n", b""):
+            if line.startswith(b"Content-Length: "):
+                length = int(line.split()[1])
+        is_known = request.startswith(b"POST /v3/lease/revoke ") and json.loads(self.rfile.read(length)) == {
+            "ID": "77"
+        }
+        self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n{}" if is_known else b"HTTP/1.0 404 Not Found\r\n\r\n")
+
+
+@pytest.mark.parametrize(("lease_id", "is_revoked"), [(77, True), (78, False)])
+def test_a_lease_is_revoked_by_http_at_the_first_endpoint_that_does_it(
+    lease_id: int, is_revoked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_grpc: list[int] = []
+    store = SimpleNamespace(revoke=AsyncMock(side_effect=by_grpc.append), close=AsyncMock())
+    monkeypatch.setattr(etcd, "open_etcd", lambda settings: store)
+    with socketserver.TCPServer(("127.0.0.1", 0), _Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # Nobody listens at the first, whose port needs a privileged process.
+        cluster = f"etcd://127.0.0.1:1,127.0.0.1:{server.server_address[1]}"
+        revoker(Settings(cluster=cluster))(lease_id)
+        server.shutdown()
+    assert by_grpc == ([] if is_revoked else [lease_id])
+
+
+def test_an_etcd_with_a_password_is_not_asked_by_http(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    by_grpc: list[int] = []
+    store = SimpleNamespace(revoke=AsyncMock(side_effect=by_grpc.append), close=AsyncMock())
+    monkeypatch.setattr(etcd, "open_etcd", lambda settings: store)
+    password = tmp_path / "password"
+    password.write_text("x")
+    revoker(Settings(cluster="etcd://127.0.0.1:1", etcd_user="u", etcd_password_file=password))(5)
+    assert by_grpc == [5]

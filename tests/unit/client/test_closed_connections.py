@@ -52,15 +52,21 @@ def public_methods(kind: type) -> set[str]:
 #: A call of every method that asks a server. What is made without asking is used, too.
 DATABASE_CALLS: dict[str, Callable[[Any], Any]] = {
     "alter_database": lambda db: db.alter_database("shop", comment="x"),
+    "configure_share": lambda db: db.configure_share("group", lock=20),
     "create_database": lambda db: db.create_database("other"),
     "create_table": lambda db: db.create_table("shop.other", "id bigint"),
+    "cursor": lambda db: db.cursor(None, "topic"),
     "databases": lambda db: db.databases(),
     "drop_database": lambda db: db.drop_database("shop"),
     "drop_table": lambda db: db.drop_table("shop.orders"),
     "leases": lambda db: db.leases(),
+    "produce": lambda db: db.produce("topic", "value"),
+    "produce_many": lambda db: db.produce_many("topic", ["value"]),
     "release_lease": lambda db: db.release_lease("x"),
+    "share": lambda db: db.share("group", "topic").next(),
     "table": lambda db: db.table("shop.orders"),
     "tables": lambda db: db.tables(),
+    "worker": lambda db: db.worker("group", "topic", print).start(),
 }
 TABLE_CALLS: dict[str, Callable[[Any], Any]] = {
     "alter": lambda table: table.alter(comment="x"),

@@ -17,13 +17,21 @@ import pytest
 import tidemill
 from tidemill.client import sync_client, sync_table
 from tidemill.client.async_client import AsyncTidemill
+from tidemill.client.cursors.checkpoints.transaction import AsyncCursorTransaction
+from tidemill.client.cursors.cursor import AsyncCursor
+from tidemill.client.cursors.sync_cursor import Cursor, CursorTransaction
+from tidemill.client.share.consumer import AsyncShare
+from tidemill.client.share.transaction import AsyncShareTransaction
 from tidemill.client.sync_client import Tidemill
+from tidemill.client.sync_share import Share, ShareTransaction
 from tidemill.client.sync_table import BucketScanner, Follow, Scan, Table, TableLease
+from tidemill.client.sync_worker import Worker
 from tidemill.client.tables.bucket_scanner import AsyncBucketScanner
 from tidemill.client.tables.follow import AsyncFollow
 from tidemill.client.tables.lease import AsyncLease
 from tidemill.client.tables.table import AsyncTable
 from tidemill.client.tables.table_scan import AsyncScan
+from tidemill.client.workers.worker import AsyncWorker
 from tidemill.embedded import node as embedded
 
 ROOT = Path(__file__).parents[3]
@@ -33,12 +41,23 @@ TWINS = (
     (Tidemill, AsyncTidemill),
     (Table, AsyncTable),
     (Scan, AsyncScan),
+    (Share, AsyncShare),
+    (Worker, AsyncWorker),
     (TableLease, AsyncLease),
     (Follow, AsyncFollow),
     (BucketScanner, AsyncBucketScanner),
+    (Cursor, AsyncCursor),
+    (CursorTransaction, AsyncCursorTransaction),
+    (ShareTransaction, AsyncShareTransaction),
 )
 #: What the parts of the async client ask each other for.
 INNER_NAMES = {
+    "begin",
+    "confirm",
+    "go_to",
+    "go_to_stored",
+    "plan_commit",
+    "store",
     "committed_ends",
     "held_by",
     "pin",
@@ -47,6 +66,30 @@ INNER_NAMES = {
     "starts",
     "topic_of",
     "topic_partitions",
+}
+#: What links, workers and records ask of a share consumer.
+SHARE_INNER_NAMES = {
+    "check_held",
+    "ended_in_transaction",
+    "failed",
+    "fetched",
+    "give_back",
+    "hand_over",
+    "holds_of",
+    "has_no_more",
+    "is_drained",
+    "leave_locked",
+    "lost",
+    "moved",
+    "records",
+    "renew",
+    "settle",
+    "settled",
+    "take_blocking",
+    "took",
+    "until_failed",
+    "wake_threads",
+    "wanted",
 }
 
 
@@ -106,6 +149,9 @@ def public_names(kind: type) -> set[str]:
         (Table, AsyncTable, {"definition"}, INNER_NAMES),
         # A stream of batches for whoever reads Arrow cannot be awaited.
         (Scan, AsyncScan, {"to_reader"}, {"batches"}),
+        (Share, AsyncShare, set(), SHARE_INNER_NAMES),
+        # The blocking one begins and measures through these.
+        (Worker, AsyncWorker, {"name", "topic"}, {"begin", "engine"}),
         (TableLease, AsyncLease, set(), set()),
         (Follow, AsyncFollow, set(), {"batches"}),
         (BucketScanner, AsyncBucketScanner, {"state", "log_offset", "next_key"}, set()),

@@ -132,6 +132,38 @@ def test_what_a_handler_raises_is_answered_with_its_code(caplog: pytest.LogCaptu
     assert "KafkaRequest of node 1 failed" in logged[0].message
 
 
+def test_a_quick_handler_answers_in_the_turn_of_its_request_or_leaves_it_to_the_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(network: SimNetwork) -> None:
+        log: list[Any] = []
+
+        def quick(peer: PeerInfo, request: ProbeRequest) -> ProbeResponse | None:
+            if request.target == 1:
+                raise ApiError(ErrorCode.not_controller, "ask node 3")
+            if request.target == 2:
+                raise ZeroDivisionError("a bug")
+            return ProbeResponse(request.header.answer()) if request.target == 3 else None
+
+        handlers = handlers_of(network, log)
+        two = await ClusterNode(network, 2, handlers=handlers, quick_handlers={ProbeRequest: quick}).start()
+        raw = await RawPeer.proven(network, two.address)
+        raw.send(ProbeRequest(header(4), 4))
+        for target in (1, 2, 3):
+            raw.send(ProbeRequest(header(target), target))
+        raw.send(ProbeRequest(header(5, version=9), 3))
+        assert await code_of(raw) == (1, ClusterErrorCode.NOT_CONTROLLER)
+        assert await code_of(raw) == (2, ClusterErrorCode.UNKNOWN)
+        assert await answer_to(raw) == ProbeResponse(ResponseHeader(3))
+        assert await code_of(raw) == (5, ClusterErrorCode.UNSUPPORTED_VERSION)
+        assert await answer_to(raw) == ProbeResponse(ResponseHeader(4))
+        assert log == [("start", 4), ("end", 4)], "only what it left"
+        assert two.listener.bytes.used_bytes == 0
+
+    virtually(story)
+    assert "ProbeRequest of node 1 failed" in caplog.text
+
+
 @pytest.mark.parametrize("result", [object(), "x" * 17_000_000])
 def test_an_answer_that_cannot_be_sent_is_an_error(result: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def story(network: SimNetwork) -> None:
@@ -199,7 +231,7 @@ def test_the_requests_of_a_connection_end_with_it() -> None:
         await asyncio.sleep(1)
         assert log == [("start", 60_000), ("cancelled", 60_000)]
         assert two.listener.bytes.used_bytes == 0
-        assert two.listener.open_connections == 0
+        assert len(two.listener._connections) == 0
 
     virtually(story)
 
@@ -263,7 +295,7 @@ def test_a_wrong_secret_is_logged_once_and_its_connection_closed(caplog: pytest.
             raw.send(guess.prove(header(2), await answer_to(raw)))
             assert await code_of(raw) == (2, ClusterErrorCode.WRONG_SECRET)
             assert await raw.frame() == b""
-        assert two.listener.open_connections == 0
+        assert len(two.listener._connections) == 0
 
     virtually(story)
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -400,7 +432,7 @@ def test_a_node_that_reads_no_answers_is_read_no_more_and_closed_in_the_end() ->
         other.send(HeartbeatRequest(header(source=3), []))
         assert isinstance(await answer_to(other), HeartbeatResponse)
         await asyncio.sleep(31)
-        assert two.listener.open_connections == 1
+        assert len(two.listener._connections) == 1
         assert two.listener.bytes.used_bytes == 0
 
     virtually(story)
@@ -495,7 +527,7 @@ def test_anything_that_is_sent_is_answered_or_ends_the_connection(
             for frame in raw.frames:
                 decode_response(memoryview(frame))
             assert two.listener.bytes.used_bytes == 0
-            assert two.listener.open_connections == 0
+            assert len(two.listener._connections) == 0
         raw = await RawPeer.proven(network, two.address)
         raw.send(HeartbeatRequest(header(), []))
         assert isinstance(await answer_to(raw), HeartbeatResponse)

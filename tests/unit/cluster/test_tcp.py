@@ -129,7 +129,7 @@ def test_nodes_ask_each_other_over_sockets(
             )
             assert [bytes(each.records) for each in fetched.partitions] == RECORDS
             assert echoed.frame == frame
-            assert pair.listener.open_connections == 2
+            assert len(pair.listener._connections) == 2
         assert pair.listener.bytes.used_bytes == 0
 
     run(story, new_loop)

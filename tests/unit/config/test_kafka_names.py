@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tidemill.config.kafka_names import BROKER_CONFIGS, BROKER_CONFIGS_OF_TOPICS, GROUP_CONFIGS
+from tidemill.config.kafka_names import BROKER_CONFIGS, BROKER_CONFIGS_OF_TOPICS
 from tidemill.config.settings import SETTINGS
 from tidemill.config.topic_keys import TOPIC_KEYS
 
 
 def test_every_name_stands_for_something_that_can_be_set() -> None:
-    assert {each.setting for each in (*BROKER_CONFIGS, *GROUP_CONFIGS)} <= {info.name for info in SETTINGS}
+    assert {each.setting for each in BROKER_CONFIGS} <= {info.name for info in SETTINGS}
     assert set(BROKER_CONFIGS_OF_TOPICS.values()) <= set(TOPIC_KEYS)
     assert all(TOPIC_KEYS[key].effective for key in BROKER_CONFIGS_OF_TOPICS.values())
 

@@ -28,9 +28,12 @@ def test_every_effective_key_changes_a_field() -> None:
     other = {
         "cleanup.policy": "compact",
         "compression.type": "zstd",
+        "follower.replication.throttled.replicas": "0:1,0:2",
+        "leader.replication.throttled.replicas": "*",
         "message.timestamp.type": "LogAppendTime",
         "min.cleanable.dirty.ratio": "0.25",
         "internal.segment.bytes": "1000",
+        "tidemill.retention.waits.for.cursors": "true",
     }
     changed = set()
     for key in TOPIC_KEYS.values():
@@ -112,6 +115,7 @@ def test_only_a_compacted_topic_rolls_for_its_compaction_lag() -> None:
         ("retention.ms", "9" * 5000, "a 64-bit integer"),
         ("max.message.bytes", str(2**31), "a 32-bit integer"),
         ("max.message.bytes", str(11 * 1024 * 1024 + 1), "from 0 to 11534336"),
+        ("index.interval.bytes", str(64 * 1024 + 1), "from 0 to 65536"),
         ("segment.bytes", "1048575", "at least 1048576"),
         ("min.cleanable.dirty.ratio", "1.01", "from 0 to 1"),
         ("min.cleanable.dirty.ratio", "nan", "a number"),
@@ -135,8 +139,10 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(name: str, value: str, a
 
 
 def test_a_larger_number_that_an_older_release_stored_counts_as_the_largest() -> None:
-    stored = {"max.message.bytes": "90000000"}
-    assert TopicConfig.from_overrides(stored).max_message_bytes == 11 * 1024 * 1024
+    stored = {"max.message.bytes": "90000000", "index.interval.bytes": str(2**31 - 1)}
+    config = TopicConfig.from_overrides(stored)
+    assert config.max_message_bytes == 11 * 1024 * 1024
+    assert config.index_interval_bytes == 64 * 1024
     altered = apply_changes(stored, [("retention.ms", 0, "5")])
     assert altered == stored | {"retention.ms": "5"}, "other configs can be changed"
     with pytest.raises(ApiError, match=r"max\.message\.bytes"):

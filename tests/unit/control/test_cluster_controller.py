@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from support.control_world import register
+from support.memory_store import MemoryStore
 from support.store_proxy import StoreProxy
 from support.virtual_loop import run_virtual
 from tidemill.control.cluster_controller import ClusterController
@@ -27,7 +28,7 @@ from tidemill.control.commands import (
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataImage, PartitionImage
 from tidemill.control.session import Session
-from tidemill.control.stores.memory import MemoryStore
+from tidemill.control.stores.store import OutcomeUnknown
 from tidemill.errors import ApiError, ErrorCode
 
 
@@ -264,6 +265,49 @@ def test_proposals_are_committed_and_what_follows_from_them_is_done() -> None:
             assert cluster.nodes[1].controller.image.deleted_topics
             await role.submit(ForgetDeleted(topic_id=UUID(int=77), node_id=node_id))
         assert not cluster.nodes[1].controller.image.deleted_topics
+
+    story(tell)
+
+
+def test_proposals_that_come_while_one_is_committed_are_committed_together_each_with_its_own_result() -> None:
+    async def tell(cluster: Cluster) -> None:
+        await cluster.start(1, 2)
+        await cluster.nodes[1].controller.submit(
+            CreateTopic(name="t", topic_id=UUID(int=77), assignments=((1, 2),) * 100, configs={})
+        )
+        await asyncio.sleep(1)
+        node = cluster.nodes[1]
+        before = node.proxy.commits
+        resignations = [
+            node.role.submit(Resign(topic_id=UUID(int=77), index=index, node_id=1, leader_epoch=0))
+            for index in range(101)
+        ]
+        *resigned, refused = await asyncio.gather(*resignations, return_exceptions=True)
+        assert {each.leader for each in resigned if not isinstance(each, BaseException)} == {2}
+        assert isinstance(refused, ApiError), "there are 100 partitions"
+        assert node.proxy.commits - before <= 3
+
+    story(tell)
+
+
+def test_a_controller_that_stops_leaves_nobody_waiting_for_a_proposal() -> None:
+    async def tell(cluster: Cluster) -> None:
+        await cluster.start(1, 2)
+        await create(cluster.nodes[1], 1, 2)
+        node = cluster.nodes[1]
+        node.proxy.hang()
+        resign = Resign(topic_id=UUID(int=77), index=0, node_id=1, leader_epoch=0)
+        first = asyncio.create_task(node.role.submit(resign))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(node.role.submit(resign))
+        await asyncio.sleep(0.1)
+        stopping = asyncio.create_task(node.role.stop())
+        one, other = await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), 5)
+        assert isinstance(one, OutcomeUnknown)
+        assert isinstance(other, ApiError)
+        assert other.code is ErrorCode.not_controller
+        node.proxy.go_on()
+        await stopping
 
     story(tell)
 

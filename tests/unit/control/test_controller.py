@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from support.memory_store import MemoryStore
 from tidemill.control.commands import (
     AllocateProducerIds,
     BumpLeaderEpochs,
@@ -20,7 +21,6 @@ from tidemill.control.commands import (
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataDelta, MetadataImage
 from tidemill.control.placement import ControlLimits
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.control.stores.sqlite import SqliteStore
 from tidemill.control.stores.store import Put, StoreClosed, Txn
 from tidemill.errors import ApiError, DiskFull, ErrorCode, MetadataConflict, StorageError

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from support.control_world import LIMITS, TOPIC_ID, World, directory, register
+from support.control_world import LIMITS, TOPIC_ID, World, directory, duties_of, register
 from tidemill.control.commands import (
     PROPOSALS,
     AdmitNode,
@@ -28,10 +28,10 @@ from tidemill.control.commands import (
     SettlePartitions,
     SetTopicConfigs,
 )
-from tidemill.control.duties import duties
 from tidemill.control.image import MetadataDelta, MetadataImage, PartitionImage, TopicPartition
 from tidemill.control.planning import plan
 from tidemill.control.records import CONTROLLER_KEY, ControllerRecord
+from tidemill.control.stores.store import LOST_METADATA
 from tidemill.errors import ApiError, ErrorCode
 
 
@@ -72,10 +72,10 @@ def test_a_node_is_live_when_its_session_is_admitted_and_only_as_that_incarnatio
     world = World()
     world.do(register(1, 5))
     assert not world.image.live(1)
-    assert duties(world.image) == []
+    assert duties_of(world.image) == []
     world.begin_session(1, UUID(int=5))
     assert not world.image.live(1)
-    assert duties(world.image) == [AdmitNode(node_id=1, incarnation=UUID(int=5))]
+    assert duties_of(world.image) == [AdmitNode(node_id=1, incarnation=UUID(int=5))]
     world.settle()
     assert world.image.live(1)
     assert world.image.live_nodes == {1}
@@ -97,7 +97,7 @@ def test_on_one_node_every_registered_node_is_live() -> None:
 
 def test_an_incarnation_that_is_gone_is_not_admitted() -> None:
     world = World(1)
-    (admit,) = duties(_restarted(world))
+    (admit,) = duties_of(_restarted(world))
     world.end_session(1)
     assert refusal(world, admit)[0] is ErrorCode.stale_broker_epoch
 
@@ -213,7 +213,7 @@ def test_a_new_incarnation_leads_again_only_at_a_higher_epoch_also_as_the_last_m
     world.create(1)
     world.end_session(1)
     world.start(1, clean_of=world.image.nodes[1].incarnation)
-    world.do(duties(world.image)[0])
+    world.do(duties_of(world.image)[0])
     assert (world.partition().leader, world.partition().leader_epoch) == (-1, 1)
     assert not world.image.live(1)
     world.settle()
@@ -259,7 +259,7 @@ def test_unclean_nodes_are_admitted_one_at_a_time_after_the_clean_ones(world: Wo
     world.start(1)
     world.start(2)
     world.start(3, clean_of=world.image.nodes[3].incarnation)
-    assert [each for each in duties(world.image) if isinstance(each, AdmitNode)] == [
+    assert [each for each in duties_of(world.image) if isinstance(each, AdmitNode)] == [
         AdmitNode(node_id=3, incarnation=world.image.nodes[3].incarnation)
     ]
     world.settle()
@@ -351,8 +351,37 @@ def test_a_copied_directory_is_refused_while_the_node_that_has_it_runs(world: Wo
 def test_a_node_that_has_seen_more_than_the_store_has_is_refused(world: World) -> None:
     world.end_session(3)
     ahead = register(3, 99, seen_revision=world.image.revision + 1)
-    assert refusal(world, ahead)[0] is ErrorCode.inconsistent_cluster_id
+    code, message = refusal(world, ahead)
+    assert code is ErrorCode.inconsistent_cluster_id
+    assert LOST_METADATA in message, "the same words as everywhere, which lose no data"
     world.do(register(3, 99, seen_revision=world.image.revision))
+
+
+def test_a_directory_that_does_not_know_the_last_registration_is_refused_unless_an_operator_says_so(
+    world: World,
+) -> None:
+    world.create(3, name="alone")
+    world.end_session(3)
+    old = (UUID(int=2), UUID(int=1))
+    code, message = refusal(world, register(3, 99, known_as=old))
+    assert code is ErrorCode.duplicate_broker_registration
+    assert "restored" in message
+    assert "--replace-directory" in message
+    world.start(3, known_as=old, replace_directory=True)
+    world.settle()
+    placed = world.partition(name="alone")
+    assert (placed.isr, placed.elr, placed.leader) == ((), (), -1), "what it has may not be all"
+
+
+def test_a_directory_that_knows_the_last_registration_or_is_of_an_older_release_is_taken(
+    world: World,
+) -> None:
+    last = world.image.nodes[3].incarnation
+    world.end_session(3)
+    world.do(register(3, 99, known_as=(UUID(int=98), last)))
+    world.do(register(3, 100, known_as=(UUID(int=99), UUID(int=100))))
+    world.do(register(3, 101))
+    assert not world.image.nodes[3].new_directory
 
 
 def test_registering_the_same_incarnation_again_changes_nothing(world: World) -> None:
@@ -378,6 +407,16 @@ def test_a_proposal_whose_result_is_in_place_is_done(world: World) -> None:
     before = world.image
     assert world.do(proposal).partition_epoch == 1
     assert world.image is before
+
+
+def test_a_proposal_of_the_present_set_ends_an_older_one_whose_outcome_nobody_knows(world: World) -> None:
+    world.do(alter(world, 1, 2))
+    older = alter(world, 1, 2, 3)
+    before = world.partition()
+    after = world.do(alter(world, 1, 2))
+    assert after.isr == before.isr
+    assert after.partition_epoch == before.partition_epoch + 1, "the leader hears of it, as of any change"
+    assert refusal(world, older)[0] is ErrorCode.invalid_update_version
 
 
 def test_proposals_that_are_refused(world: World) -> None:
@@ -407,11 +446,11 @@ def test_what_decides_about_a_new_member_guards_the_change(world: World) -> None
     assert {"nodes/3", "alive/3"} < planned.guards.keys()
     world.end_session(3)
     world.start(3)
-    (admit,) = (each for each in duties(world.image) if isinstance(each, AdmitNode))
+    (admit,) = (each for each in duties_of(world.image) if isinstance(each, AdmitNode))
     assert {"nodes/3", "alive/3", "admitted/3"} == plan(world.image, admit, LIMITS).guards.keys()
 
 
-def resign(world: World, *, unfit: bool = False) -> PartitionImage:
+def resign(world: World, *, unfit: bool = False, failed: bool = False) -> PartitionImage:
     partition = world.partition()
     return world.do(
         Resign(
@@ -420,6 +459,7 @@ def resign(world: World, *, unfit: bool = False) -> PartitionImage:
             node_id=partition.leader,
             leader_epoch=partition.leader_epoch,
             unfit=unfit,
+            failed=failed,
         )
     )
 
@@ -436,13 +476,27 @@ def test_a_leader_that_resigns_is_followed_by_another_member_or_stays(world: Wor
     assert resign(world).leader == 2
 
 
+def test_an_unfit_leader_leaves_the_in_sync_set_when_another_one_leads(world: World) -> None:
+    after = resign(world, unfit=True)
+    assert (after.leader, after.isr, after.elr, after.unfit) == (2, (2, 3), (), (1,))
+
+
+@pytest.mark.parametrize(("failed", "elr"), [(False, (1,)), (True, ())])
+def test_an_unfit_leader_is_eligible_below_the_minimum_unless_its_storage_has_failed(
+    world: World, failed: bool, elr: tuple[int, ...]
+) -> None:
+    world.do(alter(world, 1, 2))
+    after = resign(world, unfit=True, failed=failed)
+    assert (after.leader, after.isr, after.elr) == (2, (2,), elr)
+
+
 def test_an_unfit_leader_does_not_lead_again_until_it_restarts_joins_anew_or_says_so(world: World) -> None:
-    assert resign(world, unfit=True).leader == 2
-    assert resign(world).leader == 3
     world.end_session(2, 3)
     world.settle()
+    resign(world, unfit=True)
+    world.settle()
     stuck = world.partition()
-    assert (stuck.leader, stuck.unfit, stuck.isr) == (-1, (1,), (1, 2, 3))
+    assert (stuck.leader, stuck.unfit, stuck.isr) == (-1, (1,), (1,))
     fit = world.do(DeclareFit(topic_id=TOPIC_ID, index=0, node_id=1))
     assert fit.unfit == ()
     world.settle()
@@ -606,7 +660,7 @@ def test_a_deleted_topic_is_remembered_until_every_node_has_removed_its_files(wo
     for node_id in (1, 3, 3):
         world.do(ForgetDeleted(topic_id=TOPIC_ID, node_id=node_id))
     assert world.image.deleted_topics[TOPIC_ID].nodes == (2,)
-    assert duties(world.image) == []
+    assert duties_of(world.image) == []
     world.end_session(2)
     world.do(RemoveNode(node_id=2))
     world.settle()
@@ -696,7 +750,7 @@ def test_a_chunk_of_a_thousand_partitions_is_settled_in_one_short_step() -> None
     world = World(3)
     world.create(1, 2, 3, partitions=2_500)
     world.end_session(1)
-    found = duties(world.image)
+    found = duties_of(world.image)
     assert [(each.chunk, type(each)) for each in found if isinstance(each, SettlePartitions)] == [
         (0, SettlePartitions),
         (1, SettlePartitions),
@@ -704,7 +758,7 @@ def test_a_chunk_of_a_thousand_partitions_is_settled_in_one_short_step() -> None
     ]
     assert [world.do(command) for command in found] == [1_000, 1_000, 500]
     assert all(each.leader == 2 for each in world.image.topics["t"].partitions)
-    assert duties(world.image) == []
+    assert duties_of(world.image) == []
 
 
 def test_commands_can_be_sent_and_read_again() -> None:

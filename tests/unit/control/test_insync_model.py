@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from support.control_world import World, directory, register
+from support.control_world import World, directory, duties_of, register
 from tidemill.control import duties as duties_module
 from tidemill.control import insync, node_planning, partition_planning
 from tidemill.control.commands import (
@@ -31,7 +31,6 @@ from tidemill.control.commands import (
     Resign,
     SetTopicConfigs,
 )
-from tidemill.control.duties import duties
 from tidemill.control.image import PartitionImage
 from tidemill.errors import ApiError, ErrorCode
 
@@ -176,10 +175,15 @@ class Model:
         if self._leads(leader):
             epoch = self.views[leader][0].leader_epoch
             topic_id = self.world.image.topics["t"].id
-            unfit = choice % 8 == 1
-            self.do(
-                Resign(topic_id=topic_id, index=0, node_id=leader, leader_epoch=epoch, unfit=unfit), leader
+            unfit, failed = choice % 8 == 1, choice % 16 == 1
+            command = Resign(
+                topic_id=topic_id, index=0, node_id=leader, leader_epoch=epoch, unfit=unfit, failed=failed
             )
+            self.do(command, leader)
+            if failed and self.partition.leader not in (leader, -1):
+                # Nobody may count on what is on its disk any more.
+                self.data[leader] = 0
+                self.check()
 
     def _leader_from(self, first: int) -> int | None:
         """A node that believes to be the leader: there may be several, and the search begins at ``first``."""
@@ -209,7 +213,7 @@ class Model:
 
     def duty(self, choice: int, suspect: int) -> None:
         """The controller does one of the things that it has to do."""
-        found = duties(self.world.image, frozenset({suspect % 9}))
+        found = duties_of(self.world.image, frozenset({suspect % 9}))
         if found:
             self.do(found[choice % len(found)])
 
@@ -225,7 +229,7 @@ class Model:
     def calm(self, _: int = 0, __: int = 0) -> None:
         """All goes well for a while: duties are done, and followers catch up and join."""
         for _ in range(20):
-            found = duties(self.world.image)
+            found = duties_of(self.world.image)
             if not found:
                 break
             self.do(found[0])
@@ -292,7 +296,7 @@ class Model:
     def check_at_rest(self) -> None:
         """After all duties: whoever runs is live, and the partition is led if it can be."""
         for _ in range(100):
-            found = duties(self.world.image)
+            found = duties_of(self.world.image)
             if not found:
                 break
             self.do(found[0])

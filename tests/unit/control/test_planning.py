@@ -16,6 +16,7 @@ from tidemill.control.commands import (
     ElectLeaders,
     RegisterNode,
     SetClusterId,
+    SetGroupConfigs,
     SetNodeConfigs,
     SetTopicConfigs,
     new_cluster_id,
@@ -229,6 +230,20 @@ def test_node_configs_of_one_node_and_of_all() -> None:
     )
     assert image.node_configs == {1: {"a": "1"}, None: {"b": "2"}}
     assert refusal(THREE, SetNodeConfigs(node_id=9, configs={})) is ErrorCode.broker_id_not_registered
+
+
+def test_configs_of_groups_are_kept_by_group_until_none_is_left() -> None:
+    image = run(
+        THREE,
+        SetGroupConfigs(group_id="a/b", configs={"x": "1"}),
+        SetGroupConfigs(group_id="c", configs={"y": "2"}, base={}),
+        SetGroupConfigs(group_id="c", configs={}, base={"y": "2"}),
+    )
+    assert dict(image.group_configs) == {"a/b": {"x": "1"}}
+    with pytest.raises(MetadataConflict, match="a/b"):
+        plan(image, SetGroupConfigs(group_id="a/b", configs={}, base={}), LIMITS)
+    for group_id in ("", "g" * 1025):
+        assert refusal(image, SetGroupConfigs(group_id=group_id, configs={})) is ErrorCode.invalid_group_id
 
 
 def test_a_node_comes_back_with_a_new_incarnation_but_not_under_another_name_or_number() -> None:

@@ -6,11 +6,12 @@ from uuid import UUID
 
 import pytest
 
+from support.memory_store import MemoryStore
 from support.store_proxy import StoreProxy
 from support.virtual_loop import run_virtual
 from tidemill.control.records import AliveRecord, alive_key, decode
 from tidemill.control.session import Session
-from tidemill.control.stores.memory import MemoryStore
+from tidemill.control.stores.store import MetadataWentBack
 from tidemill.errors import ApiError, ErrorCode
 
 FIRST, SECOND = UUID(int=1), UUID(int=2)
@@ -26,7 +27,10 @@ class Node:
     def __init__(self, proxy: StoreProxy) -> None:
         self.proxy = proxy
         self.lost = 0
-        self.session = Session(proxy, 7, on_lost=self.register, clock_ms=now_ms)
+        self.went_back: MetadataWentBack | None = None
+        self.session = Session(
+            proxy, 7, on_lost=self.register, clock_ms=now_ms, refusal=lambda: self.went_back
+        )
 
     async def register(self) -> UUID:
         self.lost += 1
@@ -59,6 +63,21 @@ def test_a_session_is_renewed_for_as_long_as_the_node_runs() -> None:
             assert await node.alive() == FIRST
             assert node.session.serving_until_ms >= now_ms() + 3_000
         assert node.lost == 0
+
+    story(tell)
+
+
+def test_a_lease_in_a_store_that_went_back_is_neither_renewed_nor_relied_on() -> None:
+    async def tell(node: Node) -> None:
+        await node.session.start(FIRST)
+        node.went_back = MetadataWentBack("noticed")
+        await asyncio.sleep(3)
+        assert node.session.serving_until_ms == 0
+        assert node.session.trouble is not None
+        assert "noticed" in node.session.trouble
+        await asyncio.sleep(6)
+        assert await node.alive() is None
+        assert node.lost == 0, "it does not register either"
 
     story(tell)
 

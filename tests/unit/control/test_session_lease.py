@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
+from support.memory_store import MemoryStore
 from tidemill.control.session import Session
-from tidemill.control.stores.memory import MemoryStore
 
 
 async def test_whoever_watches_the_process_knows_its_lease_until_it_is_revoked() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from msgspec.structs import replace
 
+from support.memory_store import MemoryStore
 from support.store_proxy import StoreProxy
 from tidemill.control.commands import (
     AllocateProducerIds,
+    AlterInSync,
     Command,
     CreatePartitions,
     CreateTopic,
@@ -21,7 +24,7 @@ from tidemill.control.commands import (
 )
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataImage
-from tidemill.control.stores.memory import MemoryStore
+from tidemill.control.records import CONTROLLER_KEY, ControllerRecord, encode
 from tidemill.control.stores.store import ChangeBatch, Compare, OutcomeUnknown, Put, StoreUnavailable, Txn
 from tidemill.control.tables.commands import CreateDatabase, DropDatabase
 from tidemill.errors import ApiError, ErrorCode
@@ -125,6 +128,78 @@ async def test_a_refusal_after_a_lost_answer_is_a_success_only_for_what_was_plan
     results = await controller.submit_many([DeleteTopic(name="never"), topic("t")])
     assert isinstance(results[0], ApiError)
     assert controller.image.topics["t"] == results[1]
+
+
+def before_the_next_read(proxy: StoreProxy, happens: Callable[[], Awaitable[object]]) -> None:
+    """Have something happen between the commit whose answer is lost and the read that follows."""
+    real = proxy.store.read
+
+    async def read(*args: Any, **options: Any) -> Any:
+        proxy.store.read = real  # type: ignore[method-assign]
+        await happens()
+        return await real(*args, **options)
+
+    proxy.store.read = read  # type: ignore[method-assign]
+
+
+async def test_after_a_lost_answer_a_controller_that_was_replaced_does_not_say_that_nothing_was_done(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    record = Put(CONTROLLER_KEY, encode(ControllerRecord(node_id=0, incarnation=UUID(int=1))))
+    fence = Compare(CONTROLLER_KEY, await proxy.store.commit(Txn(puts=(record,))))
+    await until(lambda: controller.image.key_revision(CONTROLLER_KEY) == fence.mod_revision)
+    proxy.lost_replies = 1
+    before_the_next_read(proxy, lambda: proxy.store.commit(Txn(puts=(record,))))
+    with pytest.raises(OutcomeUnknown):
+        await controller.submit(topic("t"), fence=fence)
+    assert "t" in controller.image.topics
+    with pytest.raises(ApiError) as refused:
+        await controller.submit(topic("u"), fence=fence)
+    assert refused.value.code is ErrorCode.not_controller
+
+
+async def test_after_a_lost_answer_a_controller_that_stops_does_not_say_that_nothing_was_done(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    proxy.lost_replies = 1
+    before_the_next_read(proxy, controller.stop)
+    with pytest.raises(OutcomeUnknown):
+        await controller.submit(topic("t"))
+
+
+async def test_after_a_lost_answer_an_in_sync_set_that_was_overtaken_is_not_refused_for_certain(
+    proxy: StoreProxy, controller: Controller
+) -> None:
+    for node_id in (1, 2):
+        await controller.submit(replace(NODE, node_id=node_id, name=f"n{node_id}"))
+    created = await controller.submit(CreateTopic(name="t", topic_id=uuid4(), partitions=1, replication=3))
+    first = created.partitions[0]
+    other = Controller(proxy.store)
+    await other.start()
+
+    def without(*left: int, partition_epoch: int) -> AlterInSync:
+        return AlterInSync(
+            topic_id=created.id,
+            index=0,
+            leader=first.leader,
+            leader_epoch=first.leader_epoch,
+            partition_epoch=partition_epoch,
+            isr=tuple(each for each in first.isr if each not in left),
+            node_epochs={},
+        )
+
+    followers = [each for each in first.isr if each != first.leader]
+
+    async def overtake() -> None:
+        await until(lambda: other.image.topics["t"].partitions[0].partition_epoch == 1)
+        await other.submit(without(*followers, partition_epoch=1))
+
+    proxy.lost_replies = 1
+    before_the_next_read(proxy, overtake)
+    with pytest.raises(OutcomeUnknown):
+        await controller.submit(without(followers[0], partition_epoch=0))
+    assert controller.image.topics["t"].partitions[0].isr == (first.leader,)
+    await other.stop()
 
 
 async def test_an_outcome_that_cannot_be_found_out_is_reported_as_unknown(

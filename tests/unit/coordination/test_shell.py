@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from support.coordination import MemoryLog, OneLog, VirtualClock, settle
-from tidemill.coordination.log import ReplayedMarker, ReplayedRecord
+from tidemill.coordination.log import ReplayedRecord
 from tidemill.coordination.shards import Shards
 from tidemill.coordination.shell import ShardShell
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, CorruptData, ErrorCode
+
+#: Stands for the key of a record that a newer version has written.
+UNKNOWN = b"?"
+NOT_LED = (ErrorCode.not_leader_or_follower, ErrorCode.not_coordinator)
 
 
 class Words(ShardShell):
@@ -29,10 +33,12 @@ class Words(ShardShell):
         self._note_appended(self.log.append([(word.encode(), b"")]))
         self.words.append(word)
 
-    def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
-        assert isinstance(entry, ReplayedRecord)
+    def _replay_record(self, entry: ReplayedRecord, now_ms: int) -> bool:
         assert entry.key is not None
+        if entry.key == UNKNOWN:
+            return False
         self.words.append(entry.key.decode())
+        return True
 
     def _loaded(self, now_ms: int) -> Iterable[str]:
         return ()
@@ -73,6 +79,27 @@ async def test_a_shard_folds_to_the_log_end_and_serves_once_that_is_committed() 
     assert shard.words == ["a", "b"]
 
 
+async def test_a_record_of_an_unknown_kind_is_skipped_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = log_with("a", UNKNOWN.decode(), "b")
+    log.sync()
+    shard = Words(log, VirtualClock())
+    await shard.load()
+    assert shard.words == ["a", "b"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "words-0 at offset 1: skipped a record whose kind is unknown to this version"
+    ]
+
+
+async def test_a_marker_keeps_a_shard_from_serving_that_no_transaction_writes_to() -> None:
+    log = log_with("a")
+    log.append_marker(1, 0, commit=True, coordinator_epoch=0)
+    log.sync()
+    with pytest.raises(CorruptData, match="offset 1 cannot be used: a transaction marker does not belong"):
+        await Words(log, VirtualClock()).load()
+
+
 async def test_a_shard_stops_at_once_when_another_node_leads_its_log() -> None:
     log, clock, stopped = log_with(), VirtualClock(), list[object]()
     shard = Words(log, clock, stopped.append)
@@ -102,6 +129,52 @@ async def test_leadership_that_is_lost_while_a_shard_loads_keeps_it_from_serving
     log.lose_leadership()
     assert await refused(loading) == ErrorCode.not_coordinator
     assert shards.loaded() == []
+
+
+# --- what is newest
+
+
+async def test_a_reply_for_which_nothing_was_written_waits_until_the_log_is_known_to_be_the_newest() -> None:
+    log = MemoryLog()
+    shard = Words(log, VirtualClock())
+    await shard.load()
+    log.newest = False
+    assert await refused(asyncio.ensure_future(shard.call(None, lambda _: shard.words))) in NOT_LED
+    log.confirmed = True
+    assert await shard.call(None, lambda _: shard.words) == []
+    assert log.questions == 2
+
+
+async def test_a_refusal_of_a_shard_that_may_be_deposed_is_not_told() -> None:
+    log = MemoryLog()
+    shard = Words(log, VirtualClock())
+    await shard.load()
+
+    def refuse(now_ms: int) -> None:
+        raise ApiError(ErrorCode.unknown_member_id, "nobody of that name")
+
+    log.newest = False
+    assert await refused(asyncio.ensure_future(shard.call(None, refuse))) in NOT_LED
+    log.newest = True
+    assert await refused(asyncio.ensure_future(shard.call(None, refuse))) == ErrorCode.unknown_member_id
+
+
+async def test_what_a_shard_has_written_and_committed_needs_no_other_proof() -> None:
+    log = MemoryLog()
+    shard = Words(log, VirtualClock())
+    await shard.load()
+    log.newest = False
+    await shard.call(None, lambda _: shard.say("a"))
+    assert (shard.words, log.questions) == (["a"], 0)
+
+
+async def test_the_node_s_own_changes_are_not_held_up_by_what_is_newest() -> None:
+    log = MemoryLog()
+    shard = Words(log, VirtualClock())
+    await shard.load()
+    log.newest = False
+    await shard.change(None, lambda _: None)
+    assert log.questions == 0
 
 
 # --- the shards of a coordinator

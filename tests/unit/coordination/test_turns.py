@@ -94,6 +94,24 @@ async def test_tasks_that_are_woken_together_go_on_a_few_in_each_turn() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_a_heavy_task_has_the_next_turns_to_itself() -> None:
+    turns, gone_on = TurnQueue(2), list[int]()
+
+    async def go_on(number: int, weight: int) -> None:
+        await turns.turn(weight)
+        gone_on.append(number)
+
+    tasks = [asyncio.create_task(go_on(number, weight)) for number, weight in enumerate((1, 6, 6, 1, 1))]
+    seen = []
+    while len(gone_on) < 5:
+        await asyncio.sleep(0)
+        seen.append(len(gone_on))
+    await asyncio.gather(*tasks)
+    assert gone_on == [0, 1, 2, 3, 4]
+    assert seen.count(2) >= 3, "the second heavy one waits as long as the first has turns to itself"
+    assert seen.count(3) >= 3
+
+
 async def test_a_task_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
     turns = TurnQueue(1)
     first, cancelled, waiting = (asyncio.create_task(turns.turn()) for _ in range(3))

@@ -186,6 +186,28 @@ def test_a_state_that_the_log_does_not_lead_on_from_is_not_used(
     assert bucket.names() == ["live", "live.damaged-1"]
 
 
+def test_a_state_that_may_have_missed_deletions_is_built_again(bucket: Bucket) -> None:
+    assert bucket.recovered_offset(removed_below=300) == 300
+    assert bucket.recovered_offset(removed_below=301) == 0
+    assert "compacted up to 301: deletions may be missing" in bucket.warnings[0]
+    assert bucket.names() == ["live"], "nothing is wrong with it that somebody would look at"
+
+
+def test_a_snapshot_that_may_have_missed_deletions_is_not_used(bucket: Bucket) -> None:
+    mark_damaged(bucket.directory, Files())
+    assert bucket.recovered_offset(removed_below=200) == 200
+    mark_damaged(bucket.directory, Files())
+    assert bucket.recovered_offset(removed_below=201) == 0
+
+
+def test_the_only_state_of_an_incomplete_log_is_not_removed_though_it_may_have_missed_deletions(
+    bucket: Bucket,
+) -> None:
+    with pytest.raises(StorageError, match="cannot be rebuilt"):
+        bucket.recover(log_start=50, log_is_complete=False, removed_below=301)
+    assert bucket.names() == ["live.damaged-1"]
+
+
 def test_broken_snapshots_are_passed_over(bucket: Bucket) -> None:
     with bucket.recover() as store:
         SnapshotStore(bucket.directory).create(store, 0)

@@ -8,11 +8,12 @@ import pytest
 
 from support.batches import make_batch
 from support.compacting import batches_of, clean, flush, keyed, seal, write
+from support.cutting import start_anew_at, truncate_to
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed
-from tidemill.log.checkpoint import CheckpointFile
 from tidemill.log.log import PartitionLog
+from tidemill.log.notes.checkpoint import CheckpointFile
 from tidemill.log.recovery import open_log
 from tidemill.records.record import read_records
 
@@ -123,7 +124,7 @@ def test_a_full_disk_leaves_whole_batches_from_which_the_follower_goes_on() -> N
 def test_the_first_batch_of_an_empty_log_may_begin_below_its_start() -> None:
     leader, storage = led(0, 0, size=3), FaultyStorage(random.Random(0))
     log = opened(storage)
-    log.start_anew_at(4, 1)
+    start_anew_at(log, 4, 1)
     log.append_as_follower(chunk_of(leader, 4), 0, 1)
     assert (log.log_start_offset, log.end_offset, log.segments[0].base_offset) == (4, 6, 3)
     flush(log)
@@ -168,7 +169,7 @@ def test_the_cut_is_at_the_batch_that_holds_the_offset(offset: int) -> None:
     log.append_as_follower(chunk_of(leader), 0, 1)
     flush(log)
     kept = b"".join(data for header, data in batches_of(chunk_of(leader)) if header.last_offset < offset)
-    cuts = log.truncate_to(offset, 1)
+    cuts = truncate_to(log, offset, 1)
     assert (chunk_of(log), log.end_offset) == (kept, offset // 2 * 2 if offset < 12 else 12)
     assert sum(cut.size_bytes for cut in cuts) == len(chunk_of(leader)) - len(kept)
     newest = max((header.max_timestamp for header, _ in batches_of(kept)), default=-1)
@@ -184,7 +185,7 @@ def test_below_the_log_start_the_log_is_empty_at_that_offset() -> None:
     flush(log)
     log.discard(log.move_start(6))
     log.note_high_watermark(6)
-    assert log.truncate_to(4, 1)
+    assert truncate_to(log, 4, 1)
     for found in (log, opened(storage.crash())):
         assert (found.log_start_offset, found.end_offset, found.durable_offset) == (4, 4, 4)
         assert (found.segments, found.epochs.entries, found.high_watermark_checkpoint) == ((), (), 4)
@@ -195,7 +196,7 @@ def test_a_log_can_start_anew_behind_its_end() -> None:
     log = opened(storage)
     log.append_as_follower(chunk_of(led(0, 1)), 1, 1)
     flush(log)
-    log.start_anew_at(100, 1)
+    start_anew_at(log, 100, 1)
     data, header = make_batch("x")
     log.append(data, header, 3, 1)
     flush(log)
@@ -217,7 +218,7 @@ def test_the_recovery_point_and_the_high_watermark_go_down_before_anything_is_cu
         seen.append((found.recovery_point, found.high_watermark))
 
     storage.before_next("truncate", ".log", look)
-    log.truncate_to(5, 1)
+    truncate_to(log, 5, 1)
     assert seen == [(5, 5)]
 
 
@@ -228,10 +229,10 @@ def test_the_cut_does_not_run_beside_a_flush() -> None:
     assert job is not None
     assert log.is_flushing
     with pytest.raises(StorageError, match="a flush is under way"):
-        log.truncate_to(1, 1)
+        truncate_to(log, 1, 1)
     job.run()
     log.finish_flush(job)
-    assert log.truncate_to(1, 1)
+    assert truncate_to(log, 1, 1)
 
 
 def test_while_the_end_is_cut_nothing_else_changes_the_log() -> None:
@@ -264,9 +265,9 @@ def test_without_room_for_the_bytes_nothing_is_cut() -> None:
     flush(log)
     storage.fail_next("write", ".cut-", DiskFull("no room"))
     with pytest.raises(DiskFull):
-        log.truncate_to(3, 1)
+        truncate_to(log, 3, 1)
     assert (log.failure, chunk_of(log)) == (None, chunk_of(leader))
-    assert log.truncate_to(3, 1)
+    assert truncate_to(log, 3, 1)
     assert log.end_offset == 3
 
 
@@ -296,7 +297,7 @@ def test_an_index_of_the_old_length_is_not_taken_for_the_new_batches() -> None:
     log.roll()
     flush(log)
     size_bytes = log.segments[0].size_bytes
-    log.truncate_to(1, 1)
+    truncate_to(log, 1, 1)
     assert not storage.exists(f"{DIRECTORY}/{0:020d}.index")
     data, header = make_batch("x" * (size_bytes - log.segments[0].size_bytes - 70))
     log.append(data, header, 1, 1)

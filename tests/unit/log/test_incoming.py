@@ -9,10 +9,10 @@ import pytest
 from crc32c import crc32c
 
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, ErrorCode, InvalidRecords
 from tidemill.log.incoming import is_quick, prepare_batch, prepare_quickly
 from tidemill.records.batch import check_crc, parse_header
-from tidemill.records.compression import CODEC_NUMBERS, GZIP, ZSTD, compress
+from tidemill.records.compression import CODEC_NUMBERS, GZIP, NONE, ZSTD, compress
 from tidemill.records.record import Record, build_batch, read_records
 
 NOW = 1_700_000_000_000
@@ -46,6 +46,48 @@ def test_a_timestamp_too_far_ahead_is_refused() -> None:
     config = TopicConfig(timestamp_after_max_ms=HOUR_MS)
     assert prepare_batch(BATCH, config, NOW + 5 - HOUR_MS)
     assert refused(BATCH, config, NOW + 4 - HOUR_MS) == ErrorCode.invalid_timestamp
+
+
+def with_max_timestamp(data: bytes, timestamp_ms: int) -> bytes:
+    """The batch with another largest timestamp in its header, and a checksum that fits."""
+    forged = bytearray(data)
+    struct.pack_into(">q", forged, 35, timestamp_ms)
+    struct.pack_into(">I", forged, 17, crc32c(memoryview(forged)[21:]))
+    return bytes(forged)
+
+
+@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_a_timestamp_too_far_ahead_is_refused_whatever_the_header_says(count: int, codec: int) -> None:
+    times = [NOW + (10**12 if number == 1 else 0) for number in range(count)]
+    data = with_max_timestamp(build_batch([Record(b"k", b"v", each) for each in times], codec=codec), 5)
+    with pytest.raises(InvalidRecords) as caught:
+        prepare_batch(data, TopicConfig(), NOW)
+    assert caught.value.code == ErrorCode.invalid_timestamp
+    assert [number for number, _ in caught.value.record_errors] == [1]
+
+
+@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("said", [5, NOW + 10**12])
+@pytest.mark.parametrize("compression_type", ["producer", "gzip"])
+def test_a_header_gets_the_largest_timestamp_of_its_records(
+    count: int, said: int, compression_type: str
+) -> None:
+    records = [Record(b"k", b"v", NOW - number, offset=number) for number in range(count)]
+    data = with_max_timestamp(build_batch(records), said)
+    stored, header = prepare_batch(data, TopicConfig(compression_type=compression_type), NOW)
+    assert header == parse_header(stored)
+    assert header.max_timestamp == NOW
+    assert check_crc(stored, header)
+    assert list(read_records(stored)) == records
+
+
+def test_records_that_were_checked_are_looked_at_again_for_a_timestamp_too_far_ahead() -> None:
+    config = TopicConfig(timestamp_after_max_ms=HOUR_MS)
+    assert prepare_batch(BATCH, config, NOW, records_checked=True)
+    with pytest.raises(InvalidRecords) as caught:
+        prepare_batch(BATCH, config, NOW + 4 - HOUR_MS, records_checked=True)
+    assert [number for number, _ in caught.value.record_errors] == [1]
 
 
 def test_a_timestamp_too_far_back_is_refused_wherever_in_the_batch_it_is() -> None:

@@ -13,8 +13,8 @@ from support.faulty_storage import FaultyStorage, PowerCut
 from support.searching import searched
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed
-from tidemill.log.checkpoint import CheckpointFile
 from tidemill.log.log import PartitionLog
+from tidemill.log.notes.checkpoint import CheckpointFile
 from tidemill.log.recovery import open_log
 from tidemill.records.batch import parse_header
 from tidemill.records.compression import NONE, ZSTD

@@ -17,9 +17,9 @@ from support.faulty_storage import FaultyStorage
 from support.searching import searched
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.log.index import IndexCache
 from tidemill.log.offline.inspect import verify
 from tidemill.log.recovery import open_log
+from tidemill.log.segments.index import IndexCache
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.record import Record, build_batch, read_records
 

@@ -13,7 +13,7 @@ from tidemill.config.topic import TopicConfig
 from tidemill.errors import CorruptData
 from tidemill.log.log import PartitionLog
 from tidemill.log.recovery import RecoveryReport, open_log
-from tidemill.log.torn import unused_name
+from tidemill.log.segments.torn import unused_name
 from tidemill.records.record import read_records
 
 DIRECTORY = "t-0"

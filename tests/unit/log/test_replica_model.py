@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.compacting import batches_of, clean, consume, flush, fold, keyed
+from support.cutting import start_anew_at, truncate_to
 from support.faulty_storage import FaultyStorage
 from tidemill.config.topic import TopicConfig
-from tidemill.log.index import IndexCache
 from tidemill.log.log import PartitionLog
 from tidemill.log.offline.inspect import verify
-from tidemill.log.producers import ProducerStates
+from tidemill.log.producer_state.producers import ProducerStates
 from tidemill.log.recovery import open_log
+from tidemill.log.segments.index import IndexCache
 from tidemill.records.batch import NO_TIMESTAMP, BatchHeader, parse_header
 from tidemill.records.control import Marker, build_marker
 from tidemill.records.record import Record, build_batch, read_records
@@ -243,7 +244,7 @@ class ReplicaModel(RuleBasedStateMachine):
         follower = self.following
         assert offset >= self.committed, "what is committed is never cut"
         kept = [batch for batch in follower.batches if batch[0].last_offset < offset]
-        cuts = follower.log.truncate_to(offset, self.now_ms)
+        cuts = truncate_to(follower.log, offset, self.now_ms)
         assert bool(cuts) == (len(kept) < len(follower.batches))
         follower.batches = kept
         assert follower.log.high_watermark_checkpoint == follower.noted, "what is committed was not cut"
@@ -252,7 +253,7 @@ class ReplicaModel(RuleBasedStateMachine):
     @precondition(lambda self: self.matched and not self.committed)
     @rule()
     def follow_from_nothing(self) -> None:
-        self.following.log.start_anew_at(0, self.now_ms)
+        start_anew_at(self.following.log, 0, self.now_ms)
         self.following.batches, self.following.thinned = [], False
 
     # --- every replica

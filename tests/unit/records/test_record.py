@@ -188,3 +188,12 @@ def test_other_clients_pass_over_a_batch_without_records(reader: type) -> None:
     assert batch.validate_crc()
     assert list(batch) == []
     assert batch.next_offset == 20
+
+
+def test_records_outside_of_the_wanted_offsets_are_passed_over() -> None:
+    data = build_batch([Record(b"k", b"%d" % number, 5) for number in range(100)], base_offset=1_000)
+    whole = list(read_records(data))
+    assert list(read_records(data, offsets=(1_010, 1_019))) == whole[10:20]
+    assert list(read_records(data, offsets=(0, 1_001))) == whole[:2]
+    assert list(read_records(data, offsets=(1_099, 5_000))) == whole[99:]
+    assert list(read_records(data, offsets=(5_000, 6_000))) == []

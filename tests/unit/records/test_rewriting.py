@@ -10,7 +10,8 @@ from tidemill.errors import ApiError
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 from tidemill.records.compression import decompress
 from tidemill.records.record import Record, build_batch, read_records
-from tidemill.records.rewriting import INDEX_FIELDS, header_only, index_records, to_varint
+from tidemill.records.rewriting import INDEX_FIELDS, header_only, index_records
+from tidemill.records.varints import to_varint
 
 _optional_bytes = st.none() | st.binary(max_size=200)
 _records = st.builds(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tidemill.errors import ApiError, ErrorCode, InvalidRecords
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.records.record import Record, build_batch, read_records
-from tidemill.records.rewriting import to_varint
 from tidemill.records.validation import SMALL_BATCH_RECORDS, RecordRules, check_each, check_records
+from tidemill.records.varints import to_varint
 
 MANY = 3 * SMALL_BATCH_RECORDS
 NULLABLE = st.none() | st.binary(max_size=90)
@@ -129,6 +129,34 @@ def test_the_records_that_are_too_old_are_named(count: int) -> None:
     assert [number for number, _ in caught.value.record_errors] == [2]
 
 
+@pytest.mark.parametrize("count", [6, MANY])
+@pytest.mark.parametrize("far", [10**6, 2**60], ids=["near", "beyond what columns judge"])
+def test_the_records_that_are_too_new_are_named_whatever_the_header_says(count: int, far: int) -> None:
+    records = [Record(b"k", b"v", far if number in (2, 4) else 1_000) for number in range(count)]
+    data = build_batch(records)
+    header, body = parse_header(data)._replace(max_timestamp=5), memoryview(data)[HEADER_BYTES:]
+    check_records(header, body, RecordRules(max_timestamp_ms=far))
+    with pytest.raises(InvalidRecords, match=r"message\.timestamp\.after\.max\.ms") as caught:
+        check_records(header, body, RecordRules(max_timestamp_ms=far - 1))
+    assert caught.value.code == ErrorCode.invalid_timestamp
+    assert [number for number, _ in caught.value.record_errors] == [2, 4]
+
+
+@pytest.mark.parametrize("count", [6, MANY, 20_000])
+def test_the_largest_timestamp_is_found_wherever_it_is(count: int) -> None:
+    for at in (0, count // 2, count - 1):
+        data = build_batch([Record(b"k", b"v", 2_000 if n == at else 1_000) for n in range(count)])
+        header = parse_header(data)._replace(max_timestamp=5)
+        assert check_records(header, memoryview(data)[HEADER_BYTES:]) == 2_000
+
+
+@pytest.mark.parametrize("count", [6, MANY])
+@pytest.mark.parametrize("timestamp", [-1, -7])
+def test_without_a_timestamp_the_largest_is_that_of_none(count: int, timestamp: int) -> None:
+    data = build_batch([Record(b"k", b"v", timestamp) for _ in range(count)])
+    assert check_records(parse_header(data), memoryview(data)[HEADER_BYTES:]) == -1
+
+
 @given(st.data())
 def test_columns_and_one_by_one_agree_on_any_bytes(data: st.DataObject) -> None:
     records = [record(number, value=b"v" * (number % 7)) for number in range(MANY)]
@@ -137,7 +165,7 @@ def test_columns_and_one_by_one_agree_on_any_bytes(data: st.DataObject) -> None:
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     header = header_of(MANY)
     assert outcome(lambda: check_records(header, body)) == outcome(lambda: check_to_end(header, bytes(body)))
-    if outcome(lambda: check_records(header, body)) is None:
+    if isinstance(outcome(lambda: check_records(header, body)), int):
         sound = build_batch([Record(b"k", b"v", 1_000)])[:HEADER_BYTES] + bytes(body)
         sound = sound[:57] + MANY.to_bytes(4, "big") + sound[61:]
         sound = sound[:23] + (MANY - 1).to_bytes(4, "big") + sound[27:]
@@ -145,15 +173,16 @@ def test_columns_and_one_by_one_agree_on_any_bytes(data: st.DataObject) -> None:
         assert len(list(read_records(sound))) == MANY
 
 
-def check_to_end(header: BatchHeader, body: bytes) -> None:
-    end = check_each(header, body, 0, range(header.record_count), RecordRules())
+def check_to_end(header: BatchHeader, body: bytes) -> int:
+    end, largest = check_each(header, body, 0, range(header.record_count), RecordRules())
     if end != len(body):
         raise InvalidRecords(f"{len(body) - end} bytes follow the last of {header.record_count} records")
+    return largest
 
 
-def outcome(check: Callable[[], None]) -> str | None:
+def outcome(check: Callable[[], int]) -> str | int:
+    """The largest timestamp, or what is wrong."""
     try:
-        check()
+        return check()
     except ApiError as error:
         return error.message
-    return None

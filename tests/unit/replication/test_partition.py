@@ -17,9 +17,9 @@ from tidemill.log.recovery import open_log
 from tidemill.records.batch import parse_header
 from tidemill.records.control import Marker
 from tidemill.records.record import Record, build_batch
-from tidemill.replication.epochs import check_leader_epoch
 from tidemill.replication.partition import Partition
-from tidemill.replication.state import Role
+from tidemill.replication.rules.epochs import check_leader_epoch
+from tidemill.replication.rules.state import Role
 
 DIRECTORY = "logs/t/0"
 NOW = 1_000_000
@@ -386,6 +386,20 @@ def test_a_marker_ends_the_right_to_write() -> None:
     partition.append(transactional(), NOW)
     partition.write_marker(9, 0, commit=False, coordinator_epoch=0, now_ms=NOW)
     assert refused(partition.append, transactional(1), NOW) == ErrorCode.invalid_txn_state
+
+
+def test_a_batch_that_comes_again_behind_its_marker_is_known() -> None:
+    """As in Kafka, if the producer goes on with its epoch and has another transaction here."""
+    partition = Made().partition
+    partition.begin_transaction(9, 0)
+    first = partition.append(transactional(), NOW)
+    partition.write_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    partition.begin_transaction(9, 0)
+    again = partition.append(transactional(), NOW)
+    assert (again.duplicate, again.base_offset) == (True, first.base_offset)
+    partition.write_marker(9, 1, commit=True, coordinator_epoch=0, now_ms=NOW)
+    partition.begin_transaction(9, 1)
+    assert not partition.append(transactional(epoch=1), NOW).duplicate, "another epoch begins anew"
 
 
 def test_a_marker_for_a_transaction_without_batches_ends_the_right_to_write_as_well() -> None:

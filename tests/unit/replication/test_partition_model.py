@@ -19,7 +19,7 @@ from tidemill.log.flush import FlushJob
 from tidemill.log.recovery import open_log
 from tidemill.records.record import Record, build_batch
 from tidemill.replication.partition import Partition
-from tidemill.replication.state import Role
+from tidemill.replication.rules.state import Role
 
 NOW = 1_000_000
 NODES = st.sets(st.integers(2, 3))
@@ -51,7 +51,9 @@ class Machine(RuleBasedStateMachine):
             assignment=led(0),
         )
         self.leads, self.failed = True, False
-        self.followers: dict[int, int] = {}
+        self.followers: set[int] = set()
+        #: What each replica of this epoch has said, also one that has left the in-sync set.
+        self.progress: dict[int, int] = {}
         self.job: FlushJob | None = None
         self.waiting: list[Waiting] = []
         self.open: dict[int, int] = {}
@@ -149,19 +151,22 @@ class Machine(RuleBasedStateMachine):
     @rule(node=st.integers(2, 3), behind=st.integers(0, 4))
     def report(self, node: int, behind: int) -> None:
         offset = max(0, self.partition.log_end_offset - behind)
-        if node in self.followers:
-            self.followers[node] = max(self.followers[node], offset)
+        if node in self.progress:
+            self.progress[node] = max(self.progress[node], offset)
         follower_flushed(self.partition, node, offset)
 
     @precondition(lambda self: self.leads and not self.failed)
     @rule(nodes=NODES)
     def change_in_sync(self, nodes: set[int]) -> None:
-        self.followers = {node: self.followers.get(node, 0) for node in nodes}
+        self.followers = {*nodes}
+        for node in nodes:
+            self.progress.setdefault(node, 0)
         change_in_sync(self.partition, nodes)
 
     @rule(nodes=NODES)
     def lead(self, nodes: set[int]) -> None:
-        self.leads, self.followers = True, {} if self.failed else dict.fromkeys(nodes, 0)
+        self.leads, self.followers = True, set() if self.failed else {*nodes}
+        self.progress = dict.fromkeys(self.followers, 0)
         self.partition.become_leader(led(self.partition.leader_epoch + 1, nodes))
 
     @precondition(lambda self: self.leads)
@@ -169,7 +174,7 @@ class Machine(RuleBasedStateMachine):
     def lose(self) -> None:
         self.partition.depend("shard", lambda: self.told.append(self.partition.leader_epoch))
         before = len(self.told)
-        self.leads, self.followers = False, {}
+        self.leads, self.followers, self.progress = False, set(), {}
         self.partition.become_follower(self.partition.leader_epoch + 1)
         assert self.told[before:] == [self.partition.leader_epoch], "told once"
 
@@ -188,7 +193,8 @@ class Machine(RuleBasedStateMachine):
         assert watermark >= self.seen[0]
         assert stable >= self.seen[1]
         if watermark > self.seen[0]:
-            assert watermark <= min([partition.local_log.durable_offset, *self.followers.values()])
+            reached = [self.progress[node] for node in self.followers]
+            assert watermark <= min([partition.local_log.durable_offset, *reached])
         assert stable <= min([watermark, *self.open.values()])
         self.seen = watermark, stable
 

@@ -26,10 +26,10 @@ from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.log.recovery import open_log
 from tidemill.records.record import read_records
-from tidemill.replication.assignment import PartitionAssignment
-from tidemill.replication.following import FollowerStep, FollowingState
-from tidemill.replication.in_sync import FollowerProgress, InSyncReplicas, IsrProposal
 from tidemill.replication.partition import Partition
+from tidemill.replication.rules.assignment import PartitionAssignment
+from tidemill.replication.rules.following import FollowerStep, FollowingState
+from tidemill.replication.rules.in_sync import FollowerProgress, InSyncReplicas, IsrProposal
 
 if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
@@ -68,10 +68,10 @@ class Node:
             self.partition.flushed(job)
 
     def cut(self, step: FollowerStep) -> None:
-        job = self.partition.begin_cut(step, self.partition.leader_epoch, NOW)
+        job = self.partition.as_follower.begin_cut(step, self.partition.leader_epoch, NOW)
         if job is not None:
             job.run()
-            self.partition.finish_cut(job)
+            self.partition.as_follower.finish_cut(job)
 
     @property
     def values(self) -> list[str]:
@@ -99,9 +99,14 @@ class Cluster:
     """Nodes, and the record of their one partition."""
 
     def __init__(
-        self, nodes: Iterable[int] = (A, B, C), *, isr: tuple[int, ...] | None = None, min_isr: int = 1
+        self,
+        nodes: Iterable[int] = (A, B, C),
+        *,
+        isr: tuple[int, ...] | None = None,
+        min_isr: int = 1,
+        **config: Any,
     ) -> None:
-        self.nodes = {node: Node(node) for node in nodes}
+        self.nodes = {node: Node(node, **config) for node in nodes}
         members = tuple(self.nodes)
         self.record = PartitionAssignment(A, 1, members, isr or members, min_isr=min_isr)
         self.now_ms = NOW
@@ -123,21 +128,23 @@ class Cluster:
 
     def ask(self, follower: int, leader: int) -> FetchedPartition:
         """A follower fetches; the answer is on its way."""
-        position = self[follower].partition.fetch_position(PLENTY)
+        position = self[follower].partition.as_follower.fetch_position(PLENTY)
         assert position is not None
         self.position = position
         serving = self[leader].partition
-        refused = serving.fetch_as_leader(position, follower, self[follower].epoch, self.now_ms)
-        return refused or serving.read_for_follower(position, PLENTY, at_least_one=True)
+        refused = serving.as_leader.fetch(position, follower, self[follower].epoch, self.now_ms)
+        return refused or serving.as_leader.read(position, PLENTY, at_least_one=True)
 
     def fetch(self, follower: int, leader: int) -> FollowerStep:
         answer = self.ask(follower, leader)
-        return self[follower].partition.take_answer(self.position, answer, self.now_ms)
+        return self[follower].partition.as_follower.take_answer(self.position, answer, self.now_ms)
 
     def report(self, follower: int, leader: int) -> None:
-        progress = self[follower].partition.progress()
+        progress = self[follower].partition.as_follower.progress()
         if progress is not None:
-            self[leader].partition.replica_state(progress, follower, self[follower].epoch, self.now_ms)
+            self[leader].partition.as_leader.replica_state(
+                progress, follower, self[follower].epoch, self.now_ms
+            )
 
     def follow(self, *followers: int, leader: int) -> None:
         """Fetch, cut, flush and report until nothing is left."""
@@ -193,7 +200,7 @@ def test_a_record_is_committed_when_it_is_on_every_disk_of_the_in_sync_set() -> 
     cluster.fetch(B, A)
     assert cluster[B].offsets == (1, 1), "a follower learns it with the next answer"
     told = HeartbeatPartition(cluster[C].partition.id, 1, 1)
-    assert cluster[C].partition.heartbeat(told, A)
+    assert cluster[C].partition.as_follower.heartbeat(told, A)
     assert cluster[C].offsets == (1, 1), "or by a heartbeat"
 
 
@@ -204,12 +211,12 @@ def test_followers_read_above_the_high_watermark_and_clients_do_not() -> None:
     assert cluster[B].values == ["a", "b"]
     assert bytes(cluster[A].partition.read(0, PLENTY, at_least_one=True)) == b""
     with pytest.raises(ApiError) as caught:
-        cluster[B].partition.read_as_follower(1, PLENTY, at_least_one=True)
+        cluster[B].partition.as_follower.read(1, PLENTY, at_least_one=True)
     assert caught.value.code == ErrorCode.offset_not_available
     cluster.follow(B, leader=A)
     cluster[A].flush()
     cluster.follow(B, leader=A)
-    assert cluster[B].partition.read_as_follower(1, PLENTY, at_least_one=True)
+    assert cluster[B].partition.as_follower.read(1, PLENTY, at_least_one=True)
 
 
 def test_nothing_is_committed_while_the_in_sync_set_is_too_small() -> None:
@@ -219,13 +226,13 @@ def test_nothing_is_committed_while_the_in_sync_set_is_too_small() -> None:
     cluster.tell(isr=(A,))
     codes = [None if error is None else error.code for error in cluster[A].told]
     assert codes == [None, ErrorCode.not_enough_replicas_after_append]
-    assert refused(cluster[A].partition.check_enough_replicas) == ErrorCode.not_enough_replicas
+    assert refused(cluster[A].partition.as_leader.check_enough_replicas) == ErrorCode.not_enough_replicas
     cluster[A].flush()
     assert cluster[A].offsets == (2, 1)
     cluster[A].append("c")
     assert cluster[A].told[-1] is not None, "told at once"
     cluster.tell(isr=(A, B))
-    cluster[A].partition.check_enough_replicas()
+    cluster[A].partition.as_leader.check_enough_replicas()
     cluster.follow(B, leader=A)
     cluster[A].flush()
     cluster.follow(B, leader=A)
@@ -235,10 +242,10 @@ def test_nothing_is_committed_while_the_in_sync_set_is_too_small() -> None:
 def test_a_proposed_member_holds_the_high_watermark_back_and_is_no_member() -> None:
     cluster = Cluster((A, B), isr=(A,), min_isr=2)
     cluster.follow(B, leader=A)
-    proposal = cluster[A].partition.next_proposal(cluster.now_ms)
+    proposal = cluster[A].partition.as_leader.next_proposal(cluster.now_ms)
     assert proposal is not None
     assert (proposal.isr, proposal.node_epochs, proposal.partition_epoch) == ((A, B), {B: 1}, 0)
-    assert cluster[A].partition.next_proposal(cluster.now_ms) is None, "one at a time"
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms) is None, "one at a time"
     cluster[A].append("a")
     cluster[A].flush()
     assert cluster[A].offsets == (1, 0), "one member is committed, two are needed"
@@ -249,7 +256,7 @@ def test_a_proposed_member_holds_the_high_watermark_back_and_is_no_member() -> N
 
 
 def proposing(cluster: Cluster) -> IsrProposal:
-    proposal = cluster[A].partition.next_proposal(cluster.now_ms)
+    proposal = cluster[A].partition.as_leader.next_proposal(cluster.now_ms)
     assert proposal is not None
     return proposal
 
@@ -258,7 +265,7 @@ def test_a_proposal_of_unknown_outcome_counts_until_a_newer_record_comes() -> No
     cluster = Cluster((A, B), isr=(A,))
     cluster.follow(B, leader=A)
     lost = proposing(cluster)
-    cluster[A].partition.proposal_ended(lost, refused=False)
+    cluster[A].partition.as_leader.proposal_ended(lost, refused=False)
     cluster[A].append("a")
     cluster[A].flush()
     assert cluster[A].offsets == (1, 0), "B may be a member"
@@ -276,7 +283,7 @@ def test_a_refused_proposal_counts_no_more() -> None:
     cluster[A].append("a")
     cluster[A].flush()
     assert cluster[A].offsets == (1, 0)
-    cluster[A].partition.proposal_ended(proposal, refused=True)
+    cluster[A].partition.as_leader.proposal_ended(proposal, refused=True)
     assert cluster[A].offsets == (1, 1)
 
 
@@ -285,9 +292,9 @@ def test_how_long_a_member_may_lag_is_a_setting() -> None:
     cluster.write("a")
     cluster[A].append("b")
     cluster[A].flush()
-    assert cluster[A].partition.next_proposal(cluster.now_ms, lag_ms=700) is None
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms, lag_ms=700) is None
     cluster.now_ms += 701
-    proposal = cluster[A].partition.next_proposal(cluster.now_ms, lag_ms=700)
+    proposal = cluster[A].partition.as_leader.next_proposal(cluster.now_ms, lag_ms=700)
     assert proposal is not None
     assert proposal.isr == (A,)
 
@@ -297,10 +304,12 @@ def test_who_leaves_counts_until_the_record_says_so() -> None:
     cluster.write("a")
     cluster[A].append("b")
     cluster[A].flush()
-    assert cluster[A].partition.next_proposal(cluster.now_ms) is None
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms) is None
     cluster.now_ms += 9_000
-    assert cluster[A].partition.next_proposal(cluster.now_ms) is None
-    assert cluster[A].partition.next_proposal(cluster.now_ms, {B}) is not None, "3 s if it is suspected"
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms) is None
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms, {B}) is not None, (
+        "3 s if it is suspected"
+    )
     assert cluster[A].offsets == (2, 1), "it was asked for, and is not committed"
     cluster.tell(isr=(A,))
     assert cluster[A].offsets == (2, 2)
@@ -315,7 +324,9 @@ def test_who_could_not_stay_does_not_join() -> None:
     cluster.now_ms += 60_000
     # It asks, and cannot write what it gets: its disk is full.
     cluster.ask(B, leader=A)
-    assert cluster[A].partition.next_proposal(cluster.now_ms) is None, "it would be asked to leave at once"
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms) is None, (
+        "it would be asked to leave at once"
+    )
     cluster.follow(B, leader=A)
     cluster.follow(B, leader=A)
     assert proposing(cluster).isr == (A, B)
@@ -348,7 +359,7 @@ def test_an_idle_member_stays_and_one_with_a_hanging_disk_leaves() -> None:
     cluster = Cluster((A, B, C))
     cluster.write("a")
     cluster.now_ms += 60_000
-    assert cluster[A].partition.next_proposal(cluster.now_ms) is None
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms) is None
     cluster[A].append("b")
     for _ in range(30):
         cluster.now_ms += 500
@@ -373,9 +384,9 @@ def joining_below_the_epoch_start() -> list[str]:
     assert cluster[B].offsets == (2, 1), "the news of the commit are lost with A"
     cluster.elect(B, (B, C))
     answer = cluster.ask(D, B)
-    cluster[D].partition.take_answer(cluster.position, replace_records(answer), cluster.now_ms)
+    cluster[D].partition.as_follower.take_answer(cluster.position, replace_records(answer), cluster.now_ms)
     cluster.report(D, B)
-    proposal = cluster[B].partition.next_proposal(cluster.now_ms)
+    proposal = cluster[B].partition.as_leader.next_proposal(cluster.now_ms)
     if proposal is not None:
         cluster.elect(D, (D,))
     return cluster[cluster.record.leader].values
@@ -430,7 +441,7 @@ def test_a_follower_cuts_its_log_where_the_epochs_part() -> None:
     cluster = parted()
     step = cluster.fetch(C, B)
     assert step == FollowerStep(cut_at=2)
-    assert cluster[C].partition.progress() is None
+    assert cluster[C].partition.as_follower.progress() is None
     cluster[C].cut(step)
     assert cluster[C].values == ["a", "c"]
     cluster[B].append("d")
@@ -479,7 +490,7 @@ def test_ablation_reports_before_the_match_lose_acknowledged_records(monkeypatch
 def counted_without_a_match() -> int:
     cluster = parted()
     said = ReplicaProgress(cluster[C].partition.id, 4, 1, 4, cluster.record.leader_epoch)
-    cluster[B].partition.replica_state(said, C, 1, NOW)
+    cluster[B].partition.as_leader.replica_state(said, C, 1, NOW)
     cluster[B].append("d")
     cluster[B].flush()
     return cluster[B].partition.high_watermark
@@ -500,14 +511,14 @@ def test_no_flush_no_fetch_and_no_role_while_the_end_is_cut() -> None:
     cluster = parted()
     partition = cluster[C].partition
     step = cluster.fetch(C, B)
-    job = partition.begin_cut(step, partition.leader_epoch, NOW)
+    job = partition.as_follower.begin_cut(step, partition.leader_epoch, NOW)
     assert job is not None
-    assert partition.fetch_position(PLENTY) is None
+    assert partition.as_follower.fetch_position(PLENTY) is None
     assert partition.begin_flush() is None
     cluster.elect(C, (C,))
     assert partition.leader_epoch == cluster.record.leader_epoch - 1, "later"
     job.run()
-    partition.finish_cut(job)
+    partition.as_follower.finish_cut(job)
     assert partition.leads_at(cluster.record.leader_epoch)
     assert (partition.log_end_offset, partition.epochs.latest_epoch) == (2, cluster.record.leader_epoch)
 
@@ -531,7 +542,7 @@ def test_a_late_answer_changes_nothing() -> None:
     cluster[A].append("a")
     answer = cluster.ask(B, A)
     cluster.elect(A, (A, B), B)
-    assert cluster[B].partition.take_answer(cluster.position, answer, NOW) == FollowerStep()
+    assert cluster[B].partition.as_follower.take_answer(cluster.position, answer, NOW) == FollowerStep()
     assert cluster[B].values == []
 
 
@@ -543,17 +554,20 @@ def test_messages_of_other_epochs_are_refused() -> None:
     cluster.elect(A, (A, B), A)
     assert cluster.ask(B, A).error == ClusterErrorCode.FENCED_LEADER_EPOCH
     said = ReplicaProgress(cluster[A].partition.id, 0, 0, 0, 9)
-    assert cluster[A].partition.replica_state(said, B, 1, NOW).error == ClusterErrorCode.UNKNOWN_LEADER_EPOCH
+    assert (
+        cluster[A].partition.as_leader.replica_state(said, B, 1, NOW).error
+        == ClusterErrorCode.UNKNOWN_LEADER_EPOCH
+    )
     cluster.tell(B)
     assert cluster.ask(B, A).error == 0
     position = cluster.position
-    stranger = cluster[A].partition.fetch_as_leader(position, 9, 1, NOW)
+    stranger = cluster[A].partition.as_leader.fetch(position, 9, 1, NOW)
     assert stranger is not None
     assert stranger.error == ClusterErrorCode.NOT_REPLICA_FOR_PARTITION
     told = HeartbeatPartition(cluster[B].partition.id, 1, 5)
-    assert not cluster[B].partition.heartbeat(told, A), "that leadership is over"
+    assert not cluster[B].partition.as_follower.heartbeat(told, A), "that leadership is over"
     cluster.elect(B, (A, B), A)
-    assert cluster[A].partition.fetch_as_leader(position, B, 1, NOW) is not None
+    assert cluster[A].partition.as_leader.fetch(position, B, 1, NOW) is not None
 
 
 def test_a_new_registration_of_a_node_begins_without_progress_and_an_old_one_is_fenced() -> None:
@@ -563,12 +577,15 @@ def test_a_new_registration_of_a_node_begins_without_progress_and_an_old_one_is_
     cluster[A].flush()
     cluster.fetch(B, A)
     cluster[B].flush()
-    late = cluster[B].partition.progress()
+    late = cluster[B].partition.as_follower.progress()
     assert late is not None
     cluster[B].epoch = 2
     cluster.report(B, A)
     assert cluster[A].offsets == (2, 1), "nothing is matched with this registration"
-    assert cluster[A].partition.replica_state(late, B, 1, NOW).error == ClusterErrorCode.FENCED_NODE_EPOCH
+    assert (
+        cluster[A].partition.as_leader.replica_state(late, B, 1, NOW).error
+        == ClusterErrorCode.FENCED_NODE_EPOCH
+    )
     cluster.follow(B, leader=A)
     assert cluster[A].offsets == (2, 2)
 
@@ -591,7 +608,7 @@ def test_records_are_deleted_once_every_in_sync_replica_has_the_start() -> None:
     cluster.write("a", "b", "c")
     answered: list[TidemillError | None] = []
     cluster[A].partition.delete_records(2)
-    cluster[A].partition.when_start_durable(2, answered.append)
+    cluster[A].partition.as_leader.when_start_durable(2, answered.append)
     assert not answered
     cluster.fetch(B, A)
     assert cluster[B].partition.log_start_offset == 2
@@ -606,7 +623,7 @@ def test_no_deletion_is_answered_while_a_replica_outside_of_the_set_can_be_elect
     cluster.tell(isr=(A,), elr=(B,))
     answered: list[TidemillError | None] = []
     cluster[A].partition.delete_records(1)
-    cluster[A].partition.when_start_durable(1, answered.append)
+    cluster[A].partition.as_leader.when_start_durable(1, answered.append)
     assert not answered
     cluster.follow(B, leader=A)
     cluster.tell(isr=(A, B), elr=())
@@ -619,7 +636,7 @@ def test_nobody_joins_with_a_lower_log_start() -> None:
     cluster[A].flush()
     cluster.follow(B, leader=A)
     cluster[A].partition.delete_records(1)
-    assert cluster[A].partition.next_proposal(cluster.now_ms) is None
+    assert cluster[A].partition.as_leader.next_proposal(cluster.now_ms) is None
     cluster.follow(B, leader=A)
     assert proposing(cluster).isr == (A, B)
 
@@ -629,7 +646,7 @@ def test_who_waits_for_the_start_hears_when_leadership_goes() -> None:
     cluster.write("a")
     answered: list[TidemillError | None] = []
     cluster[A].partition.delete_records(1)
-    cluster[A].partition.when_start_durable(1, answered.append)
+    cluster[A].partition.as_leader.when_start_durable(1, answered.append)
     cluster.elect(B, (A, B))
     assert [error.code for error in answered if error] == [ErrorCode.not_leader_or_follower]
 
@@ -658,9 +675,44 @@ def test_a_log_that_ends_where_tombstones_were_removed_is_built_again_once() -> 
     cluster[C].cut(step)
     assert cluster[C].values == []
     first = cluster.ask(C, A)
-    assert cluster[C].partition.take_answer(cluster.position, first, cluster.now_ms) == FollowerStep()
+    assert (
+        cluster[C].partition.as_follower.take_answer(cluster.position, first, cluster.now_ms)
+        == FollowerStep()
+    )
     cluster.follow(C, leader=A)
     assert cluster[C].values == ["a", "b", "c", "d"]
+
+
+def test_a_copy_of_a_compacted_log_knows_what_was_removed_and_tells_it_when_it_leads() -> None:
+    """B was away when a key was deleted. C has copied the log since, when the tombstone was gone."""
+    cluster = Cluster((A, B, C), isr=(A,))
+    cluster[A].append("a")
+    cluster.follow(B, leader=A)
+    cluster[A].append("b", "c", "d")
+    cluster[A].flush()
+    cluster[A].partition.local_log.first_dirty_offset = 3
+    cluster.follow(C, leader=A)
+    assert cluster[C].values == ["a", "b", "c", "d"]
+    assert cluster[C].partition.compacted_offset == 3
+    cluster.lose_power(C)
+    assert cluster[C].values == ["a", "b", "c", "d"]
+    assert cluster[C].partition.compacted_offset == 3, "also behind a crash"
+    cluster.elect(C, (C,))
+    assert cluster.fetch(B, C) == FollowerStep(start_anew_at=0)
+
+
+def test_a_copy_that_was_interrupted_begins_anew() -> None:
+    cluster = Cluster((A, B), isr=(A,))
+    cluster[A].append("a", "b")
+    cluster[A].flush()
+    cluster[A].partition.local_log.first_dirty_offset = 2
+    cluster.fetch(B, A)
+    assert cluster[B].partition.compacted_offset == 2
+    cluster.lose_power(B)
+    assert (cluster[B].values, cluster[B].partition.compacted_offset) == ([], 0), "nothing was durable"
+    cluster.tell()
+    cluster.follow(B, leader=A)
+    assert (cluster[B].values, cluster[B].partition.compacted_offset) == (["a", "b"], 2)
 
 
 def test_a_follower_compacts_nothing_that_its_leader_wants_kept() -> None:

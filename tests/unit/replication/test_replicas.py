@@ -12,14 +12,22 @@ import pytest
 from support.batches import plain_batch
 from support.faulty_storage import FaultyStorage, PowerCut
 from tidemill.config.topic import TopicConfig
-from tidemill.errors import CorruptData, DiskFull, ErrorCode, StorageError, SyncFailed, TidemillError
-from tidemill.log.checkpoint import CHECKPOINT_NAME
-from tidemill.log.inventory import INVENTORY_NAME
+from tidemill.errors import (
+    CorruptData,
+    DiskFull,
+    ErrorCode,
+    StorageError,
+    SyncFailed,
+    TidemillError,
+    TooManyFiles,
+)
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME
+from tidemill.log.notes.inventory import INVENTORY_NAME
 from tidemill.log.storage import LocalStorage, Storage
-from tidemill.replication.assignment import PartitionAssignment
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import LOGS, Placement, Replicas, partition_directory
-from tidemill.replication.state import Role
+from tidemill.replication.rules.assignment import PartitionAssignment
+from tidemill.replication.rules.state import Role
 
 ID, OTHER = UUID(int=1), UUID(int=2)
 NOW = 1_000_000
@@ -62,6 +70,36 @@ def test_a_partition_is_opened_at_its_first_use_and_kept(storage: FaultyStorage)
     assert replicas.exists_on_disk(placement())
 
 
+def test_a_partition_needs_file_descriptors_once_it_is_written_to(storage: FaultyStorage) -> None:
+    asked: list[int] = []
+    is_refused = False
+
+    def check(placement: Placement) -> None:
+        if is_refused:
+            raise TooManyFiles("999 of 1000 files are open")
+        asked.append(placement.index)
+
+    replicas = replicas_on(storage)
+    replicas.check_open = check
+    partitions = [replicas.open(placement(index)) for index in range(2)]
+    assert asked == [], "it has no files yet"
+    write(partitions[1], "a")
+    write(partitions[1], "b")
+    assert asked == [1]
+    is_refused = True
+    with pytest.raises(TooManyFiles):
+        partitions[0].append(plain_batch("a"), NOW)
+    with pytest.raises(TooManyFiles):
+        partitions[0].begin_creation()
+    restarted = replicas_on(storage)
+    restarted.check_open = check
+    with pytest.raises(TooManyFiles):
+        restarted.open(placement(1))
+    is_refused = False
+    write(partitions[0], "a")
+    assert partitions[0].log_end_offset == 1
+
+
 def test_partitions_take_the_roles_that_the_metadata_gives_and_listeners_hear_of_it(
     storage: FaultyStorage,
 ) -> None:
@@ -77,7 +115,7 @@ def test_partitions_take_the_roles_that_the_metadata_gives_and_listeners_hear_of
     assert heard == [(0, Role.FOLLOWER, other), (0, Role.LEADER, -1)]
     partition = replicas.peek(ID, 0)
     assert partition is not None
-    assert list(partition.followers) == [other]
+    assert list(partition.as_leader.followers) == [other]
 
 
 def test_a_partition_that_cannot_be_opened_is_reported_and_the_others_are_applied(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -15,14 +17,14 @@ from support.batches import plain_batch
 from support.other_nodes import FakeCluster
 from support.quiet_node import start_quiet_node
 from tidemill.cluster.messages import FetchPartition, FetchRequest, RequestHeader
-from tidemill.control.commands import CreateTopic
+from tidemill.control.commands import CreateTopic, SetTopicConfigs
 from tidemill.control.records import PartitionImage
 from tidemill.replication.coordinator_log import wait_committed
-from tidemill.replication.leader_service import LeaderService
-from tidemill.replication.throttle import MoveThrottle
+from tidemill.replication.fetching.leader_service import LeaderService
+from tidemill.replication.throttle import MoveThrottle, MoveWatch
 from tidemill.server.broker import Broker
 
-ADDED, IN_SYNC, BACK = 2, 3, 4
+LEADS, ADDED, IN_SYNC, BACK = 1, 2, 3, 4
 PLENTY = 10**6
 
 
@@ -69,7 +71,7 @@ def service(broker: Broker, bytes_per_second: int) -> LeaderService:
         broker.clock,
         propose=propose,
         report_unfit=lambda partition, reason: None,
-        move_bytes_per_second=bytes_per_second,
+        throttle=MoveThrottle(bytes_per_second, node_id=LEADS),
     )
 
 
@@ -93,11 +95,93 @@ async def test_only_a_replica_that_a_move_adds_is_held_back(broker: Broker) -> N
 
 async def test_a_fetch_that_is_held_back_is_answered_when_the_throttle_lets_go(broker: Broker) -> None:
     leaders = service(broker, PLENTY)
-    leaders._throttle.sent(PLENTY // 50, leaders._loop.time())
+    leaders.throttle.sent(PLENTY // 50, leaders._loop.time())
     assert await fetched(broker, leaders, ADDED, max_wait_ms=60_000) > 0
+
+
+def test_another_rate_counts_at_once_for_what_was_sent_before() -> None:
+    throttle = MoveThrottle(1)
+    throttle.sent(1_000, 10.0)
+    assert throttle.wait_s(110.0) == pytest.approx(900)
+    throttle.set_rate(300, 110.0)
+    assert throttle.wait_s(110.0) == pytest.approx(3)
+    throttle.set_rate(0, 110.0)
+    assert throttle.wait_s(110.0) == 0
+    throttle.set_rate(1, 110.0)
+    assert throttle.wait_s(110.0) == 0, "what was sent without a limit is not owed"
+
+
+async def test_a_fetch_that_is_held_back_is_answered_when_the_rate_is_raised(broker: Broker) -> None:
+    leaders = service(broker, 1)
+    leaders.throttle.sent(PLENTY, leaders._loop.time())
+    waiting = asyncio.create_task(fetched(broker, leaders, ADDED, max_wait_ms=3_600_000))
+    while not leaders._held:  # noqa: ASYNC110 - the state itself
+        await asyncio.sleep(0)
+    leaders.set_rate(0)
+    assert await waiting > 0
+
+
+@pytest.mark.parametrize(
+    ("named", "is_held"), [(f"0:{LEADS}", True), ("*", True), (f"1:{LEADS},0:{BACK}", False), ("", False)]
+)
+async def test_replicas_whose_topic_names_their_leader_are_held_back_until_they_are_in_sync(
+    broker: Broker, named: str, is_held: bool
+) -> None:
+    configs = {"leader.replication.throttled.replicas": named}
+    await broker.controller.submit(SetTopicConfigs(name="t", configs=configs))
+    leaders = service(broker, 1)
+    assert await fetched(broker, leaders, BACK) > 0
+    assert (await fetched(broker, leaders, BACK) == 0) is is_held
+    assert await fetched(broker, leaders, IN_SYNC) > 0
 
 
 async def test_without_a_limit_nobody_is_held_back(broker: Broker) -> None:
     leaders = service(broker, 0)
     for _ in range(3):
         assert await fetched(broker, leaders, ADDED) > 0
+
+
+# --- moves that never end
+
+
+def test_a_replica_that_does_not_come_closer_within_half_a_minute_is_stalled() -> None:
+    watch = MoveWatch()
+    for second in range(31):
+        watch.note({"closer": 100 - second, "further": 100 + second, "the same": 100}, 1_000 * second)
+        assert second == 30 or watch.stalled == []
+    assert watch.stalled == ["further", "the same"]
+    watch.note({"further": 50, "the same": 100}, 61_000)
+    assert watch.stalled == ["the same"]
+    watch.note({}, 62_000)
+    assert watch.stalled == [], "the move is over"
+
+
+def test_a_replica_that_has_everything_is_not_stalled() -> None:
+    watch = MoveWatch()
+    watch.note({"idle": 0}, 0)
+    watch.note({"idle": 0}, 60_000)
+    assert watch.stalled == []
+
+
+async def test_a_move_that_is_slower_than_the_producers_is_a_problem_in_words(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaders = service(broker, 1)
+    partition = broker.find.partition(broker.find.topic("t"), 0)
+    leaders._led[partition] = None
+    await fetched(broker, leaders, ADDED)
+    now_ms = broker.clock.now_ms()
+    for seconds in (0, 31, 62):
+        partition.append(plain_batch("more"), 1_000)
+        monkeypatch.setattr(leaders, "_clock", SimpleNamespace(now_ms=lambda s=seconds: now_ms + 1_000 * s))
+        await leaders._tick(shrink=False)
+    (problem,) = leaders.problems()
+    assert f"t-0 to node {ADDED}" in problem
+    assert "the throttle of 1 bytes per second" in problem
+    monkeypatch.setattr(leaders, "_suspected", lambda: {ADDED})
+    await leaders._tick(shrink=False)
+    assert leaders.problems() == [], "a node that is down is not slowed down by the throttle"
+    monkeypatch.undo()
+    leaders.set_rate(0)
+    await leaders._tick(shrink=False)
+    assert leaders.problems() == []

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from crc32c import crc32c
@@ -22,7 +22,12 @@ from tidemill.cli.doctor import Finding, Verdict
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control.commands import CreateTopic
-from tidemill.errors import DamagedBatch, ErrorCode
+from tidemill.coordination.share_state import DeliveryState, SharePartitionKey, StateBatch
+from tidemill.cursors.state import Given, Next
+from tidemill.cursors.stored import CorruptCursorRecord, StoredCursor, StoredPosition
+from tidemill.cursors.stored import decode_record as decode_cursor_record
+from tidemill.cursors.stored import encode_record as encode_cursor_record
+from tidemill.errors import ApiError, DamagedBatch, ErrorCode
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
 from tidemill.log.offline.repair import apply_repair, plan_repair
 from tidemill.log.storage import LocalStorage
@@ -30,10 +35,14 @@ from tidemill.records.batch import BatchHeader, parse_header
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.replication.partition import Partition
+from tidemill.server.coordinators.cursors import CURSORS
 from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.coordinators.share_state import SHARE_STATE
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.http import HttpServer
 from tidemill.server.node import Node
+from tidemill.share.state.records import Update, UpdateRecord
+from tidemill.share.state.records import encode_record as encode_share_record
 from tidemill.transactions.messages import Producer
 
 Start = Callable[..., Awaitable[Node]]
@@ -52,6 +61,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 http=None,
                 offsets_topic_partitions=2,
                 transactions_topic_partitions=2,
+                share_state_topic_partitions=2,
+                cursors_topic_partitions=2,
                 **settings,
             )
         )
@@ -65,9 +76,9 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             await node.stop()
 
 
-async def create(node: Node, topic: str) -> None:
+async def create(node: Node, topic: str, **configs: str) -> None:
     await node.broker.controller.submit(
-        CreateTopic(name=topic, topic_id=uuid4(), partitions=1, replication=1)
+        CreateTopic(name=topic, topic_id=uuid4(), partitions=1, replication=1, configs=configs)
     )
 
 
@@ -323,6 +334,210 @@ async def test_a_damaged_log_of_transactions_ends_no_transaction_and_serves_the_
     assert (
         await transactions.add_partitions(bad, Producer(1, 0), [("t", 0)]) is ErrorCode.unknown_server_error
     )
+
+
+# --- share groups
+
+
+async def begin_sharing(node: Node, group: str) -> SharePartitionKey:
+    """Give a group's share partition of t-0 a state in which offset 0 is done."""
+    key = SharePartitionKey(group, node.broker.find.topic("t").id, 0)
+    persister = node.broker.persister
+    await persister.initialize(key, 1, 0)
+    await persister.read_state(key, 0)
+    await persister.write_state(key, 1, 0, 0, 1, [StateBatch(0, 0, DeliveryState.ACKNOWLEDGED, 1)])
+    return key
+
+
+async def two_share_partitions(node: Node) -> tuple[SharePartitionKey, SharePartitionKey]:
+    """Share partitions with a state in partition 0, and in partition 1, of ``__share_group_state``."""
+    await create(node, "t")
+    await write(node, "t", "done", "next")
+    await node.broker.coordinators.ensure_topic(SHARE_STATE)
+    topic_id = node.broker.find.topic("t").id
+
+    def home(group: str) -> int:
+        return node.broker.share_states.partition_of(str(SharePartitionKey(group, topic_id, 0)))
+
+    bad, good = [await begin_sharing(node, name_in(node, shard, home)) for shard in (0, 1)]
+    return bad, good
+
+
+async def share_fetch(node: Node, key: SharePartitionKey) -> tuple[ErrorCode, list[tuple[int, int]]]:
+    """The error, and the first and last offsets of what a new member is given."""
+    client = await StreamClient.connect(node.address)
+    answer = await client.ask(
+        "ShareFetch",
+        1,
+        group_id=key.group_id,
+        member_id=str(uuid4()),
+        share_session_epoch=0,
+        max_wait=10_000,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        max_records=10,
+        batch_size=10,
+        topics=[{"topic_id": key.topic_id, "partitions": [{"partition_index": 0}]}],
+    )
+    await client.close()
+    part = answer.responses[0].partitions[0]
+    given = [(each.first_offset, each.last_offset) for each in part.acquired_records]
+    return ErrorCode(part.error_code), given
+
+
+async def assert_share_state_is_not_served(node: Node, key: SharePartitionKey) -> None:
+    persister = node.broker.persister
+    for call in (
+        persister.read_state(key, 0),
+        persister.read_summary(key, 0),
+        # Whoever began it anew would have every record delivered again.
+        persister.initialize(key, 2, 0),
+        persister.delete(key),
+        persister.write_state(key, 1, 0, 1, 0, ()),
+    ):
+        with pytest.raises(ApiError) as refused:
+            await call
+        assert refused.value.code is ErrorCode.unknown_server_error
+    assert await share_fetch(node, key) == (ErrorCode.unknown_server_error, [])
+
+
+async def test_whatever_bit_of_a_share_state_flips_no_record_is_delivered_by_it(start: Start) -> None:
+    node = await start()
+    bad, good = await two_share_partitions(node)
+    await node.stop()
+    path = only_log(node, SHARE_STATE.topic, 0)
+    size = (node.settings.data_dir / path).stat().st_size
+    for position in range(7, size, max(1, size // 5)):
+        flip(node, path, position, 2)
+        node = await start()
+        await assert_share_state_is_not_served(node, bad)
+        assert await share_fetch(node, good) == (ErrorCode.none, [(1, 1)])
+        problems = " ".join(node.problems())
+        assert f"{SHARE_STATE.topic}-0 is damaged" in problems
+        assert f"{path} at byte" in problems
+        await node.broker.share_states.expire()
+        await node.stop()
+        flip(node, path, position, 2)
+    node = await start()
+    assert await share_fetch(node, bad) == (ErrorCode.none, [(1, 1)])
+    assert node.problems() == []
+
+
+async def test_a_share_state_that_checks_out_and_cannot_be_decoded_stops_its_shard_only(start: Start) -> None:
+    node = await start()
+    bad, good = await two_share_partitions(node)
+    key, value = encode_share_record(
+        UpdateRecord(*bad, Update(0, 0, -1, [StateBatch(1, 1, DeliveryState.ARCHIVED, 1)]))
+    )
+    assert value is not None
+    await append_record(node, SHARE_STATE.topic, key, value[:-3])
+    await node.stop()
+    again = await start()
+    await assert_share_state_is_not_served(again, bad)
+    assert await share_fetch(again, good) == (ErrorCode.none, [(1, 1)])
+    (problem,) = again.problems()
+    assert "cannot be decoded" in problem
+    assert f"{only_log(again, SHARE_STATE.topic, 0)} at byte" in problem
+
+
+# --- cursors
+
+
+async def append_record(node: Node, topic: str, key: bytes, value: bytes) -> None:
+    """Append one record to partition 0 of a topic, with a checksum that fits."""
+    partition = partition_of(node, topic)
+    batch = bytearray(build_batch([Record(key, value)]))
+    appended = partition.local_log.append(*restamped(batch), 0, 1)
+    await wait_committed(partition, appended.last_offset + 1)
+
+
+async def two_cursors(node: Node) -> tuple[str, str]:
+    """Cursors at offset 3 of t-0 that are kept in partition 0, and in partition 1, of ``__cursors``."""
+    await create(node, "t", **{"tidemill.retention.waits.for.cursors": "true"})
+    await node.broker.coordinators.ensure_topic(CURSORS)
+    cursors = node.broker.cursors
+    bad, good = (name_in(node, shard, cursors.partition_of) for shard in (0, 1))
+    for name in (bad, good):
+        epoch = await take_cursor(node, name)
+        given = Given(3, 0, True, b"")
+        await cursors.commit(name, {0: Next(epoch, 0, given)})
+    return bad, good
+
+
+async def take_cursor(node: Node, name: str) -> int:
+    """Become its owner; gives the epoch."""
+    about = StoredCursor("t", node.broker.find.topic("t").id, b"region", "all of t", False, 1)
+    starts = {0: Given(0, 0, False, b"")}
+    _, held = await node.broker.cursors.take(
+        name, about, starts, owner="somebody", lease_ms=60_000, force=True, origin=UUID(int=1)
+    )
+    return held[0].position.epoch
+
+
+async def cursor_offset(node: Node, name: str) -> int:
+    _, held = await node.broker.cursors.describe(name)
+    return held[0].position.offset
+
+
+async def assert_cursor_is_not_served(node: Node, name: str) -> None:
+    cursors = node.broker.cursors
+    for call in (
+        cursors.describe(name),
+        # Whoever took it would begin at its start again.
+        take_cursor(node, name),
+        cursors.commit(name, {0: Next(1, 3, Given(4, 0, True, b""))}),
+        cursors.keep(name, {0: 1}, lease_ms=1_000, release=False),
+        cursors.alter(name, paused=True, positions={}, force=True, origin=UUID(int=1)),
+        cursors.delete(name, force=True),
+        # A part of the cursors must not look like all of them.
+        cursors.listing(),
+    ):
+        with pytest.raises(ApiError) as refused:
+            await call
+        assert refused.value.code is ErrorCode.unknown_server_error
+    await node.broker.cursor_floors.refresh()
+    partition = partition_of(node, "t")
+    assert node.broker.cursor_floors.floor(partition, 1) == partition.log_start_offset, "all of t is kept"
+
+
+async def test_whatever_bit_of_a_cursor_flips_it_is_never_somewhere_else(start: Start) -> None:
+    node = await start()
+    bad, good = await two_cursors(node)
+    await node.stop()
+    path = only_log(node, CURSORS.topic, 0)
+    size = (node.settings.data_dir / path).stat().st_size
+    for position in range(7, size, max(1, size // 5)):
+        flip(node, path, position, 2)
+        node = await start()
+        await assert_cursor_is_not_served(node, bad)
+        assert await cursor_offset(node, good) == 3
+        problems = " ".join(node.problems())
+        assert f"{CURSORS.topic}-0 is damaged" in problems
+        assert f"{path} at byte" in problems
+        await node.stop()
+        flip(node, path, position, 2)
+    node = await start()
+    assert await cursor_offset(node, bad) == 3
+    assert node.problems() == []
+
+
+async def test_a_cursor_record_that_checks_out_and_cannot_be_decoded_stops_its_shard_only(
+    start: Start,
+) -> None:
+    node = await start()
+    bad, good = await two_cursors(node)
+    key, value = encode_cursor_record(bad, 0, StoredPosition(1, 4, 0, True, b"", "somebody", 1))
+    assert value is not None
+    with pytest.raises(CorruptCursorRecord):
+        decode_cursor_record(key, value[:-3])
+    await append_record(node, CURSORS.topic, key, value[:-3])
+    await node.stop()
+    again = await start()
+    await assert_cursor_is_not_served(again, bad)
+    assert await cursor_offset(again, good) == 3
+    (problem,) = again.problems()
+    assert "cannot be decoded" in problem
+    assert f"{only_log(again, CURSORS.topic, 0)} at byte" in problem
 
 
 # --- the scrubber

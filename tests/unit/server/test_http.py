@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 from uuid import uuid4
 
 import httpx
@@ -40,20 +41,41 @@ async def test_a_node_that_is_starting_lives_and_is_not_ready(client: httpx.Asyn
     assert (await client.get("/healthz")).status_code == 200
     answer = await client.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {"ready": False, "problems": ["the node is starting or stopping"]}
+    assert answer.json() == {
+        "ready": False,
+        "problems": ["the node is starting or stopping"],
+        "problem_kinds": ["starting"],
+    }
     assert "tidemill_ready 0" in (await client.get("/metrics")).text
 
 
 async def test_a_ready_node_tells_its_problems(client: httpx.AsyncClient, node: Node) -> None:
     await node.start()
-    assert (await client.get("/readyz")).json() == {"ready": True, "problems": []}
+    assert (await client.get("/readyz")).json() == {"ready": True, "problems": [], "problem_kinds": []}
     await node.broker.controller.submit(CreateTopic(name="t", topic_id=uuid4(), partitions=1, replication=1))
     node.broker.find.partition(node.broker.find.topic("t"), 0).flush_failed(SyncFailed("a bad disk"))
     answer = await client.get("/readyz")
     assert answer.status_code == 200, "the other partitions still want their requests"
-    assert answer.json() == {"ready": True, "problems": ["t-0 is stopped: a bad disk"]}
+    assert answer.json() == {
+        "ready": True,
+        "problems": ["t-0 is stopped: a bad disk"],
+        "problem_kinds": ["stopped"],
+    }
     await node.stop()
     assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_whatever_the_cluster_lacks_is_no_fault_of_the_nodes_files(
+    client: httpx.AsyncClient, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.start()
+    problems = ["2 moves do not come closer to their end", "the metadata of node 1 is behind revision 7"]
+    membership = Mock(**{"problems.return_value": problems})
+    with monkeypatch.context() as patched:
+        patched.setattr(node, "membership", membership)
+        answer = (await client.get("/readyz")).json()
+    assert (answer["problems"], answer["problem_kinds"]) == (problems, ["cluster", "cluster"])
+    await node.stop()
 
 
 async def test_metrics_are_in_the_format_of_prometheus(client: httpx.AsyncClient, node: Node) -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
-from tidemill.control.commands import CreateTopic, DeleteTopic
+from tidemill.control.commands import CreateTopic, DeleteTopic, SetGroupConfigs
 from tidemill.errors import ErrorCode
 from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
@@ -69,4 +69,8 @@ async def test_a_member_goes_on_in_its_epoch_after_a_restart_and_has_the_nodes_s
         joined.member_epoch,
         None,
     )
+    # A config of the group counts from the next heartbeat on.
+    own = SetGroupConfigs(group_id="g", configs={"consumer.heartbeat.interval.ms": "900"})
+    await again.broker.controller.submit(own)
+    assert (await again.broker.groups.consumer_heartbeat(beat)).heartbeat_interval_ms == 900
     await again.stop()

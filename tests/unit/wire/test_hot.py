@@ -15,8 +15,10 @@ from tidemill.wire.hot import (
     FetchPartition,
     NodeEndpoint,
     PartitionResult,
+    SharePartitionData,
     encode_fetch_response,
     encode_produce_response,
+    encode_share_fetch_response,
 )
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -51,6 +53,18 @@ FETCHED = st.builds(
     current_leader=LEADER,
     snapshot_id=st.none() | st.just((-1, -1)) | st.tuples(INT64, INT32),
 ) | st.builds(FetchPartition, INT32, ERROR, INT64)
+INT16 = st.integers(-(2**15), 2**15 - 1)
+SHARED = st.builds(
+    SharePartitionData,
+    partition_index=INT32,
+    error_code=ERROR,
+    error_message=NULLABLE_TEXT,
+    acknowledge_error_code=ERROR,
+    acknowledge_error_message=NULLABLE_TEXT,
+    current_leader=st.tuples(INT32, INT32),
+    records=st.lists(st.binary(max_size=5) | st.just(memoryview(b"r" * 200)), max_size=3),
+    acquired=st.lists(st.tuples(INT64, INT64, INT16), max_size=3) | st.just([(1, 2, 3)] * 300),
+) | st.builds(SharePartitionData, INT32)
 ENDPOINTS = st.lists(st.builds(NodeEndpoint, INT32, TEXT, INT32, NULLABLE_TEXT), max_size=2)
 
 
@@ -195,3 +209,34 @@ def test_a_topic_named_the_wrong_way_for_the_version_is_a_mistake(version: int, 
         encode_produce_response(version, 1, [(topic, [])])
     with pytest.raises(TypeError, match="this version names topics by"):
         encode_fetch_response(version, 1, 0, 0, [(topic, [])])
+
+
+def _shared_body(data: SharePartitionData) -> dict[str, Any]:
+    return {
+        **{name: getattr(data, name) for name in data._fields[:5]},
+        "current_leader": {"leader_id": data.current_leader[0], "leader_epoch": data.current_leader[1]},
+        "records": b"".join(data.records),
+        "acquired_records": [
+            {"first_offset": first, "last_offset": last, "delivery_count": count}
+            for first, last, count in data.acquired
+        ],
+    }
+
+
+@pytest.mark.parametrize("version", APIS[78].versions)
+@given(topics=topics_of(SHARED, by_id=True), error=ERROR, message=NULLABLE_TEXT, endpoints=ENDPOINTS)
+def test_a_share_fetch_response_is_what_the_generic_encoder_writes(
+    version: int, topics: Any, error: int, message: str | None, endpoints: list[NodeEndpoint]
+) -> None:
+    buffers = encode_share_fetch_response(5, error, message, 30_000, topics, endpoints)
+    body = {
+        "error_code": error,
+        "error_message": message,
+        "acquisition_lock_timeout": 30_000,
+        "responses": [
+            {"topic_id": topic_id, "partitions": [_shared_body(each) for each in partitions]}
+            for topic_id, partitions in topics
+        ],
+        "node_endpoints": [each._asdict() for each in endpoints],
+    }
+    assert b"".join(buffers) == bytes(encode_response(78, version, 5, body))

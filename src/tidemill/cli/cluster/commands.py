@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.cli.cluster import inspect
 from tidemill.cli.cluster.elect import elect
 from tidemill.cli.cluster.moves import drain, reassign, remove
+from tidemill.cli.cluster.throttle import throttle
 from tidemill.cli.cluster.upgrade import upgrade
 from tidemill.cli.session import command
 
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     command(app, "controller")(inspect.controller)
     command(app, "elect")(elect)
     command(app, "reassign")(reassign)
+    command(app, "throttle")(throttle)
     command(app, "drain")(drain)
     command(app, "remove")(remove)
     command(app, "upgrade")(upgrade)

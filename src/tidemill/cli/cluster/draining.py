@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tidemill.client.cluster import PartitionInfo, TopicInfo, TopicPartition
 
-__all__ = ("DrainPlan", "plan_leaderships", "plan_replicas")
+__all__ = ("DRAINED", "DrainPlan", "plan_leaderships", "plan_replicas")
+
+
+#: The tag of a node whose replicas are moved away for good: it gets no new ones.
+DRAINED: Final = "PERMANENT_OFFLINE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,17 @@ def plan_leaderships(topics: Sequence[TopicInfo], node_id: int, live: frozenset[
 
 
 def plan_replicas(
-    topics: Sequence[TopicInfo], node_id: int, live: frozenset[int], racks: Mapping[int, str | None]
+    topics: Sequence[TopicInfo],
+    node_id: int,
+    live: frozenset[int],
+    racks: Mapping[int, str | None],
+    *,
+    drained: frozenset[int] = frozenset(),
 ) -> DrainPlan:
-    """Give each replica of ``node_id`` to a live node: in another rack if possible, with few replicas."""
+    """Give each replica of ``node_id`` to a live node: in another rack if possible, with few replicas.
+
+    Nodes that are ``drained``, too, take none.
+    """
     plan = DrainPlan()
     load = Counter(holder for topic in topics for each in topic.partitions for holder in each.replicas)
     for topic in topics:
@@ -51,7 +63,7 @@ def plan_replicas(
             if node_id not in each.replicas:
                 continue
             key = topic.name, each.index
-            free = live - {*each.replicas} - {node_id}
+            free = live - {*each.replicas} - {node_id} - drained
             if not free:
                 plan.stuck[key] = (
                     f"it has {len(each.replicas)} replicas, and no other live node that has none of it"

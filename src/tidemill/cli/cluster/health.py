@@ -2,8 +2,9 @@
 
 ====== ====================================================================================================
 GREEN  every replica is in sync, every node is live, no node names a problem
-YELLOW records are taken and served, and something is not as it should be: a replica is not in sync, a node
-       is down, etcd does not answer
+YELLOW every partition has a leader, and something is not as it should be: a replica is not in sync, a node
+       is down, etcd does not answer. Some writes may be refused: those with acks=all where fewer replicas are
+       in sync than min.insync.replicas
 RED    a partition has no leader: nobody can write or read it
 ====== ====================================================================================================
 """
@@ -51,7 +52,7 @@ def assess(
     problems: Mapping[int, Sequence[str]],
     unreachable: Mapping[int, str],
 ) -> list[Finding]:
-    """What is wrong, the worst first.
+    """List the problems of a cluster, the worst first.
 
     ``view`` is the cluster as one node sees it. ``problems`` is what each node says is wrong, and
     ``unreachable`` why a node that is live could not be asked.

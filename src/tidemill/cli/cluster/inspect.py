@@ -10,7 +10,7 @@ import typer
 from tidemill.cli.session import Session
 
 if TYPE_CHECKING:
-    from tidemill.client.admin.replicas import ClusterView, Replica
+    from tidemill.client.admin.replicas import ClusterView, NodeThrottle, Replica
     from tidemill.client.cluster import Cluster, TopicInfo, TopicPartition
 
 __all__ = (
@@ -26,8 +26,8 @@ __all__ = (
 )
 
 STATUS_EPILOG = (
-    "Exit codes: 0 GREEN, 1 YELLOW: it serves, and something is not as it should be, 2 RED: a partition has "
-    "no leader, 4 no node can be reached."
+    "Exit codes: 0 GREEN, 1 YELLOW: every partition has a leader, and something is not as it should be, "
+    "2 RED: a partition has no leader, 4 no node can be reached."
 )
 
 
@@ -39,11 +39,12 @@ class Overview:
     topics: list[TopicInfo]
     problems: dict[int, tuple[str, ...]]
     unreachable: dict[int, str]
+    throttles: dict[int, NodeThrottle]
 
 
 async def overview(cluster: Cluster) -> Overview:
     """Ask one node about the cluster, and every node about itself."""
-    from tidemill.client.admin.replicas import describe_nodes
+    from tidemill.client.admin.replicas import describe_nodes, describe_throttles
     from tidemill.errors import TidemillError
 
     topics = await cluster.all_topics()
@@ -57,18 +58,23 @@ async def overview(cluster: Cluster) -> Overview:
             unreachable[node_id] = error.message
         else:
             problems[node_id] = tuple(answer.problems)
-    return Overview(view, topics, problems, unreachable)
+    throttles = await describe_throttles(cluster, problems)
+    return Overview(view, topics, problems, unreachable, throttles)
 
 
 def status(session: Session) -> None:
     """Show how well the cluster is: GREEN, YELLOW or RED, with the reasons."""
+    from dataclasses import asdict
+
     from tidemill.cli.cluster.health import assess, level_of
+    from tidemill.cli.cluster.throttle import throttle_text
     from tidemill.cli.output import write_json, write_line
 
     found = session.run(overview)
     findings = assess(found.view, found.topics, found.problems, found.unreachable)
     level = level_of(findings)
     live = sum(1 for node in found.view.nodes.values() if node.state == "live")
+    drained = [node for node in found.view.nodes.values() if node.tags]
     count = sum(len(topic.partitions) for topic in found.topics)
     if session.as_json:
         write_json(
@@ -79,8 +85,10 @@ def status(session: Session) -> None:
                 "controller": found.view.controller_id,
                 "nodes": len(found.view.nodes),
                 "live_nodes": live,
+                "drained_nodes": [node.node_id for node in drained],
                 "topics": len(found.topics),
                 "partitions": count,
+                "throttles": [{"node": node_id, **asdict(each)} for node_id, each in found.throttles.items()],
             }
         )
     else:
@@ -91,6 +99,14 @@ def status(session: Session) -> None:
         )
         for each in findings:
             write_line(f"  {each.level.name:6}  {each.reason}")
+        for node in drained:
+            write_line(
+                f"  node {node.node_id} ({node.name}) is drained: it gets no new replicas until "
+                f"'tidemill cluster drain {node.node_id} --undo'"
+            )
+        text = throttle_text(found.throttles)
+        if text is not None:
+            write_line(f"  throttle of moves: {text}")
     if level:
         raise typer.Exit(int(level))
 
@@ -108,11 +124,12 @@ def nodes(session: Session) -> None:
 
     found = session.run(overview)
     placed = [each for topic in found.topics for each in topic.partitions]
-    value = [
+    value: list[dict[str, Any]] = [
         {
             "node": node.node_id,
             "name": node.name,
             "state": node.state,
+            "tags": list(node.tags),
             "controller": node.node_id == found.view.controller_id,
             "address": str(node.address),
             "cluster_address": None if node.cluster_address is None else str(node.cluster_address),
@@ -127,12 +144,15 @@ def nodes(session: Session) -> None:
         }
         for node in found.view.nodes.values()
     ]
-    columns = ("node", "name", "state", "controller", "address", "rack", "leads", "replicas", "not in sync")
+    columns = (
+        "node", "name", "state", "tags", "controller", "address", "rack", "leads", "replicas", "not in sync",
+    )  # fmt: skip
     rows = [
         (
             each["node"],
             each["name"],
             each["state"],
+            ", ".join(each["tags"]) or None,
             "yes" if each["controller"] else None,
             each["address"],
             each["rack"],

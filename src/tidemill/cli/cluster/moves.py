@@ -12,6 +12,7 @@ from tidemill.cli.session import ExitCode, Session
 
 if TYPE_CHECKING:
     from tidemill.cli.cluster.draining import DrainPlan
+    from tidemill.client.admin.replicas import ClusterView, NodeView
     from tidemill.client.cluster import Cluster, TopicPartition
 
 __all__ = ("drain", "reassign", "remove")
@@ -35,6 +36,15 @@ def reassign(
         ),
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the move that is under way.")] = False,
+    throttle: Annotated[
+        str | None,
+        typer.Option(
+            "--throttle",
+            metavar="BYTES",
+            help="How much each node sends and fetches in a second for moves, for example 50MiB. It stays "
+            "until 'tidemill cluster throttle' changes it.",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the move is done.")] = False,
     timeout: TimeoutOption = _WAIT_SECONDS,
 ) -> None:
@@ -42,12 +52,14 @@ def reassign(
 
     New replicas copy the partition first. When they are in sync, the old ones are removed.
     """
-    if topic is None:
+    if topic is None and throttle is None:
         _list_moves(session)
         return
-    if partition is None or (to is None) == (not cancel):
+    if topic is None or partition is None or (to is None) == (not cancel):
         raise typer.BadParameter("give TOPIC PARTITION, and either --to NODE,NODE or --cancel")
     target = None if to is None else _node_list(to)
+    if throttle is not None:
+        _set_throttle(session, throttle)
     key = topic, partition
     reason = session.run(lambda cluster: _begin(cluster, key, target))
     if reason is not None:
@@ -72,8 +84,9 @@ def _node_list(text: str) -> tuple[int, ...]:
 def _list_moves(session: Session) -> None:
     from dataclasses import asdict
 
-    from tidemill.cli.output import Table, show
-    from tidemill.client.admin.replicas import list_reassignments
+    from tidemill.cli.cluster.throttle import throttle_text
+    from tidemill.cli.output import Table, show, write_line
+    from tidemill.client.admin.replicas import describe_throttles, list_reassignments
 
     moves = session.run(list_reassignments)
     rows = [
@@ -86,6 +99,17 @@ def _list_moves(session: Session) -> None:
     ]
     columns = ("topic", "partition", "replicas", "adding", "removing")
     show(session, [asdict(each) for each in moves], Table(columns, rows))
+    text = None if session.as_json else throttle_text(session.run(describe_throttles))
+    if text is not None:
+        write_line(f"throttle: {text}")
+
+
+def _set_throttle(session: Session, limit: str) -> None:
+    from tidemill.cli.cluster.throttle import rate_of
+    from tidemill.client.admin.replicas import set_throttle
+
+    rate = rate_of(limit)
+    session.run(lambda cluster: set_throttle(cluster, rate))
 
 
 async def _begin(cluster: Cluster, key: TopicPartition, target: tuple[int, ...] | None) -> str | None:
@@ -98,7 +122,15 @@ def drain(
     session: Session,
     node: Annotated[int, typer.Argument(metavar="NODE", help="The number of the node.")],
     replicas: Annotated[
-        bool, typer.Option("--replicas", help="Also move its replicas, so that the node can be removed.")
+        bool,
+        typer.Option(
+            "--replicas",
+            help="Also move its replicas, so that the node can be removed. It gets no new ones from then on.",
+        ),
+    ] = False,
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Let the node get new replicas again. Nothing moves back."),
     ] = False,
     timeout: TimeoutOption = _WAIT_SECONDS,
 ) -> None:
@@ -109,6 +141,14 @@ def drain(
     """
     from tidemill.cli.output import Table, show, write_json, write_line
 
+    if undo:
+        if replicas:
+            raise typer.BadParameter("give either --replicas or --undo")
+        session.run(lambda cluster: _close(cluster, node, closed=False))
+        _say(session, {"node": node, "tags": []}, f"node {node} gets new replicas again")
+        return
+    if replicas:
+        session.run(lambda cluster: _close(cluster, node, closed=True))
     plan, refused = session.run(lambda cluster: _drain(cluster, node, replicas=replicas, wait_s=timeout))
     stuck = {**plan.stuck, **refused}
     moved = len(plan.targets.keys() - stuck.keys())
@@ -122,6 +162,8 @@ def drain(
     else:
         what = "replicas" if replicas else "leaderships"
         write_line(f"{moved} {what} of node {node} are moved, {len(stuck)} cannot be")
+        if replicas:
+            write_line(f"it gets no new replicas until 'tidemill cluster drain {node} --undo'")
         if stuck:
             rows = [(name, index, why) for (name, index), why in stuck.items()]
             show(session, None, Table(("topic", "partition", "why not"), rows))
@@ -139,21 +181,37 @@ def remove(
     _say(session, {"removed": node}, f"node {node} is removed")
 
 
+async def _close(cluster: Cluster, node_id: int, *, closed: bool) -> None:
+    """Tag a node so that it gets no new replicas, or take the tag away."""
+    from tidemill.cli.cluster.draining import DRAINED
+    from tidemill.client.admin.replicas import describe_nodes, set_node_tags
+
+    tags = {*_known(await describe_nodes(cluster), node_id).tags}
+    await set_node_tags(cluster, node_id, tags | {DRAINED} if closed else tags - {DRAINED})
+
+
+def _known(view: ClusterView, node_id: int) -> NodeView:
+    from tidemill.errors import ApiError, ErrorCode
+
+    if node_id not in view.nodes:
+        raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {node_id}; see 'cluster nodes'")
+    return view.nodes[node_id]
+
+
 async def _drain(
     cluster: Cluster, node_id: int, *, replicas: bool, wait_s: float
 ) -> tuple[DrainPlan, dict[TopicPartition, str]]:
     from tidemill.cli.cluster.draining import plan_leaderships, plan_replicas
     from tidemill.client.admin.replicas import alter_reassignments, describe_nodes, elect_leaders
-    from tidemill.errors import ApiError, ErrorCode
 
     view = await describe_nodes(cluster)
-    if node_id not in view.nodes:
-        raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {node_id}; see 'cluster nodes'")
+    _known(view, node_id)
     topics = await cluster.all_topics()
     live = frozenset(each.node_id for each in view.nodes.values() if each.state == "live")
     if replicas:
         racks = {each.node_id: each.rack for each in view.nodes.values()}
-        plan = plan_replicas(topics, node_id, live, racks)
+        drained = frozenset(each.node_id for each in view.nodes.values() if each.tags)
+        plan = plan_replicas(topics, node_id, live, racks, drained=drained)
     else:
         plan = plan_leaderships(topics, node_id, live)
     refused: dict[TopicPartition, str] = {}

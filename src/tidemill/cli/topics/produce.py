@@ -94,8 +94,8 @@ def produce(
     from tidemill.cli.topics.commands import parse_assignments
     from tidemill.cli.topics.input_format import json_line, plain_line
     from tidemill.cli.topics.send_lines import Sending
-    from tidemill.client.producing.sender import ACKS_ALL
     from tidemill.records.compression import CODEC_NUMBERS, NONE
+    from tidemill.wire.apis import ACKS_ALL
 
     if json_lines and key_separator is not None:
         raise typer.BadParameter("--json lines name their key themselves", param_hint="--key-separator")

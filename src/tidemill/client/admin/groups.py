@@ -140,7 +140,7 @@ async def _describe_consumer_group(cluster: Cluster, group: str) -> GroupDescrip
         raise
     (found,) = response.groups
     if found.error_code == ErrorCode.group_id_not_found:
-        raise _no_group(group)
+        raise await _not_such_a_group(cluster, group)
     check(found.error_code, found.error_message, f"describing group {group!r}")
     members = tuple(
         GroupMember(
@@ -158,6 +158,22 @@ async def _describe_consumer_group(cluster: Cluster, group: str) -> GroupDescrip
         for member in found.members
     )
     return GroupDescription(group, found.group_state, "consumer", found.assignor_name, members, "consumer")
+
+
+async def _not_such_a_group(cluster: Cluster, group: str) -> ApiError:
+    """That there is no consumer group, and whether it is a share group instead."""
+    try:
+        response = await cluster.to_coordinator(group, "ShareGroupDescribe", {"group_ids": [group]})
+    except ApiError as error:
+        if error.code is not ErrorCode.unsupported_version:
+            raise
+        return _no_group(group)
+    if response.groups[0].error_code != ErrorCode.none:
+        return _no_group(group)
+    return ApiError(
+        ErrorCode.group_id_not_found,
+        f"group {group!r} is a share group; 'tidemill share describe {group}' shows it",
+    )
 
 
 async def delete_group(cluster: Cluster, group: str) -> None:

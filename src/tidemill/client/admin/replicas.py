@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tidemill.client.cluster import Cluster, TopicPartition
+from tidemill.config.broker_keys import FOLLOWER_RATE, LEADER_RATE
+from tidemill.config.topic import AlterOp
+from tidemill.config.topic_keys import LONG_MAX
 from tidemill.config.values import Address
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.net.answers import check, checked
@@ -18,18 +21,23 @@ __all__ = (
     "ClusterView",
     "Follower",
     "Move",
+    "NodeThrottle",
     "NodeView",
     "Replica",
     "alter_reassignments",
     "describe_nodes",
     "describe_replicas",
+    "describe_throttles",
     "elect_leaders",
     "elect_replica",
     "eligible_leaders",
     "list_reassignments",
     "remove_node",
+    "set_node_tags",
+    "set_throttle",
 )
 
+_NODE_RESOURCE: Final = 4
 _PREFERRED: Final = 0
 _UNCLEAN: Final = 1
 _PARTITIONS_AT_ONCE: Final = 2_000
@@ -37,7 +45,7 @@ _PARTITIONS_AT_ONCE: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A registered node. ``state`` is live, joining or down."""
+    """A registered node. ``state`` is live, joining or down; one with ``tags`` gets no new replicas."""
 
     node_id: int
     name: str
@@ -47,6 +55,7 @@ class NodeView:
     machine: str
     state: str
     clock_ahead_ms: int
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,14 @@ class Move:
     removing: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NodeThrottle:
+    """How many bytes in a second a node sends and fetches for replicas that are moved; None is no limit."""
+
+    send: int | None
+    fetch: int | None
+
+
 async def describe_nodes(cluster: Cluster, node_id: int | None = None) -> ClusterView:
     """The cluster as a node sees it; without ``node_id`` as any node does."""
 
@@ -134,6 +151,7 @@ def _node(each: Any) -> NodeView:
         each.machine,
         each.state,
         each.clock_ahead_ms,
+        tuple(each.tags),
     )
 
 
@@ -250,6 +268,16 @@ async def elect_replica(cluster: Cluster, topic: str, partition: int, leader: in
     cluster.forget()
 
 
+async def set_node_tags(cluster: Cluster, node_id: int, tags: Iterable[str]) -> None:
+    """Replace the tags of a node: with PERMANENT_OFFLINE it gets no new replicas, as it is to be removed."""
+    body = {"node_id": node_id, "tags": sorted(tags)}
+
+    async def ask() -> None:
+        checked(await cluster.to_any("SetNodeTags", body), f"changing the tags of node {node_id}")
+
+    await cluster.retrying(ask)
+
+
 async def remove_node(cluster: Cluster, node_id: int) -> None:
     """Have the cluster forget a node that is down and holds no replicas."""
 
@@ -304,3 +332,65 @@ async def list_reassignments(cluster: Cluster) -> list[Move]:
         ]
 
     return await cluster.retrying(ask)
+
+
+# --- the throttle of moves
+
+
+async def describe_throttles(
+    cluster: Cluster, node_ids: Iterable[int] | None = None
+) -> dict[int, NodeThrottle]:
+    """The throttle of moves of each of these nodes, or of all, that can be asked."""
+    if node_ids is None:
+        await cluster.all_topics()  # It brings the list of nodes.
+        node_ids = cluster.nodes
+    found: dict[int, NodeThrottle] = {}
+    for node_id in sorted(node_ids):
+        resource = {
+            "resource_type": _NODE_RESOURCE,
+            "resource_name": str(node_id),
+            "configuration_keys": [LEADER_RATE, FOLLOWER_RATE],
+        }
+        try:
+            connection = await cluster.connection(node_id)
+            (result,) = (await connection.request("DescribeConfigs", {"resources": [resource]})).results
+            check(result.error_code, result.error_message, f"the throttle of node {node_id}")
+        except TidemillError:
+            continue
+        values = {entry.name: int(entry.value) for entry in result.configs}
+        sides = (values.get(name, LONG_MAX) for name in (LEADER_RATE, FOLLOWER_RATE))
+        found[node_id] = NodeThrottle(*(None if value == LONG_MAX else value for value in sides))
+    return found
+
+
+async def set_throttle(cluster: Cluster, bytes_per_second: int | None, node_id: int | None = None) -> None:
+    """Limit what one node, or every node, sends and fetches for replicas that are moved; None removes it.
+
+    A limit for every node takes the place of those that single nodes have.
+    """
+    changes = [_rate_change(name, bytes_per_second) for name in (LEADER_RATE, FOLLOWER_RATE)]
+    removals = [_rate_change(name, None) for name in (LEADER_RATE, FOLLOWER_RATE)]
+    if node_id is not None:
+        by_name = {str(node_id): changes}
+    else:
+        # The new limit first, so that there is always one.
+        by_name = {"": changes, **{str(each): removals for each in (await describe_nodes(cluster)).nodes}}
+    body = {
+        "resources": [
+            {"resource_type": _NODE_RESOURCE, "resource_name": name, "configs": configs}
+            for name, configs in by_name.items()
+        ],
+        "validate_only": False,
+    }
+
+    async def ask() -> None:
+        for result in (await cluster.to_any("IncrementalAlterConfigs", body)).responses:
+            check(result.error_code, result.error_message, "changing the throttle of moves")
+
+    await cluster.retrying(ask)
+
+
+def _rate_change(name: str, bytes_per_second: int | None) -> dict[str, Any]:
+    if bytes_per_second is None:
+        return {"name": name, "config_operation": AlterOp.DELETE, "value": None}
+    return {"name": name, "config_operation": AlterOp.SET, "value": str(bytes_per_second)}

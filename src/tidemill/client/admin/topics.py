@@ -21,6 +21,7 @@ __all__ = (
     "ClusterDescription",
     "ConfigEntry",
     "CreatedTopic",
+    "EpochEnd",
     "LogDirectory",
     "OffsetAt",
     "alter_topic_configs",
@@ -32,6 +33,7 @@ __all__ = (
     "describe_log_directories",
     "describe_node_configs",
     "describe_topic_configs",
+    "epoch_ends",
     "list_offsets",
 )
 
@@ -71,6 +73,14 @@ class OffsetAt:
     offset: int
     timestamp_ms: int
     leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The largest epoch that a log has, not above the one asked for, and where it ended; -1 if unknown."""
+
+    leader_epoch: int
+    end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +285,36 @@ async def list_offsets(
     return found
 
 
+async def epoch_ends(
+    cluster: Cluster, epochs: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, EpochEnd]:
+    """Where a leader epoch has ended in the log of each partition, by its leader (OffsetForLeaderEpoch)."""
+
+    def body(partitions: Sequence[TopicPartition]) -> dict[str, Any]:
+        topics = _by_topic(
+            partitions,
+            lambda each: {
+                "partition": each[1],
+                "current_leader_epoch": -1,
+                "leader_epoch": epochs[each],
+            },
+            name="topic",
+        )
+        return {"replica_id": -1, "topics": topics}
+
+    found: dict[TopicPartition, EpochEnd] = {}
+
+    def take(response: Any) -> None:
+        for topic in response.topics:
+            for entry in topic.partitions:
+                check(entry.error_code, None, f"the leader epochs of {topic.topic}-{entry.partition}")
+                found[topic.topic, entry.partition] = EpochEnd(entry.leader_epoch, entry.end_offset)
+
+    if epochs:
+        await _ask_leaders(cluster, epochs, "OffsetForLeaderEpoch", body, take)
+    return found
+
+
 async def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Delete the records below an offset (-1: all) of each partition; gives the new log starts."""
 
@@ -311,12 +351,14 @@ async def _ask_leaders(
 
 
 def _by_topic(
-    partitions: Sequence[TopicPartition], entry: Callable[[TopicPartition], dict[str, Any]]
+    partitions: Sequence[TopicPartition],
+    entry: Callable[[TopicPartition], dict[str, Any]],
+    name: str = "name",
 ) -> list[dict[str, Any]]:
     topics: dict[str, list[dict[str, Any]]] = {}
     for each in partitions:
         topics.setdefault(each[0], []).append(entry(each))
-    return [{"name": name, "partitions": entries} for name, entries in topics.items()]
+    return [{name: topic, "partitions": entries} for topic, entries in topics.items()]
 
 
 # --- the cluster

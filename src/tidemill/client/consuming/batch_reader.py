@@ -7,6 +7,7 @@ Rules:
 - A reader that knows where it stops has the next fetch under way while its caller works on the last.
 - Every batch's checksum is checked here as well: what a caller sees is what was written.
 - A reader of committed data gets no batch of an aborted transaction, and none of one that is still open.
+- A leader that is silent for long is doubted: who leads is asked of another node.
 - A position that the log has no longer is moved to where the caller said, or reported. Where compaction has
   left nothing up to the end of what can be read, the position goes there.
 """
@@ -25,7 +26,7 @@ from tidemill.net.connection import Versions
 from tidemill.records.batch import HEADER_BYTES, check_crc, parse_header
 from tidemill.records.control import read_marker
 
-__all__ = ("BatchReader", "FetchedBatches", "OutOfRange")
+__all__ = ("BatchReader", "FetchedBatches", "OutOfRange", "whole_batches")
 
 OutOfRange = Literal["earliest", "latest", "error"]
 
@@ -33,6 +34,8 @@ OutOfRange = Literal["earliest", "latest", "error"]
 _FETCH_VERSIONS: Final[Versions] = (4, 12)
 _NO_SESSION: Final = -1
 _WAIT_MARGIN_MS: Final = 30_000
+#: A leader that has given nothing for so long may have been deposed, and not know it.
+_QUIET_SECONDS: Final = 10.0
 
 
 class FetchedBatches(NamedTuple):
@@ -73,6 +76,8 @@ class BatchReader:
         #: Offsets up to which batches are fetched before the caller asks for them.
         self._ends = ends or {}
         self._fetches: dict[int, asyncio.Task[list[FetchedBatches]]] = {}
+        #: Since when nothing has come from a node that is asked.
+        self._quiet_since: dict[int, float] = {}
 
     async def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read these partitions from these offsets, and no others."""
@@ -106,6 +111,7 @@ class BatchReader:
                 failure = task.exception() or failure
                 taken = [] if task.exception() is not None else self._taken(task.result())
                 found += taken
+                self._doubt(node_id, is_quiet=not any(each.batches for each in taken))
                 # No await from here on: a poll that is cancelled now would lose what was taken.
                 unread = [
                     each.partition for each in taken if each.next_offset < self._ends.get(each.partition, 0)
@@ -116,6 +122,15 @@ class BatchReader:
         if failure is not None and not found:
             raise failure
         return found
+
+    def _doubt(self, node_id: int, *, is_quiet: bool) -> None:
+        """Have the leaders asked for again when a node gives nothing for long: it may be cut off."""
+        now = asyncio.get_running_loop().time()
+        since = self._quiet_since.get(node_id, now)
+        if is_quiet and now - since > _QUIET_SECONDS:
+            self._cluster.doubt_leaders()
+            since = now
+        self._quiet_since[node_id] = since if is_quiet else now
 
     def _begin(self, node_id: int, partitions: list[TopicPartition]) -> None:
         self._fetches[node_id] = asyncio.get_running_loop().create_task(self._fetch(node_id, partitions))
@@ -213,7 +228,7 @@ def _wanted_batches(
     """
     waiting = sorted(aborted, reverse=True)
     skipped: set[int] = set()
-    for batch in _batches(data, where):
+    for batch in whole_batches(data, where):
         header = parse_header(batch)
         while waiting and waiting[-1][0] <= header.last_offset:
             skipped.add(waiting.pop()[1])
@@ -226,7 +241,7 @@ def _wanted_batches(
         yield header.next_offset, None if unwanted else batch
 
 
-def _batches(data: bytes, where: str) -> Iterator[memoryview]:
+def whole_batches(data: bytes, where: str) -> Iterator[memoryview]:
     """The whole batches in fetched bytes; a last one that is cut short is for the next fetch."""
     view, position = memoryview(data), 0
     while position + HEADER_BYTES <= len(view):

@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from tidemill.client.cluster import Cluster, TopicInfo, TopicPartition
-from tidemill.client.producing.sender import ACKS_ALL, Encoded, Sender, Stamp
+from tidemill.client.producing.sender import Encoded, Sender, Stamp
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.records.compression import NONE
 from tidemill.records.partitioner import partition_for_key
 from tidemill.records.record import Record, build_batch
+from tidemill.wire.apis import ACKS_ALL
 
 __all__ = ("Delivered", "Producer")
 
@@ -88,6 +89,11 @@ class Producer:
     ) -> None:
         if kind is None:
             await self.flush()
+        await self._cancel()
+
+    async def close(self) -> None:
+        """Send what is queued. Closing twice is fine."""
+        await self.flush()
         await self._cancel()
 
     async def send(

@@ -26,20 +26,18 @@ from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.net.answers import check
 from tidemill.net.connection import Connection, Versions
 from tidemill.net.retry import RetryPolicy
-from tidemill.records.batch import NO_PRODUCER_ID, NO_SEQUENCE
+from tidemill.records.batch import NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MODULUS, TRANSACTIONAL_BIT
+from tidemill.wire.apis import ACKS_ALL
 from tidemill.wire.jobs import AttemptId
 
-__all__ = ("ACKS_ALL", "WINDOW", "Encoded", "Sender", "Stamp")
+__all__ = ("WINDOW", "Encoded", "Sender", "Stamp")
 
-ACKS_ALL: Final = -1
 #: Batches of one partition under way at most. The server remembers the last five of a producer.
 WINDOW: Final = 4
 #: Stands for an offset that the server did not tell.
 _NO_OFFSET: Final = -1
 # Newer versions name topics by id only.
 _PRODUCE_VERSIONS: Final[Versions] = (3, 12)
-_SEQUENCE_MODULUS: Final = 2**31
-_TRANSACTIONAL_BIT: Final = 0x10
 
 
 class Stamp(NamedTuple):
@@ -53,13 +51,13 @@ class Stamp(NamedTuple):
     @property
     def attributes(self) -> int:
         """The bits of the header's attributes that it sets."""
-        return _TRANSACTIONAL_BIT if self.is_transactional else 0
+        return TRANSACTIONAL_BIT if self.is_transactional else 0
 
     def behind(self, count: int) -> Stamp:
         """The stamp of the batch that follows one of ``count`` records."""
         if self.base_sequence == NO_SEQUENCE:
             return self
-        sequence = (self.base_sequence + count) % _SEQUENCE_MODULUS
+        sequence = (self.base_sequence + count) % SEQUENCE_MODULUS
         return Stamp(self.producer_id, self.producer_epoch, sequence, self.is_transactional)
 
 
@@ -113,6 +111,8 @@ class Sender:
         self._acks = acks
         self._transaction = transaction
         self._policy = RetryPolicy(delivery_timeout_ms)
+        # A leader that is cut off from its followers never has an answer.
+        self._attempt_ms = cluster.attempt_ms
         self._lanes: dict[TopicPartition, _Lane] = {}
 
     def forget(self, topic: str) -> None:
@@ -206,7 +206,7 @@ class Sender:
         body = {
             "transactional_id": None if self._transaction is None else self._transaction.transactional_id,
             "acks": self._acks,
-            "timeout": self._cluster.timeout_ms,
+            "timeout": self._attempt_ms,
             "topic_data": [{"name": topic, "partition_data": [{"index": index, "records": data}]}],
         }
         if self._acks == 0:
@@ -214,7 +214,7 @@ class Sender:
             return _NO_OFFSET
         # The server gives up first, so that its answer can still arrive.
         response = await connection.request(
-            "Produce", body, versions=_PRODUCE_VERSIONS, timeout_ms=self._cluster.timeout_ms + 5_000
+            "Produce", body, versions=_PRODUCE_VERSIONS, timeout_ms=self._attempt_ms + 5_000
         )
         ((result,),) = (entry.partition_responses for entry in response.responses)
         if result.error_code == ErrorCode.duplicate_sequence_number:

@@ -54,7 +54,11 @@ class ScannerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BucketScan:
-    """What a scanner reads: a bucket, by its topic and number, and which rows and columns of it."""
+    """What a scanner reads: a bucket, by its topic and number, and which rows and columns of it.
+
+    ``log_offset`` and ``log_epoch`` are those of the pinned state; without a pin or a lease, of the state to
+    read, which the bucket's leader builds again from the log if it must.
+    """
 
     table_id: int
     partition_id: int
@@ -67,6 +71,13 @@ class BucketScan:
     predicate: bytes | None = None
     start_key: bytes | None = None
     end_key: bytes | None = None
+    log_offset: int = -1
+    log_epoch: int = -1
+
+    @property
+    def is_at_offset(self) -> bool:
+        """Whether the state at an offset is asked for."""
+        return self.pin_id is None and self.lease_id is None and self.log_offset >= 0
 
 
 class AsyncBucketScanner(Unpicklable):
@@ -178,6 +189,12 @@ class AsyncBucketScanner(Unpicklable):
     def _take(self, response: Any) -> None:
         if self.state is ScannerState.PENDING:
             self.log_offset = response.log_offset
+            if self._scan.is_at_offset and response.log_offset != self._scan.log_offset:
+                raise TableError(
+                    TableCode.snapshot_not_found,
+                    f"a node of an older version leads bucket {self._scan.bucket} of {self._scan.topic}, and "
+                    "cannot build older state again",
+                )
         self._scanner_id, self.next_key = response.scanner_id, response.next_key
         if response.has_more:
             self.state = ScannerState.ACTIVE
@@ -202,8 +219,10 @@ class AsyncBucketScanner(Unpicklable):
                 }
             )
         scan = self._scan
+        at = {"log_offset": scan.log_offset, "log_epoch": scan.log_epoch} if scan.is_at_offset else {}
         return await self._retrying(
             {
+                **at,
                 "scanner_id": None,
                 "table_id": scan.table_id,
                 "partition_id": scan.partition_id,

@@ -101,13 +101,14 @@ class LookUp:
             # All columns are named, too: the table may have more than the definition that this client has.
             "columns": list(columns) or table.schema.names,
             "min_offset": min_offset,
-            "max_wait_ms": self._cluster.timeout_ms,
+            # A node that has not reached the offset by then says so; one that hangs says nothing.
+            "max_wait_ms": self._cluster.attempt_ms // 2,
         }
 
         async def ask() -> Any:
             (leader,) = await self._cluster.leaders([(partition.topic, bucket)])
             connection = await self._cluster.connection(leader, purpose="lookup")
-            response = await connection.request("LookupKv", body)
+            response = await connection.request("LookupKv", body, timeout_ms=self._cluster.attempt_ms)
             return checked(response, f"looking up rows of table {table.name!r}")
 
         response = await ask_soon_again(self._cluster, ask)

@@ -27,8 +27,7 @@ _PIN_ID_BYTES: Final = 12
 async def pin_once(
     cluster: Cluster, table: TableDefinition, min_offsets: Mapping[tuple[int, int], int], idle_ms: int
 ) -> dict[int, Any]:
-    """Pin the state of every bucket at its leader; gives the answers by node. All of them or, with an error,
-    none.
+    """Pin the state of every bucket at its leader, or none if one fails; gives the answers by node.
 
     ``min_offsets``, by partition id and bucket, are waited for.
     """

@@ -440,6 +440,7 @@ class AsyncTable(Unpicklable):
             {(topics[each.partition_id], each.bucket): each.log_offset for each in buckets},
             min(answer.expires_in_ms for answer in answers.values()),
             tuple(answers),
+            {(topics[each.partition_id], each.bucket): each.log_epoch for each in buckets},
         )
 
     async def release_pin(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -20,8 +20,9 @@ import pyarrow as pa
 from tidemill.client.keeping import keep_alive
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.arguments import whole_number
-from tidemill.client.tables.bucket_scanner import DEFAULT_FETCH_BYTES, AsyncBucketScanner, BucketScan
-from tidemill.errors import TableCode, TableError, TidemillError
+from tidemill.client.tables.bucket_reading import LOST, LOST_MAX, BucketReading
+from tidemill.client.tables.bucket_scanner import DEFAULT_FETCH_BYTES, BucketScan
+from tidemill.errors import TableError, TidemillError
 from tidemill.records.columns import compute as pc
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ __all__ = ("AsyncScan", "ScanOptions")
 _T = TypeVar("_T")
 _PARALLEL: Final = 4
 _KEEP_ALIVE_SECONDS_MAX: Final = 60.0
-#: Errors for a scan that the server no longer has, and how often the scan starts over then.
-_LOST: Final = frozenset({TableCode.pin_not_found, TableCode.scanner_expired, TableCode.unknown_scanner_id})
-_LOST_MAX: Final = 5
 _HEAD_ROWS: Final = 10
 #: The width that text and bytes are taken to have when columns are compared.
 _VARIABLE_WIDTH_BITS: Final = 256
@@ -55,11 +53,17 @@ class ScanOptions:
 
 
 class _Held(NamedTuple):
-    """A scan's pin (None if a lease holds the state), its buckets, and how often to keep it alive."""
+    """A scan's pin (None if a lease holds the state), its buckets, and how often to keep it alive.
+
+    The buckets have the offsets of their logs, and the leader epochs below those as far as they are known.
+    ``has_many_moments``: several nodes have pinned the buckets, each at a moment of its own.
+    """
 
     pin_id: str | None
-    buckets: Collection[tuple[str, int]]
+    offsets: Mapping[tuple[str, int], int]
+    epochs: Mapping[tuple[str, int], int]
     keep_alive_seconds: float
+    has_many_moments: bool
 
 
 class AsyncScan(Unpicklable):
@@ -162,17 +166,36 @@ class AsyncScan(Unpicklable):
 
     async def _summed(self) -> int:
         total = 0
-        async for batch in self.batches():
+        async for batch in self._limited():
             total += batch.num_rows
         return total
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
-        """The rows, some thousand at a time. Closing the iterator early closes everything on the server."""
+        """The rows, some thousand at a time. Closing the iterator early closes everything on the server.
+
+        It goes on when a node fails, if the rows that are still to come can be had; else it raises
+        ``TableError``. In a cluster, a bucket of which no row was given yet is read as of a later moment.
+        """
+        given, lost_count = False, 0
+        while True:
+            try:
+                async with contextlib.aclosing(self._limited(goes_on=True)) as batches:
+                    async for batch in batches:
+                        given = True
+                        yield batch
+                return
+            except TableError as error:
+                lost_count += 1
+                if given or error.table_code not in LOST or lost_count > LOST_MAX:
+                    raise
+
+    async def _limited(self, *, goes_on: bool = False) -> AsyncGenerator[pa.RecordBatch]:
+        """The rows up to the scan's limit."""
         options, self._offsets = self._options, {}
         left = options.limit
         if left == 0:
             return
-        async with contextlib.aclosing(self._of_all_buckets()) as batches:
+        async with contextlib.aclosing(self._of_all_buckets(goes_on=goes_on)) as batches:
             async for batch in batches:
                 if left is not None and batch.num_rows >= left:
                     yield batch.slice(0, left)
@@ -181,24 +204,33 @@ class AsyncScan(Unpicklable):
                     left -= batch.num_rows
                 yield batch
 
-    async def _of_all_buckets(self) -> AsyncGenerator[pa.RecordBatch]:
-        """The rows of all buckets as of one moment; the limit holds for each bucket."""
+    async def _of_all_buckets(self, *, goes_on: bool = False) -> AsyncGenerator[pa.RecordBatch]:
+        """The rows of all buckets as of one moment; the limit holds for each bucket.
+
+        ``goes_on``: if a node is lost, its buckets are read on elsewhere, once any row was given. Those that
+        were not begun may be read as of a later moment, where the table has not one for all of them anyway.
+        """
         async with self._held() as held:
-            merged = self._merged(self._buckets(held.pin_id, held.buckets), held.keep_alive_seconds)
+            merged = self._merged(
+                self._buckets(held),
+                held.keep_alive_seconds,
+                goes_on=goes_on,
+                later=held.has_many_moments,
+            )
             async with contextlib.aclosing(merged) as batches:
                 async for batch in batches:
                     yield batch
 
     async def _collected(self) -> list[pa.RecordBatch]:
-        return [batch async for batch in self.batches()]
+        return [batch async for batch in self._limited()]
 
     async def _again_if_lost(self, read: Callable[[], Awaitable[_T]]) -> _T:
         """Await ``read()``; start over if the server has lost the scan, as after a restart."""
-        for _ in range(_LOST_MAX):
+        for _ in range(LOST_MAX):
             try:
                 return await read()
             except TableError as error:
-                if error.table_code not in _LOST:
+                if error.table_code not in LOST:
                     raise
         return await read()
 
@@ -209,7 +241,7 @@ class AsyncScan(Unpicklable):
         """Pin the state of all buckets while a block runs, unless a lease holds it."""
         if self._options.lease_id is not None:
             lease = await self._table.held_by(self._options.lease_id)
-            yield _Held(None, lease.log_offsets, _KEEP_ALIVE_SECONDS_MAX)
+            yield _Held(None, lease.log_offsets, {}, _KEEP_ALIVE_SECONDS_MAX, has_many_moments=False)
             return
         pin = await self._table.pin()
         pause_seconds = min(_KEEP_ALIVE_SECONDS_MAX, pin.idle_ms / 3000)
@@ -217,13 +249,14 @@ class AsyncScan(Unpicklable):
         keeper = asyncio.get_running_loop().create_task(keep_alive(pause_seconds, keeping))
         self._offsets = dict(pin.log_offsets)
         try:
-            yield _Held(pin.pin_id, pin.log_offsets, pause_seconds)
+            has_many = len(pin.nodes) > 1
+            yield _Held(pin.pin_id, pin.log_offsets, pin.log_epochs, pause_seconds, has_many)
         finally:
             keeper.cancel()
             with contextlib.suppress(TidemillError, OSError):
                 await self._table.release_pin(pin.pin_id, nodes=pin.nodes)
 
-    def _buckets(self, pin_id: str | None, held: Collection[tuple[str, int]]) -> list[BucketScan]:
+    def _buckets(self, held: _Held) -> list[BucketScan]:
         definition, options = self._table.definition, self._options
         start, end = options.start_key or b"", options.end_key
         numbers = definition.bucket_map.buckets_for_range(start, end)
@@ -233,7 +266,7 @@ class AsyncScan(Unpicklable):
                 partition_id=partition.id,
                 topic=partition.topic,
                 bucket=bucket,
-                pin_id=pin_id,
+                pin_id=held.pin_id,
                 lease_id=options.lease_id,
                 limit=options.limit or 0,
                 # All columns are named, too: the table may have more than the definition that this client
@@ -242,35 +275,44 @@ class AsyncScan(Unpicklable):
                 predicate=options.predicate,
                 start_key=options.start_key,
                 end_key=options.end_key,
+                log_offset=held.offsets[partition.topic, bucket],
+                log_epoch=held.epochs.get((partition.topic, bucket), -1),
             )
             for partition in definition.partitions
             for bucket in numbers
-            if (partition.topic, bucket) in held
+            if (partition.topic, bucket) in held.offsets
         ]
 
     async def _merged(
-        self, buckets: list[BucketScan], keep_alive_seconds: float
+        self, buckets: list[BucketScan], keep_alive_seconds: float, *, goes_on: bool, later: bool
     ) -> AsyncGenerator[pa.RecordBatch]:
         """Batches of all buckets as they come; the next bucket is opened when one is done."""
         waiting = list(reversed(buckets))
-        running: dict[asyncio.Task[Any], AsyncBucketScanner] = {}
-        loop = asyncio.get_running_loop()
+        running: dict[asyncio.Task[Any], BucketReading] = {}
+        cluster, fetch_max_bytes = self._table.cluster, self._options.fetch_max_bytes
+        loop, is_begun = asyncio.get_running_loop(), False
+
+        def may_go_on() -> bool:
+            # While nothing was given it is cheaper to start over, and nobody notices.
+            return goes_on and is_begun
+
         keeper = loop.create_task(keep_alive(keep_alive_seconds, partial(_keep_all, running)))
         try:
             while waiting or running:
                 while waiting and len(running) < self._options.parallel:
-                    scanner = AsyncBucketScanner(
-                        self._table.cluster, waiting.pop(), fetch_max_bytes=self._options.fetch_max_bytes
+                    reading = BucketReading(
+                        cluster, waiting.pop(), fetch_max_bytes, may_go_on=may_go_on, later=later
                     )
-                    running[loop.create_task(scanner.next_batch())] = scanner
+                    running[loop.create_task(reading.next_batch())] = reading
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    scanner = running[task]
+                    reading = running[task]
                     batch = task.result()
                     del running[task]
-                    self._note_offset(scanner)
+                    self._note_offset(reading)
                     if batch is not None:
-                        running[loop.create_task(scanner.next_batch())] = scanner
+                        running[loop.create_task(reading.next_batch())] = reading
+                        is_begun = True
                         yield batch
         finally:
             keeper.cancel()
@@ -280,14 +322,12 @@ class AsyncScan(Unpicklable):
             await asyncio.gather(*running, return_exceptions=True)
             await asyncio.gather(*(each.close() for each in running.values()), return_exceptions=True)
 
-    def _note_offset(self, scanner: AsyncBucketScanner) -> None:
-        if scanner.log_offset is not None:
-            self._offsets[scanner.topic_partition] = scanner.log_offset
+    def _note_offset(self, reading: BucketReading) -> None:
+        if reading.log_offset is not None:
+            self._offsets[reading.topic_partition] = reading.log_offset
 
 
-async def _keep_all(running: Mapping[asyncio.Task[Any], AsyncBucketScanner]) -> None:
+async def _keep_all(running: Mapping[asyncio.Task[Any], BucketReading]) -> None:
     """Tell the server that the scans are needed, however long the caller works on a batch."""
-    for scanner in list(running.values()):
-        # A scan that has ended raises when it is asked for rows.
-        with contextlib.suppress(TidemillError, OSError):
-            await scanner.keep_alive()
+    for reading in list(running.values()):
+        await reading.keep_alive()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tidemill.tables.definition import TableDefinition
@@ -41,6 +41,8 @@ class Written:
 class PinnedTable:
     """A pin of a table's state: its id, and the log offset of each bucket by topic and number.
 
+    ``log_epochs`` has the leader epoch of the record right below each offset; -1 if it is not known.
+
     It ends when nobody has used it for ``idle_ms``. Each of ``nodes`` has the buckets that it leads, as of a
     moment of its own, under the same id.
     """
@@ -49,6 +51,7 @@ class PinnedTable:
     log_offsets: Mapping[tuple[str, int], int]
     idle_ms: int
     nodes: tuple[int, ...] = ()
+    log_epochs: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,11 @@ Rules, beside those of ``MetadataStore``:
 - A large read is made in pages, all of the revision of the first one.
 - ``commit`` is one transaction of etcd. Where its guards fail, the same transaction reads what they found.
 - A watch asks etcd again from the revision behind the last whole transaction, whatever happened to the
-  connection.
+  connection. It compares one key that it has seen with what etcd has, so that it does not go on in an etcd
+  that was restored from an older copy, though that may have passed its revision by then. Not noticed is an
+  etcd that was restored and has written that key at that very revision again; or, if only deletions came
+  last, one that has deleted it, too. etcd's cluster id is not compared: a restored etcd has the same one if
+  its members are called the same, and one that was moved with nothing lost has another.
 - etcd's leases last whole seconds, and at least one and a half times its election timeout (2 s by default).
 """
 
@@ -17,7 +21,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from aetcd import rpc
@@ -35,6 +39,7 @@ from tidemill.control.stores.store import (
     ChangeBatch,
     Compare,
     Entry,
+    MetadataWentBack,
     RevisionCompacted,
     StoreClosed,
     StoredKeys,
@@ -43,7 +48,7 @@ from tidemill.control.stores.store import (
     Txn,
     check_txn,
 )
-from tidemill.errors import ConfigError, MetadataConflict, StorageError
+from tidemill.errors import ConfigError, MetadataConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +135,7 @@ class EtcdStore:
     async def watch(self, from_revision: int) -> AsyncGenerator[ChangeBatch]:
         """Every transaction from ``from_revision`` on."""
         next_revision = max(from_revision, 1)
-        has_delivered = False
+        witness: _Witness | None = None
         failures = 0
         while not self._closed.is_set():
             stream = _WatchStream(self._channel, self._prefix, next_revision, self._deadline_s)
@@ -138,13 +143,13 @@ class EtcdStore:
             assembler = TransactionAssembler()
             try:
                 await stream.open()
-                await self._check_history(next_revision, has_delivered=has_delivered)
+                witness = await self._check_history(next_revision - 1, witness)
                 failures = 0
                 while True:
                     response = await stream.next()
                     for batch in assembler.add(map(self._event, response.events), more=response.fragment):
                         yield batch
-                        has_delivered = True
+                        witness = _Witness.of(batch)
                         next_revision = batch.revision + 1
             except StoreUnavailable as error:
                 failures += 1
@@ -238,26 +243,44 @@ class EtcdStore:
                 return StoredKeys(revision, entries)
             start = page.kvs[-1].key + b"\0"
 
-    async def _check_history(self, next_revision: int, *, has_delivered: bool) -> None:
-        """Raise ``RevisionCompacted`` if etcd may leave out something from ``next_revision`` on.
+    async def _check_history(self, before: int, witness: _Witness | None) -> _Witness | None:
+        """See that etcd has all that comes behind revision ``before``; gives a witness of that revision.
 
-        etcd itself says so for the revisions before the compacted one. Of that one it delivers the writes but
-        not the deletions, which are gone.
+        Raises ``RevisionCompacted`` if etcd may leave out something. It says so itself for the revisions
+        before the compacted one; of that one it delivers the writes but not the deletions, which are gone.
+        Raises ``MetadataWentBack`` if etcd is not there yet, or has not what the ``witness`` has seen.
         """
-        before = next_revision - 1
         if before < 1:
-            return
-        request = rpc.RangeRequest(key=self._prefix, revision=before, count_only=True)
+            return None
+        if witness is None:
+            # The key that was written last: an etcd that has it lacks deletions at most.
+            start, end = self._prefix, _after_prefix(self._prefix)
+        else:
+            start, end = self._key(witness.key), b""
+        request = rpc.RangeRequest(
+            key=start,
+            range_end=end,
+            revision=before,
+            keys_only=True,
+            sort_target=rpc.RangeRequest.MOD,
+            sort_order=rpc.RangeRequest.DESCEND,
+            limit=1,
+        )
         try:
-            await self._call(lambda endpoint: endpoint.kv.Range, request, may_repeat=True)
+            kvs = (await self._call(lambda endpoint: endpoint.kv.Range, request, may_repeat=True)).kvs
         except RevisionCompacted:
-            raise _compacted(next_revision) from None
+            raise _compacted(before + 1) from None
         except FutureRevision as error:
-            if has_delivered:
-                raise StorageError(
-                    f"etcd has delivered metadata revision {before} and now has none so new: it has lost data"
-                    " or was restored from a backup; stop the nodes and decide which state is to be kept"
-                ) from error
+            raise MetadataWentBack(f"metadata revision {before} was seen, and is not in etcd") from error
+        if witness is None:
+            return _Witness(self._name(kvs[0].key), kvs[0].mod_revision) if kvs else None
+        found = kvs[0].mod_revision if kvs else 0
+        if found != witness.mod_revision:
+            raise MetadataWentBack(
+                f"metadata key {witness.key!r} was at revision {witness.mod_revision} when the metadata was"
+                f" at {before}, and etcd says that it was at {found}"
+            )
+        return witness
 
     async def _pause(self, failures: int) -> None:
         """Wait before asking again, longer and longer."""
@@ -277,6 +300,19 @@ class EtcdStore:
     def _event(self, event: Any) -> tuple[int, Change]:
         value = None if event.type == rpc.Event.DELETE else event.kv.value
         return event.kv.mod_revision, Change(self._name(event.kv.key), value)
+
+
+class _Witness(NamedTuple):
+    """A key that was seen as it was at some revision; ``mod_revision`` 0 if it was absent."""
+
+    key: str
+    mod_revision: int
+
+    @classmethod
+    def of(cls, batch: ChangeBatch) -> _Witness:
+        """One for the revision of a batch: a key that it has written, if there is one."""
+        written = next((change.key for change in batch.changes if change.value is not None), None)
+        return cls(batch.changes[0].key, 0) if written is None else cls(written, batch.revision)
 
 
 class TransactionAssembler:

@@ -27,7 +27,8 @@ from typing import Any, Final, TypeVar
 import grpc
 from aetcd import rpc
 
-from tidemill.config.values import Address, parse_address
+from tidemill.config.values import Address
+from tidemill.control.stores.etcd_url import EXAMPLE_URL
 from tidemill.control.stores.store import (
     OutcomeUnknown,
     RevisionCompacted,
@@ -45,13 +46,7 @@ __all__ = (
     "FutureRevision",
     "Metadata",
     "is_own_cancellation",
-    "parse_etcd_url",
 )
-
-DEFAULT_PORT = 2379
-
-_SCHEME = "etcd://"
-_EXAMPLE = "etcd://host1:2379,host2:2379"
 
 _CHANNEL_OPTIONS: Final = (
     # A page of a read, or what a watch catches up with, may be larger than gRPC's default of 4 MiB.
@@ -109,7 +104,7 @@ class EtcdSettings:
 
     def __post_init__(self) -> None:
         if not self.endpoints:
-            raise ConfigError(f"no endpoint of etcd is named; write for example {_EXAMPLE}")
+            raise ConfigError(f"no endpoint of etcd is named; write for example {EXAMPLE_URL}")
         if (self.cert_file is None) != (self.key_file is None):
             raise ConfigError("a client certificate for etcd needs both its file and the file of its key")
         if (self.user is None) != (self.password is None):
@@ -124,35 +119,6 @@ class EtcdSettings:
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.endpoints))
-
-
-def parse_etcd_url(url: str) -> tuple[Address, ...]:
-    """The endpoints in ``etcd://host:port,…``. A missing port is etcd's own, 2379.
-
-    >>> [str(address) for address in parse_etcd_url("etcd://a:2379,b")]
-    ['a:2379', 'b:2379']
-    """
-    if not url.startswith(_SCHEME):
-        raise ConfigError(f"the cluster {url!r} does not start with {_SCHEME}; write for example {_EXAMPLE}")
-    rest = url.removeprefix(_SCHEME).removesuffix("/")
-    if "@" in rest:
-        raise ConfigError(f"{_SCHEME} URLs hold no user or password; they have settings of their own")
-    if "/" in rest:
-        raise ConfigError(
-            f"the cluster {url!r} has a path; only hosts belong there, the cluster's name has its own setting"
-        )
-    return tuple(_endpoint(part.strip(), url) for part in rest.split(","))
-
-
-def _endpoint(text: str, url: str) -> Address:
-    has_port = ":" in text.rpartition("]")[2]
-    try:
-        address = parse_address(text if has_port else f"{text}:{DEFAULT_PORT}")
-    except ValueError as error:
-        raise ConfigError(f"{text!r} in the cluster {url!r} is no address: it must be {error}") from error
-    if address.port == 0:
-        raise ConfigError(f"{text!r} in the cluster {url!r} has port 0; name the port that etcd listens on")
-    return address
 
 
 class FutureRevision(ValueError):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.control.stores.store import (
     ChangeBatch,
+    MetadataWentBack,
     StoreClosed,
     StoredKeys,
     StoreLeaseNotFound,
@@ -29,7 +30,7 @@ from tidemill.control.stores.store import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-__all__ = ("Engine", "LocalStore", "monotonic_ms")
+__all__ = ("Engine", "LocalStore", "check_watchable", "monotonic_ms")
 
 WATCH_BATCHES_MAX = 64
 """How many transactions a watch reads ahead of its consumer."""
@@ -49,7 +50,7 @@ class Engine(Protocol):
         ...
 
     def history(self, from_revision: int, batches_max: int) -> Sequence[ChangeBatch]:
-        """The oldest ``batches_max`` transactions from ``from_revision`` on."""
+        """The oldest ``batches_max`` transactions from ``from_revision`` on: the rules are ``watch``'s."""
         ...
 
     def compact(self, revision: int) -> None:
@@ -78,6 +79,14 @@ class _Lease:
 def monotonic_ms() -> int:
     """Milliseconds of a clock that never goes back."""
     return time.monotonic_ns() // 1_000_000
+
+
+def check_watchable(from_revision: int, newest: int) -> None:
+    """Raise ``MetadataWentBack`` if the revision before ``from_revision`` was seen and is not there."""
+    if from_revision > newest + 1:
+        raise MetadataWentBack(
+            f"a watch asked for metadata revision {from_revision}, and the newest is {newest}"
+        )
 
 
 class LocalStore:

@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tidemill.control.stores.local import LocalStore, monotonic_ms
+from tidemill.control.stores.local import LocalStore, check_watchable, monotonic_ms
 from tidemill.control.stores.store import Change, ChangeBatch, Entry, RevisionCompacted, StoredKeys, Txn
 from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import (
@@ -170,6 +170,7 @@ class _SqliteEngine:
                 f"the metadata history before revision {self._compacted + 1} is gone and a watch asked for"
                 f" {from_revision}; read everything again and watch from there"
             )
+        check_watchable(from_revision, self._revision)
         with self._errors():
             rows = self._db.execute(
                 "SELECT mod_revision, key, value, lease_id, crc FROM entries"

@@ -15,6 +15,8 @@ Rules that every implementation obeys (they are etcd's, so that etcd can be one)
 - A watch delivers whole transactions in revision order, none lost, none twice. A watch that would have to
   skip something because the history is gone ends with ``RevisionCompacted``. A watch outlives a store that is
   unavailable: it goes on where it was.
+- Reads and commits are linearizable: none is at a lower revision than anything that was seen before it began.
+  A store of which that is not true has lost data, or an older copy of it was restored: ``MetadataWentBack``.
 - A key that is bound to a store lease disappears, as one change, when the lease expires or is revoked.
 """
 
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
 
 __all__ = (
+    "ACCEPT_METADATA",
     "KEY_BYTES_MAX",
+    "LOST_METADATA",
     "REQUEST_BYTES_MAX",
+    "RESTORE_METADATA",
     "TXN_OPERATIONS_MAX",
     "VALUE_BYTES_MAX",
     "Change",
@@ -39,6 +44,7 @@ __all__ = (
     "Compare",
     "Entry",
     "MetadataStore",
+    "MetadataWentBack",
     "OutcomeUnknown",
     "Put",
     "RevisionCompacted",
@@ -61,6 +67,16 @@ REQUEST_BYTES_MAX = 1408 * 1024
 
 KEY_BYTES_MAX = 512
 
+RESTORE_METADATA = (
+    "etcd has lost data or was restored. Stop all nodes, restore etcd's newest copy, and start them again"
+)
+ACCEPT_METADATA = (
+    "if what etcd has is to count, stop all nodes, set seen_revision to 0 and incarnations to [] in"
+    " cluster-identity.json on every node, and start them again"
+)
+LOST_METADATA = f"{RESTORE_METADATA}; or, {ACCEPT_METADATA}"
+"""What an operator is told wherever metadata turns out to be older than what was seen of it."""
+
 _OPERATION_OVERHEAD_BYTES = 32
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{KEY_BYTES_MAX}}}")
 
@@ -73,6 +89,16 @@ class TransactionTooLarge(TidemillError):
 
 class RevisionCompacted(TidemillError):
     """The asked revision is older than the history that the store keeps: read everything again."""
+
+
+class MetadataWentBack(TidemillError):
+    """The store is no later state of what was seen of it: it has lost data, or an old copy was restored."""
+
+    code = ErrorCode.inconsistent_cluster_id
+
+    def __init__(self, what: str) -> None:
+        """``what`` says how that was noticed."""
+        super().__init__(f"{what}: {LOST_METADATA}")
 
 
 class StoreLeaseNotFound(TidemillError):
@@ -173,7 +199,9 @@ class MetadataStore(Protocol):
     def watch(self, from_revision: int) -> AsyncGenerator[ChangeBatch]:
         """Every transaction with a revision of at least ``from_revision``, for as long as the store is open.
 
-        Raises ``RevisionCompacted`` when a transaction that it should deliver is gone from the history.
+        Raises ``RevisionCompacted`` when a transaction that it should deliver is gone from the history, and
+        ``MetadataWentBack`` if ``from_revision`` is more than one above the store's revision: whoever asks
+        has seen the revision before it.
         """
         ...
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidemill.errors import ErrorCode
+from tidemill.groups.classic.group import ClassicGroup
 from tidemill.groups.consumer.group import ConsumerGroup, Deadlines, Wait
 from tidemill.groups.consumer.handlers import ConsumerGroupHandlers
 from tidemill.groups.consumer.heartbeats import changes_nothing
@@ -18,6 +19,7 @@ from tidemill.groups.consumer.member import JOIN_EPOCH
 from tidemill.groups.consumer.messages import Refused
 from tidemill.groups.consumer.records import ConsumerRecord
 from tidemill.groups.records import encode_record
+from tidemill.groups.share.group import ShareGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +49,7 @@ def needs_draft(group: Group | None, topics: Topics, request: ConsumerHeartbeatR
     if isinstance(group, ConsumerGroup):
         if changes_nothing(group, topics, request):
             return False
-    elif request.member_epoch != JOIN_EPOCH:
+    elif request.member_epoch != JOIN_EPOCH or isinstance(group, ShareGroup):
         return False
     topic_count = topics.count if request.regex else 0
     partitions = 0
@@ -65,7 +67,7 @@ def is_large(group: Group | None, topics: Topics, topic_count: int = 0, partitio
         members += len(group.members)
         topic_count += len(group.subscribed_topics) + (topics.count if group.patterns else 0)
         partitions += group.partition_count
-    elif group is not None:
+    elif isinstance(group, ClassicGroup):
         members += len(group.members)
         # The subscriptions and assignments of a classic group would have to be parsed to be counted.
         topic_count += sum(member.metadata_bytes for member in group.members) // _BYTES_PER_NAME
@@ -101,7 +103,7 @@ class GroupDraft:
             self._deadlines = _DeadlineChanges(self._original.deadlines.due(now_ms))
             self._copy = self._scratch[group_id] = self._original.copy()
             self._copy.deadlines = self._deadlines
-        elif self._original is not None:
+        elif isinstance(self._original, ClassicGroup):
             converted, self._conversion = self.handlers.convert(self._original)
             self._scratch[group_id] = converted
 
@@ -132,7 +134,7 @@ class GroupDraft:
             return False
         if isinstance(self._original, ConsumerGroup):
             return self._original.version == self._version
-        if self._original is None:
+        if not isinstance(self._original, ClassicGroup):
             return True
         try:
             return self.handlers.convert(self._original)[1] == self._conversion

@@ -115,7 +115,7 @@ class Deadlines(Generic[K]):
 
     @property
     def next_ms(self) -> int | None:
-        """When ``due`` is needed next."""
+        """The earliest time at which ``due`` may give a key; None if no key is set."""
         return self._earliest_ms
 
     def due(self, now_ms: int) -> list[K]:
@@ -279,7 +279,7 @@ class ConsumerGroup:
 
     def restart_session(self, member: ConsumerMember, now_ms: int) -> None:
         """Restart the session of a member that showed that it is alive."""
-        timeout_ms = self.settings.consumer_session_timeout_ms
+        timeout_ms = self.settings.session_timeout_ms_of(self.group_id)
         if member.classic is not None:
             timeout_ms = member.classic.session_timeout_ms
         self.deadlines.set((Wait.SESSION, member.member_id), now_ms + timeout_ms)

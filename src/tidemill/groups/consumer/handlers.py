@@ -38,6 +38,7 @@ from tidemill.groups.consumer.migration import can_downgrade, downgrade, upgrade
 from tidemill.groups.consumer.records import ConsumerRecord, CurrentAssignment, EpochRecord
 from tidemill.groups.consumer.target_assignment import raise_epoch
 from tidemill.groups.messages import JoinReply, LeaveReply, LeftMember, Reply, SyncReply
+from tidemill.groups.share.group import ShareGroup
 from tidemill.wire.consumer_protocol import CONSUMER_PROTOCOL
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ConsumerGroupHandlers", "Group", "Replies")
 
-Group = ClassicGroup | ConsumerGroup
+Group = ClassicGroup | ConsumerGroup | ShareGroup
 
 Replies = tuple[Reply, ...]
 
@@ -129,7 +130,7 @@ class ConsumerGroupHandlers:
         """The group, and the records that create it or that make a classic group one of the new protocol."""
         if isinstance(existing, ConsumerGroup):
             return existing, []
-        if request.member_epoch != JOIN_EPOCH:
+        if request.member_epoch != JOIN_EPOCH or isinstance(existing, ShareGroup):
             raise _not_found(request.group_id)
         if existing is None:
             return ConsumerGroup(request.group_id, self._settings), []

@@ -123,7 +123,7 @@ def plan_heartbeat(
     reply = ConsumerHeartbeatReply(
         member_id=member_id,
         member_epoch=step.member.epoch,
-        heartbeat_interval_ms=group.settings.consumer_heartbeat_interval_ms,
+        heartbeat_interval_ms=group.settings.heartbeat_interval_ms_of(group.group_id),
         assignment=step.member.assigned if told_anew else None,
     )
     return Planned((*replaced, *step.records), step.member, step.revision, reply)

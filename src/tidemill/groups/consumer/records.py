@@ -6,18 +6,25 @@ All values are version 0 and flexible. ``coordination.stored`` has the rules of 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
+from typing import TYPE_CHECKING, Final
 
 from tidemill.coordination.stored import NOT_KEPT, Codec, RecordType, Struct
-from tidemill.groups.consumer.member import ClassicMetadata, MemberState, Partitions, by_topic
+from tidemill.groups.consumer.member import ClassicMetadata, MemberState, Partitions
 from tidemill.groups.messages import JoinProtocol
+from tidemill.groups.stored_fields import (
+    EPOCH,
+    GROUP_KEY,
+    MEMBER_KEY,
+    PARTITIONS,
+    SORTED_SET,
+    TARGET,
+    TOPIC_PARTITIONS,
+    record_type,
+)
 from tidemill.groups.topics import SubscribedTopic
 from tidemill.wire.declare import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tidemill.groups.consumer.member import ConsumerMember
     from tidemill.wire.declare import Fields
 
@@ -53,11 +60,11 @@ class MemberMetadata:
 
     @classmethod
     def of(cls, member: ConsumerMember) -> MemberMetadata:
-        """What ``member`` asked for."""
+        """The stored subscription of ``member``."""
         return cls(**{name: getattr(member, name) for name in cls.__slots__})
 
     def applied_to(self, member: ConsumerMember) -> ConsumerMember:
-        """The member with these fields."""
+        """``member`` with the subscription of this record."""
         return replace(member, **{name: getattr(self, name) for name in self.__slots__})
 
 
@@ -73,11 +80,11 @@ class CurrentAssignment:
 
     @classmethod
     def of(cls, member: ConsumerMember) -> CurrentAssignment:
-        """How far ``member`` is."""
+        """The stored assignment of ``member``: its epochs, and what it has and gives up."""
         return cls(member.epoch, member.previous_epoch, member.state, member.assigned, member.revoking)
 
     def applied_to(self, member: ConsumerMember) -> ConsumerMember:
-        """The member with this progress."""
+        """``member`` with the epochs and partitions of this record."""
         return replace(member, **{name: getattr(self, name) for name in self.__slots__})
 
 
@@ -164,16 +171,6 @@ ConsumerRecord = (
 # -- the types -------------------------------------------------------------------------------------------
 
 
-def _by_topic(partitions: Partitions) -> list[dict[str, Any]]:
-    return [
-        {"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in by_topic(partitions).items()
-    ]
-
-
-def _partitions(topics: tuple[Any, ...]) -> Partitions:
-    return frozenset((topic.topic_id or UUID(int=0), index) for topic in topics for index in topic.partitions)
-
-
 def _member_state(number: int) -> MemberState:
     if number not in _MEMBER_STATES:
         raise ValueError(f"member state {number} is unknown")
@@ -187,12 +184,6 @@ def _classic_metadata(session_timeout_ms: int, protocols: tuple[JoinProtocol, ..
 
 
 _MEMBER_STATES: Final = frozenset(MemberState)
-_NAMES: Final = Codec(unpack=frozenset, pack=sorted)
-_PARTITIONS: Final = Codec(unpack=_partitions, pack=_by_topic)
-_TOPIC_PARTITIONS: Final[Fields] = {"topic_id": "uuid", "partitions": ["int32"]}
-
-_EPOCH: Final = Struct(None, {"epoch": "int32"})
-
 _TOPIC: Final = Struct(
     SubscribedTopic,
     {
@@ -228,7 +219,7 @@ _MEMBER: Final = Struct(
             nullable=True,
         ),
     },
-    {"topics": _NAMES, "regex": Codec(unpack=lambda regex: regex or "")},
+    {"topics": SORTED_SET, "regex": Codec(unpack=lambda regex: regex or "")},
 )
 
 _CURRENT: Final = Struct(
@@ -237,49 +228,28 @@ _CURRENT: Final = Struct(
         "epoch": "int32",
         "previous_epoch": "int32",
         "state": "int8",
-        "assigned": [_TOPIC_PARTITIONS],
-        "revoking": [_TOPIC_PARTITIONS],
+        "assigned": [TOPIC_PARTITIONS],
+        "revoking": [TOPIC_PARTITIONS],
     },
-    {"state": Codec(unpack=_member_state), "assigned": _PARTITIONS, "revoking": _PARTITIONS},
+    {"state": Codec(unpack=_member_state), "assigned": PARTITIONS, "revoking": PARTITIONS},
 )
 
 _RESOLVED: Final = Struct(
     ResolvedPattern,
     {"topics": ["string"], "revision": "int64", "resolved_at_ms": "int64"},
-    {"topics": _NAMES},
+    {"topics": SORTED_SET},
 )
 
-_GROUP: Final[Fields] = {"group_id": "string"}
-_GROUP_MEMBER: Final[Fields] = {"group_id": "string", "member_id": "string"}
 _GROUP_PATTERN: Final[Fields] = {"group_id": "string", "pattern": "string"}
 
 
-def _type(
-    key_version: int, record: Callable[..., ConsumerRecord], key: Fields, value: Struct
-) -> RecordType[ConsumerRecord]:
-    return RecordType(
-        record.__name__,
-        record,
-        key_versions=(key_version,),
-        key=key,
-        value=value,
-        versions=range(1),
-        written=0,
-    )
-
-
-CONSUMER_RECORD_TYPES: Final = (
-    _type(3, EpochRecord, _GROUP, _EPOCH),
-    _type(4, SubscribedTopicsRecord, _GROUP, Struct(None, {"topics": [_TOPIC]})),
-    _type(5, MemberMetadataRecord, _GROUP_MEMBER, _MEMBER),
-    _type(6, TargetEpochRecord, _GROUP, _EPOCH),
-    _type(
-        7,
-        TargetRecord,
-        _GROUP_MEMBER,
-        Struct(None, {"partitions": [_TOPIC_PARTITIONS]}, {"partitions": _PARTITIONS}),
-    ),
-    _type(8, CurrentAssignmentRecord, _GROUP_MEMBER, _CURRENT),
-    _type(16, PatternRecord, _GROUP_PATTERN, _RESOLVED),
+CONSUMER_RECORD_TYPES: Final[tuple[RecordType[ConsumerRecord], ...]] = (
+    record_type(3, EpochRecord, GROUP_KEY, EPOCH),
+    record_type(4, SubscribedTopicsRecord, GROUP_KEY, Struct(None, {"topics": [_TOPIC]})),
+    record_type(5, MemberMetadataRecord, MEMBER_KEY, _MEMBER),
+    record_type(6, TargetEpochRecord, GROUP_KEY, EPOCH),
+    record_type(7, TargetRecord, MEMBER_KEY, TARGET),
+    record_type(8, CurrentAssignmentRecord, MEMBER_KEY, _CURRENT),
+    record_type(16, PatternRecord, _GROUP_PATTERN, _RESOLVED),
 )
 """The types by the version of their keys, which are Kafka's."""

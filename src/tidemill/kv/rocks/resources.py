@@ -45,7 +45,7 @@ _MANIFEST_BYTES_MAX = 4 << 20
 
 
 class Memtables(Protocol):
-    """What the shared resources need of a store."""
+    """A store as the shared memory of all stores sees it: the size of its memtable, and a flush."""
 
     def memtable_bytes(self) -> int:
         """The size of the memtable that takes the writes."""

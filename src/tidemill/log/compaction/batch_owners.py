@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidemill.log.producers import ProducerStates
-from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.producer_state.producers import ProducerStates
+from tidemill.log.producer_state.transactions import AbortedTransaction
 from tidemill.records.batch import BatchHeader
 
 __all__ = ("AbortedBatches", "RememberedProducer", "remembered_producers")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tidemill.log.pace import Pace
-from tidemill.log.segment_walk import BrokenBatch
+from tidemill.log.segments.segment_walk import BrokenBatch
 from tidemill.log.storage import StorageFile
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 

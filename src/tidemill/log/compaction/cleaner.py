@@ -28,10 +28,10 @@ from tidemill.log.compaction.batch_owners import AbortedBatches, RememberedProdu
 from tidemill.log.compaction.chunks import CHUNK_BYTES, Batches, read_chunks
 from tidemill.log.compaction.policy import Cleanable, group_segments
 from tidemill.log.compaction.swap import cleaned_paths, remove_cleaned, save_clean_point
-from tidemill.log.index import IndexCache
 from tidemill.log.pace import Pace
-from tidemill.log.segment import Segment
-from tidemill.log.segment_walk import BrokenBatch
+from tidemill.log.segments.index import IndexCache
+from tidemill.log.segments.segment import Segment
+from tidemill.log.segments.segment_walk import BrokenBatch
 from tidemill.log.storage import Buffer, Storage, StorageFile
 from tidemill.records.batch import BatchHeader
 from tidemill.records.record import MAX_DECOMPRESSED_BYTES, build_empty_batch

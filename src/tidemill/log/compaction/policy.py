@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from tidemill.config.topic import TopicConfig
 from tidemill.config.topic_keys import LONG_MAX
 from tidemill.log.retention import SegmentFacts
-from tidemill.log.segment import RELATIVE_OFFSET_MAX
+from tidemill.log.segments.segment import RELATIVE_OFFSET_MAX
 
 __all__ = ("NO_FLOOR", "Cleanable", "find_cleanable", "group_segments", "is_due")
 

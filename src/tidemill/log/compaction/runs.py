@@ -11,7 +11,7 @@ from tidemill.log.compaction.cleaner import CleanedSegment, CleaningOrder
 from tidemill.log.compaction.policy import NO_FLOOR, Cleanable, find_cleanable
 from tidemill.log.compaction.swap import carry_out, commit
 from tidemill.log.log import PartitionLog
-from tidemill.log.producer_snapshots import list_snapshots, snapshot_name
+from tidemill.log.producer_state.producer_snapshots import list_snapshots, snapshot_name
 from tidemill.log.storage import Storage, StorageFile
 
 __all__ = (

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.errors import StorageError
-from tidemill.log.checked_file import pack_checked, read_checked
-from tidemill.log.segment import segment_name
+from tidemill.log.notes.checked_file import pack_checked, read_checked
+from tidemill.log.segments.segment import segment_name
 from tidemill.log.storage import Storage, write_atomic
 
 __all__ = (

@@ -12,18 +12,18 @@ from enum import Enum
 from functools import partial
 
 from tidemill.errors import ApiError, CorruptData, StorageError
-from tidemill.log.checked_file import read_checked
-from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile, damaged_slots
 from tidemill.log.compaction.swap import list_swaps, swap_path
 from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
-from tidemill.log.index import SparseIndex
+from tidemill.log.notes.checked_file import read_checked
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile, damaged_slots
 from tidemill.log.offline.segment_damage import Damage, SoundBatch, scan_segment
-from tidemill.log.producer_snapshots import SNAPSHOT_KIND, list_snapshots, snapshot_name
-from tidemill.log.producers import ProducerStates
+from tidemill.log.producer_state.producer_snapshots import SNAPSHOT_KIND, list_snapshots, snapshot_name
+from tidemill.log.producer_state.producers import ProducerStates
 from tidemill.log.recovery import list_segments
-from tidemill.log.segment import INDEX_KIND, segment_name
+from tidemill.log.segments.index import SparseIndex
+from tidemill.log.segments.segment import INDEX_KIND, segment_name
 from tidemill.log.storage import Storage
-from tidemill.records.batch import BatchHeader
+from tidemill.records.batch import NO_TIMESTAMP, BatchHeader
 from tidemill.records.record import Record, read_records
 from tidemill.records.validation import check_stored_records
 
@@ -99,6 +99,9 @@ class ProblemKind(Enum):
     #: The records of a batch cannot be read although its checksum is right: its producer sent it like that.
     #: Older releases accepted such batches; there is nothing to repair.
     RECORDS = "records"
+    #: The largest timestamp of a batch is not what its header says, by which searches by time and retention
+    #: go: its producer sent it like that. Older releases accepted such batches; there is nothing to repair.
+    TIMESTAMP = "timestamp"
     #: Bytes above the recovery point that never became durable; opening the log cuts them off.
     TORN = "torn"
     #: The checkpoint is damaged, so that it is not known what was durable.
@@ -291,7 +294,11 @@ class _Verification:
         self._take_snapshots(expected)
         self.report.segments += 1
         self.report.batches += len(batches)
-        unsound = {problem.position for problem in self.report.problems if problem.path == path}
+        unsound = {
+            problem.position
+            for problem in self.report.problems
+            if problem.path == path and problem.kind is not ProblemKind.TIMESTAMP
+        }
         self.report.records += sum(
             header.record_count for position, header in batches.items() if position not in unsound
         )
@@ -301,25 +308,33 @@ class _Verification:
         return expected
 
     def _verify_records(self, path: str, found: SoundBatch, data: bytes) -> None:
-        header = found.header
+        header, kind = found.header, ProblemKind.RECORDS
+        offsets = f"offsets {header.base_offset} … {header.last_offset}"
         try:
-            check_stored_records(data, header)
+            largest = check_stored_records(data, header)
+            if largest == max(header.max_timestamp, NO_TIMESTAMP):
+                return
+            kind, what = (
+                ProblemKind.TIMESTAMP,
+                f"{offsets} have timestamps up to {largest}, but their header says {header.max_timestamp}; "
+                "they can be read, but a search by time may miss them, and retention.ms goes by the header",
+            )
         except ApiError as error:
             what = (
-                f"offsets {header.base_offset} … {header.last_offset} cannot be read, {error.message}; "
+                f"{offsets} cannot be read, {error.message}; "
                 f"readers go on by seeking to offset {header.next_offset}"
             )
-            self.report.problems.append(
-                Problem(
-                    ProblemKind.RECORDS,
-                    path,
-                    found.position,
-                    what,
-                    header.size_bytes,
-                    header.base_offset,
-                    header.next_offset,
-                )
+        self.report.problems.append(
+            Problem(
+                kind,
+                path,
+                found.position,
+                what,
+                header.size_bytes,
+                header.base_offset,
+                header.next_offset,
             )
+        )
 
     def _damage(self, path: str, damage: Damage, *, is_last: bool) -> None:
         torn = damage.first_offset >= self.recovery_point and self.report.checkpoint is not None

@@ -23,16 +23,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tidemill.errors import StorageError
-from tidemill.log.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
 from tidemill.log.compaction.swap import list_swaps
 from tidemill.log.epochs import EPOCHS_NAME
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile
+from tidemill.log.notes.repaired import mark_repaired
 from tidemill.log.offline.inspect import ProblemKind, VerifyReport, verify
 from tidemill.log.offline.segment_damage import Damage, SoundBatch, scan_segment
-from tidemill.log.producer_snapshots import list_snapshots, snapshot_name
+from tidemill.log.producer_state.producer_snapshots import list_snapshots, snapshot_name
 from tidemill.log.recovery import list_segments
-from tidemill.log.segment import segment_name
+from tidemill.log.segments.segment import segment_name
+from tidemill.log.segments.torn import unused_name
 from tidemill.log.storage import Storage, StorageFile, write_atomic
-from tidemill.log.torn import unused_name
 from tidemill.records.record import build_empty_batch
 
 __all__ = ("DamageTreatment", "RepairPlan", "apply_repair", "plan_repair")
@@ -144,6 +145,15 @@ class RepairPlan:
     def is_empty(self) -> bool:
         return not self.steps
 
+    @property
+    def loses_records(self) -> bool:
+        """Whether the log has less afterwards than it promised; not if only derived files are made anew."""
+        return self.offsets_lost > 0 or any(
+            isinstance(step, _Rewrite | _Fill | _StartAgain)
+            or (isinstance(step, _PutAside) and step.path.endswith(".log"))
+            for step in self.steps
+        )
+
     def describe(self) -> list[str]:
         """The plan in sentences, one per step, and what it costs."""
         if self.refused:
@@ -182,7 +192,7 @@ def plan_repair(
     if plan.is_missing:
         _plan_new_start(plan, listed_below, accept_loss=accept_loss, state_offset=state_offset)
         return plan
-    mended = (ProblemKind.TORN, ProblemKind.RECORDS)
+    mended = (ProblemKind.TORN, ProblemKind.RECORDS, ProblemKind.TIMESTAMP)
     serious = [problem for problem in plan.found.problems if problem.kind not in mended]
     if serious and list_swaps(storage.list_dir(directory)):
         raise StorageError(
@@ -340,14 +350,17 @@ class _Planning:
         self.plan.offsets_lost += max(0, behind - first)
 
 
-def apply_repair(plan: RepairPlan) -> list[str]:
+def apply_repair(plan: RepairPlan, *, in_cluster: bool = False) -> list[str]:
     """Do what the plan says; returns the files that were put aside.
 
-    Nobody else may use the directory. The files must be as they were when the plan was made.
+    Nobody else may use the directory. The files must be as they were when the plan was made. A replica of a
+    cluster (``in_cluster``) that loses records is marked, so that it does not count as one that has them.
     """
     if verify(plan.storage, plan.directory, is_listed=plan.is_missing).problems != plan.found.problems:
         raise StorageError(f"{plan.directory} has changed since the repair was planned; plan it again")
     work = _Work(plan.storage, plan.directory)
+    if in_cluster and plan.loses_records:
+        work.mark()
     for step in plan.steps:
         match step:
             case _PutAside():
@@ -370,6 +383,18 @@ class _Work:
         self.storage = storage
         self.directory = directory
         self.kept: list[str] = []
+
+    def mark(self) -> None:
+        """Say first, durably, that records are missing: the repair may be interrupted."""
+        self.make_directory()
+        mark_repaired(self.storage, self.directory)
+
+    def make_directory(self) -> None:
+        parent = self.directory
+        self.storage.make_dir(parent)
+        while parent:
+            parent = parent.rpartition("/")[0]
+            self.storage.sync_dir(parent)
 
     def put_aside(self, path: str) -> None:
         kept_in = unused_name(self.storage, f"{path}.damaged")
@@ -432,11 +457,7 @@ class _Work:
         self.storage.sync_dir(self.directory)
 
     def start_again(self, step: _StartAgain) -> None:
-        parent = self.directory
-        self.storage.make_dir(parent)
-        while parent:
-            parent = parent.rpartition("/")[0]
-            self.storage.sync_dir(parent)
+        self.make_directory()
         self.fill(_Fill(step.log_start_offset, step.next_offset))
         self.write_checkpoint(Checkpoint(step.log_start_offset, step.next_offset))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidemill.log.segment_walk import BrokenBatch, walk
+from tidemill.log.segments.segment_walk import BrokenBatch, walk
 from tidemill.log.storage import StorageFile
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 

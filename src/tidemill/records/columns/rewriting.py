@@ -41,8 +41,8 @@ from tidemill.records.rewriting import (
     index_records,
     no_breath,
     rebuild_batch,
-    to_varint,
 )
+from tidemill.records.varints import to_varint
 
 __all__ = ("Bools", "RecordIndex", "index_batches")
 

@@ -30,25 +30,31 @@ from tidemill.records.validation import Body, RecordRules, check_each, record_fa
 __all__ = ("check_in_windows",)
 
 
-def check_in_windows(header: BatchHeader, body: Body, rules: RecordRules, breathe: Callable[[], None]) -> int:
-    """Check all records that ``header`` counts; returns where they end. Raises ``InvalidRecords``."""
+def check_in_windows(
+    header: BatchHeader, body: Body, rules: RecordRules, breathe: Callable[[], None]
+) -> tuple[int, int]:
+    """Check all records that ``header`` counts. Raises ``InvalidRecords``.
+
+    Returns where they end, and their largest timestamp.
+    """
     view = memoryview(body)
     words = words_of(view)
     data = np.frombuffer(view, np.uint8)
-    position, count = 0, header.record_count
+    position, count, largest = 0, header.record_count, NO_TIMESTAMP
     for first in range(0, count, WINDOW_RECORDS):
         numbers = range(first, min(first + WINDOW_RECORDS, count))
         try:
             starts, end = find_starts(view, position, len(numbers))
             ends = np.append(starts[1:], end)
-            faults = _check_columns(header, view, words, data, starts, ends, first, rules)
+            newest, keyless, untimely = _check_columns(header, view, words, data, starts, ends, first, rules)
         except (Unusual, IndexError, ApiError):
-            position = check_each(header, view, position, numbers, rules, breathe)
+            position, newest = check_each(header, view, position, numbers, rules, breathe)
         else:
-            record_faults(rules, *faults)
+            record_faults(rules, keyless, untimely)
             position = end
+        largest = max(largest, newest)
         breathe()
-    return position
+    return position, largest
 
 
 def _check_columns(
@@ -60,8 +66,11 @@ def _check_columns(
     ends: Int64s,
     first: int,
     rules: RecordRules,
-) -> tuple[list[int], list[int]]:
-    """Numbers of records without a key and of too old ones, if the topic refuses them. Raises ``Unusual``."""
+) -> tuple[int, list[int], list[int]]:
+    """The largest timestamp, and the numbers of the records that the topic refuses. Raises ``Unusual``.
+
+    These are records without a key, and records with a timestamp beyond the limits.
+    """
     if ends[-1] > len(body):
         raise Unusual
     times, key_lengths, _, key_ends = read_fields(words, starts)
@@ -77,14 +86,15 @@ def _check_columns(
             raise Unusual
     if abs(header.base_timestamp) > PLAIN_TIMESTAMP_MAX:
         raise Unusual
-    keyless = first + np.flatnonzero(key_lengths < 0) if rules.needs_keys else ()
-    old = _old(header, times.timestamp_deltas, first, rules.min_timestamp_ms)
-    return list(map(int, keyless)), old
+    keyless = (first + np.flatnonzero(key_lengths < 0)).tolist() if rules.needs_keys else []
+    newest, untimely = _check_times(times.timestamp_deltas + header.base_timestamp, first, rules)
+    return newest, keyless, untimely
 
 
-def _old(header: BatchHeader, deltas: Int64s, first: int, min_timestamp_ms: int | None) -> list[int]:
-    if min_timestamp_ms is None:
-        return []
-    timestamps = deltas + header.base_timestamp
-    too_old = (timestamps < min_timestamp_ms) & (timestamps != NO_TIMESTAMP)
-    return (first + np.flatnonzero(too_old)).tolist()
+def _check_times(timestamps: Int64s, first: int, rules: RecordRules) -> tuple[int, list[int]]:
+    """The largest timestamp, and the numbers of the records whose timestamp is beyond the limits."""
+    oldest, newest = int(timestamps.min()), int(timestamps.max())
+    if rules.min_timestamp_ms <= oldest and newest <= rules.max_timestamp_ms:
+        return newest, []
+    beyond = (timestamps < rules.min_timestamp_ms) | (timestamps > rules.max_timestamp_ms)
+    return newest, (first + np.flatnonzero(beyond & (timestamps != NO_TIMESTAMP))).tolist()

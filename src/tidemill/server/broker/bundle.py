@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tidemill.config.group_keys import GroupConfig
 from tidemill.control.image import INTERNAL_TOPICS
 from tidemill.coordination.metrics import Metrics
 from tidemill.coordination.moments import MomentGate
 from tidemill.errors import NodeUnavailable
-from tidemill.replication.compactor import Compactor
-from tidemill.replication.flusher import Flusher
-from tidemill.replication.scrubber import Scrubber
+from tidemill.replication.log_work.compactor import Compactor
+from tidemill.replication.log_work.flusher import Flusher
+from tidemill.replication.log_work.scrubber import Scrubber
+from tidemill.replication.rules.newest import Alone, NewestAnswers
 from tidemill.server.broker.catalogue import TopicCatalogue
+from tidemill.server.broker.cursor_floors import CursorFloors
 from tidemill.server.broker.fetch_sessions import FetchSessions
 from tidemill.server.broker.finding import PartitionFinder
 from tidemill.server.broker.gated_writes import GatedWrites
@@ -20,34 +24,48 @@ from tidemill.server.broker.housekeeping import Chore
 from tidemill.server.broker.log_cleanup import LogCleanup
 from tidemill.server.broker.producer_ids import ProducerIds
 from tidemill.server.broker.removal import FileRemoval
+from tidemill.server.coordinators.cursors import CURSORS
 from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.coordinators.persister import NodePersister
 from tidemill.server.coordinators.registry import CoordinatorRow, Coordinators
+from tidemill.server.coordinators.share_state import SHARE_STATE
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.disk.open_files import OpenFiles
 from tidemill.server.disk.space import DiskSpace
+from tidemill.server.share.dead_letters import NodeDeadLetters
+from tidemill.server.share.due_letters import DUE_LETTERS_INTERVAL_MS, DueLetters
+from tidemill.server.share.service import ShareService
 from tidemill.server.tables.lazy_tables import LazyTables
+from tidemill.share.letters import REDRIVE_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from tidemill.cluster.messages import PartitionId
     from tidemill.config.settings import Settings
     from tidemill.control.commands import Command
     from tidemill.control.controller import Controller
     from tidemill.control.image import MetadataImage, TopicImage
+    from tidemill.cursors.coordinator import CursorCoordinator
     from tidemill.errors import DiskFull
     from tidemill.groups.coordinator import GroupCoordinator
-    from tidemill.replication.partition import Partition
     from tidemill.replication.replicas import Placement, Replicas
     from tidemill.server.cluster.replica_ends import Ends
     from tidemill.server.connections.budget import ByteBudget
     from tidemill.server.runtime import Runtime
+    from tidemill.share.state.coordinator import ShareStateCoordinator
     from tidemill.transactions.coordinator import TransactionCoordinator
 
 __all__ = ("COORDINATORS", "Broker")
 
 #: The rows of all coordinators of a node. A coordinator may use those of rows before its own.
-COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, TRANSACTIONS)
+COORDINATORS: tuple[CoordinatorRow[Any], ...] = (GROUPS, SHARE_STATE, TRANSACTIONS, CURSORS)
 _WORKER_THREADS = 2
+#: As often as a delivery can be counted.
+_REDRIVE_DELIVERIES = 2**15 - 1
+#: A redrive holds what it does not choose until its end. The state machine bounds what that costs.
+_REDRIVE_LOCKS = 2**31 - 1
+_REDRIVE_LOCK_MS = 60 * 60 * 1_000
 _FILE_THREADS = 8
 #: How many files a partition has open: its checkpoint, its last segment, and one that is read.
 _FILES_PER_PARTITION = 3
@@ -56,6 +74,16 @@ _FILES_PER_PARTITION = 3
 async def _no_ends(topic: TopicImage, indexes: Sequence[int]) -> Mapping[int, Ends]:
     """The ends that a node which is alone asks for: nobody else has a replica."""
     return {}
+
+
+async def _no_leaders(topic: TopicImage, indexes: Sequence[int]) -> None:
+    """Leaders that a node which is alone asks to resign: there are none."""
+
+
+async def _append_at_nobody(
+    node_id: int, where: PartitionId, leader_epoch: int, batch: bytes, transactional_id: str
+) -> int:
+    raise NodeUnavailable(f"node {node_id} cannot be asked to append: this node is not part of a cluster")
 
 
 async def _ask_nobody(node_id: int, api: str, version: int, body: Mapping[str, Any]) -> Any:
@@ -113,17 +141,37 @@ class Broker:
         self.find = PartitionFinder(settings, controller, replicas, self._file_pool)
         self.compactor = self._make_compactor()
         self.removal = FileRemoval(replicas, self.compactor, self.pools("delete", 1))
+        self.cursor_floors = CursorFloors(self)
         self.log_cleanup = LogCleanup(
-            self.find, replicas, self.removal, self.compactor, self.disk, self.clock_ms
+            self.find, replicas, self.removal, self.compactor, self.disk, self.clock_ms, self.cursor_floors
         )
         self.scrubber = self._make_scrubber()
         self.producer_ids = ProducerIds(controller)
+        self._default_group_config = GroupConfig.from_overrides({}, settings)
+        #: Letters that a redrive does not choose are given back, any number of times and all at once.
+        self._redrive_group_config = replace(
+            self._default_group_config,
+            share_auto_offset_reset="earliest",
+            share_isolation_level="read_committed",
+            share_delivery_count_limit=_REDRIVE_DELIVERIES,
+            share_partition_max_record_locks=_REDRIVE_LOCKS,
+            share_record_lock_duration_ms=_REDRIVE_LOCK_MS,
+        )
+        #: What ``group_config`` has worked out, by the stored overrides that it was made of.
+        self._group_configs: dict[str, tuple[Mapping[str, str], GroupConfig]] = {}
         self.tables = LazyTables(self, runtime.kv_engine)
         self.coordinators = Coordinators(self)
         for row in COORDINATORS:
             self.coordinators.add(row)
         self.groups: GroupCoordinator = self.coordinators.of(GROUPS)
+        self.share_states: ShareStateCoordinator = self.coordinators.of(SHARE_STATE)
         self.transactions: TransactionCoordinator = self.coordinators.of(TRANSACTIONS)
+        self.cursors: CursorCoordinator = self.coordinators.of(CURSORS)
+        #: Where the state of share partitions is kept.
+        self.persister = NodePersister(self)
+        self.share = ShareService(self)
+        self.share.dead_letters = NodeDeadLetters(self)
+        self.due_letters = DueLetters(self)
         self.catalogue = TopicCatalogue(
             settings, controller, replicas, self.removal, self.ids, self.disk, self.coordinators
         )
@@ -131,13 +179,18 @@ class Broker:
         self.propose: Callable[[Command[Any]], Awaitable[Any]] = controller.submit
         #: Asks live nodes how far their replicas of a topic's partitions reach: by partition, by node.
         self.replica_ends: Callable[[TopicImage, Sequence[int]], Awaitable[Mapping[int, Ends]]] = _no_ends
+        #: Asks the leaders of partitions of a topic to resign in favour of their successors.
+        self.ask_to_resign: Callable[[TopicImage, Sequence[int]], Awaitable[None]] = _no_leaders
         #: The node's problems in words, and how far the clocks of other nodes are ahead of this one's.
         self.problems: Callable[[], list[str]] = list
         self.clocks_ahead_ms: Callable[[], Mapping[int, int]] = dict
         #: Sends another node a request of Kafka's protocol that only nodes send: node, API, version, body.
         self.ask_node: Callable[[int, str, int, Mapping[str, Any]], Awaitable[Any]] = _ask_nobody
+        #: Has another node, which leads a partition, append a transactional batch with acks=all: node,
+        #: partition, leader epoch, batch, transactional id; gives the batch's offset.
+        self.append_at: Callable[[int, PartitionId, int, bytes, str], Awaitable[int]] = _append_at_nobody
         #: Whether answers may say what is newest in a partition that this node leads; alone, it always may.
-        self.may_answer_newest: Callable[[Partition], bool] = lambda partition: True
+        self.newest: NewestAnswers = Alone()
         # Last: a full disk may be noticed in any thread, and stops what is made above.
         self.give_up_reserve = self.disk.give_up_reserve
         self.open_files = OpenFiles()
@@ -178,6 +231,20 @@ class Broker:
     def node_id(self) -> int:
         return self.settings.node_id
 
+    def group_config(self, group_id: str) -> GroupConfig:
+        """The configs of a group, as they are now."""
+        if group_id.startswith(REDRIVE_PREFIX):
+            return self._redrive_group_config
+        overrides = self.image.group_configs.get(group_id)
+        if overrides is None:
+            self._group_configs.pop(group_id, None)
+            return self._default_group_config
+        known = self._group_configs.get(group_id)
+        if known is None or known[0] is not overrides:
+            known = overrides, GroupConfig.from_overrides(overrides, self.settings)
+            self._group_configs[group_id] = known
+        return known[1]
+
     def _refuse_growth(self, refusal: DiskFull | None) -> None:
         """Refuse whatever makes the data grow, until this is called with None. Any thread may call it.
 
@@ -200,6 +267,8 @@ class Broker:
         settings = self.settings
         return [
             Chore("retention", settings.log_retention_check_interval_ms, self.log_cleanup.apply_retention),
+            Chore("share groups", settings.log_retention_check_interval_ms, self.share.check_log_starts),
+            Chore("dead letters that are due", DUE_LETTERS_INTERVAL_MS, self.due_letters.look_after),
             Chore("compaction", settings.compaction_check_interval_ms, self.log_cleanup.compact),
             Chore("the upkeep of tables", settings.kv_check_interval_ms, self.tables.housekeep),
             *self.coordinators.chores(),
@@ -207,6 +276,7 @@ class Broker:
 
     async def close(self) -> bool:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
+        await self.persister.close()
         # First, because their batches go into the logs, which must be open for that.
         await self.gated_writes.finish()
         for pool in (self.workers, self._file_pool):

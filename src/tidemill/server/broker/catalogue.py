@@ -7,7 +7,7 @@ and by the commands themselves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.control.commands import Command, CreateTopic, DeleteTopic
@@ -105,7 +105,7 @@ class TopicCatalogue:
                 "of it with Tidemill's client, or create the partition ahead",
             )
 
-    async def ensure_internal_topic(self, name: str, partitions: int) -> None:
+    async def ensure_internal_topic(self, name: str, partitions: int, configs: Mapping[str, str]) -> None:
         """Create the internal topic of a coordinator at its first use."""
         if name in self._controller.image.topics:
             return
@@ -117,7 +117,7 @@ class TopicCatalogue:
                 topic_id=self._ids.uuid(),
                 partitions=partitions,
                 replication=self.default_replication,
-                configs=dict(_INTERNAL_TOPIC_CONFIGS),
+                configs={**_INTERNAL_TOPIC_CONFIGS, **configs},
             )
             try:
                 await self._controller.submit(command)

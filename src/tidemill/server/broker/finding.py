@@ -14,9 +14,10 @@ from uuid import UUID
 
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.replication.assignment import NO_LEADER, PartitionAssignment
-from tidemill.replication.epochs import NO_EPOCH, check_leader_epoch
 from tidemill.replication.replicas import PartitionKey, Placement, Replicas
+from tidemill.replication.rules.assignment import NO_LEADER, PartitionAssignment
+from tidemill.replication.rules.epochs import NO_EPOCH, check_leader_epoch
+from tidemill.replication.rules.state import Role
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
@@ -98,7 +99,23 @@ class PartitionFinder:
         if partition is not None:
             # The caller's image of the topic may be older than what the partition knows.
             topic = self.topic_by_id(topic.id)
-        return self._replicas.open(self._placement(topic, index, self._led(topic, index, leader_epoch)))
+        opened = self._replicas.open(self._placement(topic, index, self._led(topic, index, leader_epoch)))
+        if opened.role is Role.FOLLOWER:
+            # It knows of a newer leader than the metadata does, or is still cutting its log.
+            raise opened.not_leader()
+        return opened
+
+    def leader_of(self, topic: TopicImage, index: int) -> tuple[int, int]:
+        """Node and epoch of the leader that clients are sent to; ``NO_LEADER`` if there is none.
+
+        It is the metadata's, unless this node has learnt that it does not lead any more (``LapsedSession``).
+        """
+        placed = topic.partitions[index]
+        if placed.leader == self._settings.node_id:
+            partition = self._replicas.peek(topic.id, index)
+            if partition is not None and partition.leader_epoch > placed.leader_epoch:
+                return partition.leader, partition.leader_epoch
+        return placed.leader, placed.leader_epoch
 
     def follower(self, topic: TopicImage, index: int) -> Partition | None:
         """The partition, if this node is live, follows its leader, and clients may read from it here."""
@@ -108,7 +125,7 @@ class PartitionFinder:
         placed = topic.partitions[index]
         is_current = (partition.leader, partition.leader_epoch) == (placed.leader, placed.leader_epoch)
         is_replica = self._settings.node_id in placed.replicas
-        return partition if is_current and is_replica and partition.serves_as_follower else None
+        return partition if is_current and is_replica and partition.as_follower.serves_clients else None
 
     def has_files(self, topic: TopicImage, index: int) -> bool:
         """Whether the partition is open, and has files that a batch can be appended to."""

@@ -15,9 +15,10 @@ from tidemill.coordination.turns import pause_after
 from tidemill.errors import StorageError
 
 if TYPE_CHECKING:
-    from tidemill.replication.compactor import Compactor
+    from tidemill.replication.log_work.compactor import Compactor
     from tidemill.replication.partition import Partition
     from tidemill.replication.replicas import Placement, Replicas
+    from tidemill.server.broker.cursor_floors import CursorFloors
     from tidemill.server.broker.finding import PartitionFinder
     from tidemill.server.broker.removal import FileRemoval
     from tidemill.server.disk.space import DiskSpace
@@ -44,6 +45,7 @@ class LogCleanup:
         compactor: Compactor,
         disk: DiskSpace,
         clock_ms: Callable[[], int],
+        cursor_floors: CursorFloors,
     ) -> None:
         self._find = find
         self._replicas = replicas
@@ -51,12 +53,14 @@ class LogCleanup:
         self._compactor = compactor
         self._disk = disk
         self._clock_ms = clock_ms
+        self._cursor_floors = cursor_floors
 
     async def apply_retention(self) -> None:
         """Delete what is too old, in every partition that has data.
 
         Partitions that were opened for it are closed again. If one fails, the others are still cleaned up.
         """
+        await self._cursor_floors.refresh()
         placements = []
         for number, listed in enumerate(self._find.held_placements(), start=1):
             placements.append(listed)
@@ -80,7 +84,8 @@ class LogCleanup:
                 return
             partition = self._replicas.open(placement)
         now_ms = self._clock_ms()
-        self._removal.discard(partition, partition.apply_retention(now_ms))
+        floor = self._cursor_floors.floor(partition, now_ms)
+        self._removal.discard(partition, partition.apply_retention(now_ms, floor))
         partition.expire_producers(now_ms - _PRODUCER_EXPIRATION_MS)
         if opened_here and not partition.flush_scheduled and not partition.is_dirty:
             self._replicas.close_partition(partition)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 if TYPE_CHECKING:
-    from tidemill.log.segment import Segment
-    from tidemill.replication.compactor import Compactor
+    from tidemill.log.segments.segment import Segment
+    from tidemill.replication.log_work.compactor import Compactor
     from tidemill.replication.partition import Partition
     from tidemill.replication.replicas import Replicas
 

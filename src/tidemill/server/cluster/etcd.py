@@ -18,7 +18,8 @@ def open_etcd(settings: Settings) -> MetadataStore:
     """The metadata of the cluster that the settings name. Raises ``ConfigError``."""
     try:
         from tidemill.control.stores.etcd import EtcdStore
-        from tidemill.control.stores.etcd_channel import EtcdSettings, parse_etcd_url
+        from tidemill.control.stores.etcd_channel import EtcdSettings
+        from tidemill.control.stores.etcd_url import parse_etcd_url
     except ImportError as error:
         raise ConfigError(
             f"a cluster needs the package {error.name!r}; install it with: pip install 'tidemill[cluster]'"

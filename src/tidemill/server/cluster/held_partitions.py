@@ -13,7 +13,6 @@ has not begun to follow there, so nobody counts on what is removed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
@@ -32,6 +31,8 @@ __all__ = ("HeldPartitions",)
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 1.0
+#: How often partitions are tried again that could not be opened, for want of space or of descriptors.
+_OPEN_AGAIN_S: Final = 5.0
 
 
 class HeldPartitions:
@@ -41,12 +42,16 @@ class HeldPartitions:
         self._broker = broker
         #: To be looked at: opened if this node is a replica, removed if it is not any more.
         self._due: dict[tuple[UUID, int], None] = {}
+        #: Could not be opened, and why; tried again.
+        self._unopened: dict[tuple[UUID, int], str] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, on_disk: Iterable[tuple[UUID, int]] = ()) -> None:
         """Look at everything once, also at what is ``on_disk``, and at what changes from then on."""
         self._due.update(dict.fromkeys(on_disk))
+        # Opened by the start, from metadata that may have changed since; it may have no files yet.
+        self._due.update(dict.fromkeys((each.topic_id, each.index) for each in self._broker.replicas))
         self._due.update(
             dict.fromkeys((each.topic_id, each.index) for each in self._broker.find.held_placements())
         )
@@ -72,8 +77,7 @@ class HeldPartitions:
 
     async def _run(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._wait_for_work()
             try:
                 await self._look_at_due()
                 await self._remove_deleted()
@@ -81,6 +85,15 @@ class HeldPartitions:
                 logger.warning("partitions of this node are looked at again: %s", error.message)
                 await asyncio.sleep(_RETRY_S)
                 self._news.set()
+
+    async def _wait_for_work(self) -> None:
+        """Wait for news; not for long while something could not be opened."""
+        try:
+            async with asyncio.timeout(_OPEN_AGAIN_S if self._unopened else None):
+                await self._news.wait()
+        except TimeoutError:
+            self._due.update(dict.fromkeys(self._unopened))
+        self._news.clear()
 
     async def _look_at_due(self) -> None:
         begin_slice()
@@ -98,12 +111,30 @@ class HeldPartitions:
             await give_way()
 
     def _open(self, topic_id: UUID, index: int) -> None:
-        broker = self._broker
+        """Have the partition open, as the newest metadata says.
+
+        One that is open may know of less: the metadata changed while the start was opening it in a thread.
+        """
+        broker, key = self._broker, (topic_id, index)
         placement = broker.find.held_placement(topic_id, index)
-        if placement is not None and broker.replicas.peek(topic_id, index) is None:
-            # An error was noted and logged when it was opened; this replica stays behind.
-            with contextlib.suppress(StorageError):
-                broker.replicas.open(placement)
+        was_unopened = bool(self._unopened)
+        self._unopened.pop(key, None)
+        if placement is None:
+            return
+        try:
+            broker.replicas.open(placement).configure(placement.config)
+        except StorageError as error:
+            # One whose files are damaged is stopped, and was logged: this replica stays behind. Others wait
+            # for space, descriptors, or the removal of old files.
+            if key not in broker.replicas.offline:
+                self._unopened[key] = error.message
+                if not was_unopened:
+                    logger.warning(
+                        "%s-%d cannot be opened now, and is tried again: %s",
+                        placement.topic,
+                        index,
+                        error.message,
+                    )
 
     async def _remove(self, topic_id: UUID, index: int) -> None:
         """Remove the files of a partition that has moved to other nodes. Raises ``StorageError``."""
@@ -113,12 +144,14 @@ class HeldPartitions:
         if topic is None or index >= len(topic.partitions):
             return
         replicas = broker.replicas
+        self._unopened.pop((topic_id, index), None)
         is_here = replicas.peek(topic_id, index) is not None
         if not is_here and not replicas.has_files(topic.name, topic_id, index):
             return
         placed = topic.partitions[index]
         logger.info("%s-%d is on nodes %s now; it is removed here", topic.name, index, placed.replicas)
         replicas.begin_removal(topic.name, topic_id, index)
+        await broker.tables.remove_state(topic_id, index)
         await asyncio.wrap_future(broker.removal.remove_partition(topic.name, topic_id, index))
         # It may have come back meanwhile.
         self._open(topic_id, index)
@@ -134,7 +167,14 @@ class HeldPartitions:
             await broker.propose(ForgetDeleted(topic_id=topic_id, node_id=node_id))
 
     def problems(self) -> list[str]:
-        """Partitions of this node that have no leader."""
+        """Partitions of this node that have no leader, or cannot be opened."""
+        found = self._leaderless()
+        if self._unopened:
+            reason = next(iter(self._unopened.values()))
+            found.append(f"{len(self._unopened)} partitions cannot be opened, and are tried again: {reason}")
+        return found
+
+    def _leaderless(self) -> list[str]:
         image, node_id = self._broker.image, self._broker.node_id
         leaderless = [
             f"{topic.name}-{index}"

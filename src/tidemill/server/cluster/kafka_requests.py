@@ -1,31 +1,36 @@
 """Requests of Kafka's protocol between nodes: a whole request travels in one message of the cluster.
 
-Only APIs that Kafka's brokers use among themselves travel so. The nodes have proven the cluster's secret to
+Only APIs whose row in ``wire.apis`` says so travel like this. The nodes have proven the cluster's secret to
 each other, so no permission is asked for: the node that asks has asked for its client's.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.cluster.messages import KafkaRequest, KafkaResponse
+from tidemill.cluster.messages import (
+    AppendRequest,
+    AppendResponse,
+    KafkaRequest,
+    KafkaResponse,
+    PartitionId,
+)
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
-from tidemill.wire.apis import APIS_BY_NAME
-from tidemill.wire.encode import encode_request, encode_response
+from tidemill.wire.apis import ACKS_ALL, APIS_BY_NAME
+from tidemill.wire.encode import encode_request
 from tidemill.wire.requests import decode_request, decode_response, parse_header
 
 if TYPE_CHECKING:
     from tidemill.cluster.peer import Peers
     from tidemill.server.broker import Broker
 
-__all__ = ("BETWEEN_NODES", "NodeRequests", "serve_node_request")
+__all__ = ("NodeRequests", "serve_node_request")
 
-#: The APIs that nodes serve each other.
-BETWEEN_NODES: Final = frozenset({"WriteTxnMarkers", "AddPartitionsToTxn"})
 #: Longer than a follower that is not in sync delays a commit, and than an election takes.
 _TIMEOUT_MS: Final = 10_000
 _LENGTH_BYTES: Final = 4
@@ -48,6 +53,20 @@ class NodeRequests:
         answer = await self._peers.request(node_id, make, KafkaResponse, timeout_ms=_TIMEOUT_MS)
         return decode_response(key, version, answer.frame)[1]
 
+    async def append(
+        self, node_id: int, where: PartitionId, leader_epoch: int, batch: bytes, transactional_id: str
+    ) -> int:
+        """Have a leader write a transactional batch with acks=all; gives its offset. Raises as ``ask``."""
+        make = partial(
+            AppendRequest,
+            partition=where,
+            records=memoryview(batch),
+            required_acks=ACKS_ALL,
+            leader_epoch=leader_epoch,
+            transactional_id=transactional_id,
+        )
+        return (await self._peers.request(node_id, make, AppendResponse, timeout_ms=_TIMEOUT_MS)).base_offset
+
 
 async def serve_node_request(broker: Broker, node_id: int, frame: memoryview) -> memoryview:
     """Carry out another node's request, whose frame has no length; gives the answer's frame, without it.
@@ -57,15 +76,22 @@ async def serve_node_request(broker: Broker, node_id: int, frame: memoryview) ->
     try:
         header = parse_header(frame)
         served = served_apis()[header.api_key]
-        if served.api.name not in BETWEEN_NODES:
+        if not (served.api.between_nodes or served.api.nodes_only):
             raise ApiError(ErrorCode.invalid_request, f"nodes do not ask each other for {served.api.name}")
         request = decode_request(header, frame)
     except ProtocolError as error:
         raise ApiError(ErrorCode.invalid_request, f"not a request of Kafka's: {error.message}") from error
-    call = Call(header, request, f"node {node_id}", _answers_by_returning, lambda: None)
-    body = await served.handler(broker, call)
-    return encode_response(header.api_key, header.api_version, header.correlation_id, body)[_LENGTH_BYTES:]
+    sent: asyncio.Future[ReplyBuffers] = asyncio.get_running_loop().create_future()
 
+    def fail() -> None:
+        sent.set_exception(
+            ApiError(ErrorCode.unknown_server_error, f"there is no answer to {served.api.name}")
+        )
 
-def _answers_by_returning(buffers: ReplyBuffers) -> None:
-    raise AssertionError("handlers of requests between nodes return the body of the answer")
+    call = Call(header, request, f"node {node_id}", sent.set_result, fail)
+    call.between_nodes = True
+    answer = served.handler(broker, call)
+    if served.in_task:
+        body = await answer
+        call.reply(body)
+    return memoryview(b"".join(await sent))[_LENGTH_BYTES:]

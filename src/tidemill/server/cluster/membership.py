@@ -20,26 +20,34 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+import msgspec
+
 from tidemill.cluster.handshake import ClusterIdentity
 from tidemill.cluster.listener import ClusterListener
 from tidemill.cluster.peer import PeerContext, Peers
+from tidemill.config.broker_keys import FOLLOWER_RATE, LEADER_RATE, rate_in_force
 from tidemill.config.values import Address
 from tidemill.control.cluster_controller import ClusterController
 from tidemill.control.commands import AlterInSync, DeclareFit, RegisterNode, Resign
+from tidemill.control.records import PartitionImage
 from tidemill.control.session import Session
 from tidemill.coordination.turns import give_way
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, TidemillError
 from tidemill.net.errors import cannot_listen
-from tidemill.replication.fetcher import ReplicaFetcher
-from tidemill.replication.leader_service import LeaderService, ProposalRefused
-from tidemill.replication.state import Role
+from tidemill.replication.fetching.fetcher import ReplicaFetcher
+from tidemill.replication.fetching.leader_service import LeaderService, ProposalRefused
+from tidemill.replication.rules.state import Role
+from tidemill.replication.throttle import MoveThrottle
 from tidemill.server.broker.housekeeping import Chore
+from tidemill.server.cluster.freshness import MetadataFreshness
 from tidemill.server.cluster.held_partitions import HeldPartitions
 from tidemill.server.cluster.internal_topics import raise_internal_topics
-from tidemill.server.cluster.joining import cluster_transport, greet, note_seen, read_secret
+from tidemill.server.cluster.joining import check_logs, cluster_transport, greet, read_secret
 from tidemill.server.cluster.kafka_requests import NodeRequests
-from tidemill.server.cluster.messages import handlers_of
+from tidemill.server.cluster.lapsed_session import LapsedSession
+from tidemill.server.cluster.messages import handlers_of, quick_handlers_of
 from tidemill.server.cluster.monitoring import ClusterWatch
+from tidemill.server.cluster.newest_answers import ClusterNewestAnswers
 from tidemill.server.cluster.open_transactions import OpenTransactions
 from tidemill.server.cluster.probing import Probing
 from tidemill.server.cluster.proposals import Proposals, is_certain_refusal
@@ -49,8 +57,8 @@ from tidemill.server.cluster.successions import Successions
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataDelta, MetadataImage
     from tidemill.control.stores.store import MetadataStore
-    from tidemill.replication.in_sync import IsrProposal
     from tidemill.replication.partition import Partition
+    from tidemill.replication.rules.in_sync import IsrProposal
     from tidemill.server.broker import Broker
     from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
     from tidemill.server.runtime import Runtime
@@ -63,10 +71,15 @@ _RENEWALS_PER_SESSION: Final = 3
 _ADMISSION_WAIT_S: Final = 60.0
 _RESIGNING_S: Final = 30.0
 _RESIGN_AGAIN_S: Final = 0.2
-_REGISTER_ATTEMPTS_MAX: Final = 10
+_RESIGNATIONS_AT_ONCE: Final = 100
 _CUTTING_THREADS: Final = 2
 _INTERNAL_TOPICS_INTERVAL_MS: Final = 10_000
 _FITNESS_INTERVAL_MS: Final = 5_000
+_SEEN_INTERVAL_MS: Final = 5_000
+_FRESHNESS_INTERVAL_MS: Final = 5_000
+_WITHOUT_ETCD: Final = (
+    "records are taken and served, but topics cannot be changed and no leader can be elected"
+)
 #: A node whose time of day is further off than this says so.
 _CLOCK_OFF_MS: Final = 10_000
 
@@ -99,11 +112,12 @@ class Membership:
         self._runtime = runtime
         self._directory = directory
         self._identity = identity
+        self._identity_lock = asyncio.Lock()
         self.incarnation = runtime.ids.uuid()
+        #: The incarnation that was registered last, by this process.
+        self._registered: UUID | None = None
         broker.find.own_incarnation = lambda: self.incarnation
         self._registration: _Registration | None = None
-        #: For intervals; it goes on while the machine sleeps, where the system has such a clock.
-        self._steady_ms: Callable[[], int] = lambda: int(loop.time() * 1000)
         secret = read_secret(settings, broker.image)
         transport = cluster_transport(settings, runtime.transport)
         assert broker.image.cluster_id is not None
@@ -120,17 +134,22 @@ class Membership:
             store,
             broker.node_id,
             on_lost=self._register_again,
-            clock_ms=self._steady_ms,
+            clock_ms=runtime.session_ms,
             ttl_ms=settings.session_timeout_ms,
             renew_ms=settings.session_timeout_ms // _RENEWALS_PER_SESSION,
             on_lease=on_lease,
+            refusal=lambda: broker.controller.went_back,
         )
+        self.newest = ClusterNewestAnswers(
+            broker.node_id, self.session, self.peers, runtime.session_ms, lambda: broker.image
+        )
+        self._lapsed = LapsedSession(broker, self.session, self.peers, runtime.session_ms)
         self.probing = Probing(
             broker.node_id,
             self.peers,
             lambda: broker.image,
             seed=runtime.ids.token(8),
-            clock_ms=self._steady_ms,
+            clock_ms=lambda: int(loop.time() * 1000),
             wall_ms=runtime.wall_ms,
             on_change=self._suspects_changed,
         )
@@ -140,7 +159,9 @@ class Membership:
         self.proposals = Proposals(broker.node_id, broker.controller, self.elected, self.peers)
         self.node_requests = NodeRequests(self.peers)
         self.open_transactions = OpenTransactions(broker, self.peers)
-        self.fetcher = ReplicaFetcher(self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS))
+        self.fetcher = ReplicaFetcher(
+            self.peers, broker.clock, runtime.pools("cut", _CUTTING_THREADS), node_id=broker.node_id
+        )
         self.leaders = LeaderService(
             broker.replicas,
             self.peers,
@@ -150,17 +171,27 @@ class Membership:
             suspected=self._doubtful,
             disk_is_full=lambda: broker.disk.is_full,
             replica_lag_ms=settings.replica_lag_ms,
-            move_bytes_per_second=settings.move_bytes_per_second,
+            throttle=MoveThrottle(0, broker.node_id),
+        )
+        self.freshness = MetadataFreshness(
+            broker.node_id, self.peers, lambda: broker.image, broker.controller.refresh
         )
         self.held = HeldPartitions(broker)
         self.replica_ends = ReplicaEnds(broker, self.peers)
         self._listener = ClusterListener(
-            shown, handlers_of(self, broker), transport=transport, ids=runtime.ids, wall_ms=runtime.wall_ms
+            shown,
+            handlers_of(self, broker),
+            quick_handlers=quick_handlers_of(self),
+            transport=transport,
+            ids=runtime.ids,
+            wall_ms=runtime.wall_ms,
         )
         self.address = settings.cluster_listen
         self.watch = ClusterWatch(broker)
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._successions = Successions(broker, lambda partition: self._resign(partition, unfit=False))
+        self._successions = Successions(broker, self.resign)
+        #: Partitions about whose resignation the controller is being asked.
+        self._resigning: set[Partition] = set()
         self._unsubscribe: Callable[[], None] | None = None
 
     def _address_of(self, node_id: int) -> Address | None:
@@ -199,6 +230,8 @@ class Membership:
             broker.advertised.host, broker.advertised.port, advertised, self._identity.directory_id
         )
         await greet(self._live_addresses(), self._context)
+        for raised in check_logs(self._identity, broker.image, broker.replicas):
+            await broker.controller.submit(raised)
         await self._register(self._directory.clean_of)
         # Only now: what a follower tells its leader counts for the registration that it names.
         listeners = [self.fetcher.update, self.leaders.update, self.open_transactions.update]
@@ -207,7 +240,9 @@ class Membership:
             for update in listeners:
                 update(partition)
         self._unsubscribe = broker.controller.subscribe(self._metadata_changed)
+        self._set_rates(broker.image)
         await self.session.start(self.incarnation)
+        self._lapsed.start()
         self.elected.start()
         self.leaders.start()
         self.open_transactions.start()
@@ -218,6 +253,10 @@ class Membership:
 
     async def _register(self, clean_of: UUID | None) -> None:
         assert self._registration is not None
+        known_as = self._identity.incarnations
+        if self.incarnation not in known_as:
+            # Durable before it is registered, so that an older copy of the directory is recognised.
+            await self._note_identity(incarnations=(*self._may_be_registered(), self.incarnation))
         broker, settings, registration = self._broker, self._settings, self._registration
         command = RegisterNode(
             node_id=broker.node_id,
@@ -232,16 +271,61 @@ class Membership:
             directory_id=registration.directory_id,
             clean_of=clean_of,
             lost=tuple(broker.replicas.lost()),
+            known_as=known_as,
             seen_revision=self._identity.seen_revision,
             replace_directory=settings.replace_directory,
         )
-        await broker.controller.submit(command)
+        try:
+            await broker.controller.submit(command)
+        except ApiError:
+            await self._note_identity(incarnations=known_as)
+            raise
+        self._registered = self.incarnation
+        await self._note_seen()
+
+    def _may_be_registered(self) -> tuple[UUID, ...]:
+        """The incarnations of which one is registered, by all that this directory and the metadata know.
+
+        The last one that was noted may be registered late, by a request that a crash has left on its way.
+        """
+        if self._registered is not None:
+            return (self._registered,)
+        noted, node = self._identity.incarnations, self._broker.image.nodes.get(self._broker.node_id)
+        if node is None or node.incarnation not in noted:
+            return noted
+        return tuple(dict.fromkeys((node.incarnation, noted[-1])))
+
+    async def _note_seen(self) -> None:
+        """Note durably how much of the metadata this directory has seen: older metadata is refused then."""
+        image = self._broker.image
+        if image.revision > self._identity.seen_revision:
+            key, key_revision = image.newest_key()
+            # A disk that takes nothing is found out, and said, where records are written.
+            with contextlib.suppress(StorageError):
+                await self._note_identity(
+                    seen_revision=image.revision, seen_key=key, seen_key_revision=key_revision
+                )
+
+    async def _note_identity(self, **changes: Any) -> None:
+        """Change the identity durably. Raises ``StorageError``."""
+        async with self._identity_lock:
+            noted = msgspec.structs.replace(self._identity, **changes)
+            try:
+                await asyncio.to_thread(self._directory.write_identity, noted)
+            except DiskFull as error:
+                if not self._broker.disk.give_up_reserve(error):
+                    raise
+                await asyncio.to_thread(self._directory.write_identity, noted)
+            self._identity = noted
 
     async def _register_again(self) -> UUID:
         """The session was lost: register as another incarnation, whose disk has all that was reported."""
+        # An etcd that has lost data, or was restored, has lost the session, too.
+        await self._broker.controller.refresh()
         logger.warning("the session of node %d was lost; it registers again", self._broker.node_id)
-        before, self.incarnation = self.incarnation, self._runtime.ids.uuid()
-        await self._register(before)
+        if self.incarnation == self._registered:
+            self.incarnation = self._runtime.ids.uuid()
+        await self._register(self._registered)
         self.fetcher.report_all()
         return self.incarnation
 
@@ -271,6 +355,8 @@ class Membership:
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         self.watch.metadata_changed(old, new, delta)
+        if delta.node_configs_changed:
+            self._set_rates(new)
         for node_id, node in new.nodes.items():
             before = old.nodes.get(node_id)
             if before is not None and before.incarnation != node.incarnation:
@@ -279,6 +365,13 @@ class Membership:
             self.peers.forget(node_id)
         self.held.metadata_changed(new, delta)
         self._successions.metadata_changed(new, delta)
+
+    def _set_rates(self, image: MetadataImage) -> None:
+        """Limit what this node sends and fetches for replicas that are moved."""
+        node_id, stored = self._broker.node_id, image.node_configs
+        setting = self._settings.move_bytes_per_second
+        self.leaders.set_rate(rate_in_force(LEADER_RATE, node_id, stored, setting))
+        self.fetcher.set_rate(rate_in_force(FOLLOWER_RATE, node_id, stored))
 
     def _suspects_changed(self) -> None:
         logger.info("suspected nodes: %s", sorted(self.probing.suspects()) or "none")
@@ -291,6 +384,8 @@ class Membership:
         return [
             Chore("the replicas of internal topics", _INTERNAL_TOPICS_INTERVAL_MS, work),
             Chore("replicas that can lead again", _FITNESS_INTERVAL_MS, self._declare_fit),
+            Chore("the metadata's revision on disk", _SEEN_INTERVAL_MS, self._note_seen),
+            Chore("the age of the metadata", _FRESHNESS_INTERVAL_MS, self.freshness.look),
         ]
 
     async def _declare_fit(self) -> None:
@@ -298,11 +393,17 @@ class Membership:
         image, node_id = self._broker.image, self._broker.node_id
         for partition in self._broker.replicas:
             topic = image.topic_by_id(partition.topic_id)
-            placed = topic.partitions[partition.index] if topic is not None else None
-            if placed is not None and node_id in placed.unfit and self.leaders.is_fit(partition):
-                await self.proposals.propose(
-                    DeclareFit(topic_id=partition.topic_id, index=partition.index, node_id=node_id)
-                )
+            if (
+                topic is not None
+                and partition.index < len(topic.partitions)
+                and node_id in topic.partitions[partition.index].unfit
+                and self.leaders.is_fit(partition)
+            ):
+                fit = DeclareFit(topic_id=partition.topic_id, index=partition.index, node_id=node_id)
+                try:
+                    await self.proposals.propose(fit)
+                except TidemillError as error:
+                    logger.info("%r can lead again; that is told later: %s", partition, error.message)
             await give_way()
 
     # --- in-sync sets and leaderships
@@ -325,33 +426,40 @@ class Membership:
                 raise ProposalRefused(error.message) from error
             raise
 
-    def may_answer_newest(self, partition: Partition) -> bool:
-        """Whether no other node can have become the leader yet of a partition that this one leads.
-
-        Leadership leaves a session that lives only by its own resignation; and where there is no other
-        replica there is nobody to go to.
-        """
-        assignment = partition.assignment
-        if assignment is not None and len(assignment.replicas) == 1:
-            return True
-        return self._steady_ms() < self.session.serving_until_ms
-
     def _report_unfit(self, partition: Partition, reason: str) -> None:
         if partition.assignment is not None and partition.assignment.leader == self._broker.node_id:
-            self._run(self._resign(partition, unfit=True))
+            self._run(self.resign(partition, unfit=True))
 
-    async def _resign(self, partition: Partition, *, unfit: bool) -> None:
+    async def resign(self, partition: Partition, *, unfit: bool = False) -> None:
+        """Ask for another leader. Until it is certain that there is none, this one relies on nothing.
+
+        One question at a time. After one whose outcome is not known it stays like that in this epoch:
+        it may arrive late.
+        """
+        if partition in self._resigning:
+            return
+        side, epoch = partition.as_leader, partition.leader_epoch
+        is_first = not side.is_resigning
         command = Resign(
             topic_id=partition.topic_id,
             index=partition.index,
             node_id=self._broker.node_id,
-            leader_epoch=partition.leader_epoch,
+            leader_epoch=epoch,
             unfit=unfit,
+            failed=partition.failure is not None,
         )
+        self._resigning.add(partition)
+        side.resign()
         try:
-            await self.proposals.propose(command)
+            placed = msgspec.convert(await self.proposals.propose(command), PartitionImage)
+            is_over = placed.leader_epoch == epoch
         except TidemillError as error:
             logger.info("%r: the leadership could not be given up: %s", partition, error.message)
+            is_over = is_certain_refusal(error)
+        finally:
+            self._resigning.discard(partition)
+        if is_over and is_first:
+            side.stay(epoch)
 
     def _run(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -362,15 +470,27 @@ class Membership:
 
     async def resign_all(self) -> None:
         """Give every leadership to another in-sync replica, where there is one; not longer than 30 s."""
-        if not self._broker.image.live(self._broker.node_id):
+        broker = self._broker
+        if not broker.image.live(broker.node_id) or broker.controller.went_back is not None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RESIGNING_S):
                 while movable := self._movable():
-                    for partition in movable:
-                        await self._resign(partition, unfit=False)
-                        await give_way()
+                    await self._resign_side_by_side(movable)
                     await asyncio.sleep(_RESIGN_AGAIN_S)
+
+    async def _resign_side_by_side(self, partitions: list[Partition]) -> None:
+        """Resign from each: the controller commits together what is asked together."""
+        left = iter(partitions)
+
+        async def resign_some() -> None:
+            for partition in left:
+                await self.resign(partition)
+                await give_way()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_RESIGNATIONS_AT_ONCE, len(partitions))):
+                group.create_task(resign_some())
 
     def _movable(self) -> list[Partition]:
         """The partitions that this node leads and another live replica could."""
@@ -392,11 +512,13 @@ class Membership:
             self._unsubscribe()
             self._unsubscribe = None
         await self.probing.stop()
+        await self._lapsed.stop()
         await self.elected.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._successions.stop()
+        await self.newest.stop()
         await self.open_transactions.stop()
         await self.held.stop()
         await self.leaders.close()
@@ -410,8 +532,8 @@ class Membership:
 
         The note names the incarnation that the cluster knows: this one, once it has begun its session.
         """
-        with contextlib.suppress(TidemillError):
-            self._identity = note_seen(self._directory, self._identity, self._broker.image.revision)
+        if self._registered is not None:
+            await self._note_seen()
         registered = self.session.incarnation or self._directory.clean_of
         if clean and registered is not None:
             self._directory.note_clean_stop(registered)
@@ -428,11 +550,13 @@ class Membership:
         """What keeps this node, or the cluster as it sees it, from being well; in words."""
         found = []
         image, node_id = self._broker.image, self._broker.node_id
-        if self.session.trouble is not None:
-            found.append(
-                f"etcd does not answer: {self.session.trouble}; records are taken and served, but topics "
-                "cannot be changed and no leader can be elected"
-            )
+        failure = self._broker.controller.failure
+        if self._broker.controller.went_back is not None:
+            found.append(f"etcd cannot be relied on: {failure}. Until then {_WITHOUT_ETCD}")
+        elif failure is not None:
+            found.append(f"etcd is not followed: {failure}")
+        elif self.session.trouble is not None:
+            found.append(f"etcd does not answer: {self.session.trouble}; {_WITHOUT_ETCD}")
         if not image.live(node_id):
             found.append(f"node {node_id} is not admitted to the cluster at the moment")
         for other, ahead_ms in sorted(self.peers.clocks_ahead_ms().items()):
@@ -442,6 +566,8 @@ class Membership:
                     f"the clock of node {other} is {abs(ahead_ms) // 1000} s {direction} this node's: set "
                     "both"
                 )
+        found += self.freshness.problems()
         found += self.held.problems()
         found += self.watch.problems()
+        found += self.leaders.problems()
         return found

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.cluster.handshake import PeerInfo
-from tidemill.cluster.listener import Handlers
+from tidemill.cluster.listener import Handlers, QuickHandlers
 from tidemill.cluster.messages import (
     AppendRequest,
     AppendResponse,
@@ -34,18 +33,18 @@ from tidemill.cluster.messages import (
     ReplicaStateRequest,
     TopicMetadata,
 )
-from tidemill.control.commands import Election, ElectLeaders, Resign
+from tidemill.control.commands import Command, Election, ElectLeaders
 from tidemill.coordination.turns import begin_slice, give_way
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.server.cluster.kafka_requests import serve_node_request
+from tidemill.server.coordinators.internal_producer import append_here
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage, TopicImage
-    from tidemill.replication.partition import Partition
     from tidemill.server.broker import Broker
     from tidemill.server.cluster.membership import Membership
 
-__all__ = ("handlers_of",)
+__all__ = ("handlers_of", "quick_handlers_of")
 
 _NO_NODE: Final = -1
 
@@ -68,6 +67,14 @@ def handlers_of(membership: Membership, broker: Broker) -> Handlers:
     }
 
 
+def quick_handlers_of(membership: Membership) -> QuickHandlers:
+    """What is answered without a task, if it can be: the messages that come with every flush."""
+    return {
+        FetchRequest: lambda _, request: membership.leaders.fetch_at_once(request),
+        ReplicaStateRequest: lambda _, request: membership.leaders.replica_state_at_once(request),
+    }
+
+
 class _Served:
     """The handlers, each named after its message."""
 
@@ -78,7 +85,7 @@ class _Served:
     # --- metadata
 
     async def fetch_metadata(self, peer: PeerInfo, request: FetchMetadataRequest) -> MetadataResponse:
-        """Tell what this node knows."""
+        """Answer another node with this node's metadata of topics, nodes and the controller."""
         image = self._broker.image
         names = sorted(image.topics) if request.topics is None else request.topics
         topics = []
@@ -112,14 +119,13 @@ class _Served:
         index = request.partition.index
         if index >= len(topic.partitions):
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic.name} has no partition {index}")
-        placed = topic.partitions[index]
         if request.mode == "resign":
-            command: Any = Resign(
-                topic_id=topic.id, index=index, node_id=placed.leader, leader_epoch=placed.leader_epoch
-            )
-            await self._membership.proposals.propose(command)
+            # Nobody resigns for another node: a leader that does not know of it would go on answering.
+            partition = self._broker.find.partition(topic, index)
+            if request.preferred_leader != self._broker.node_id:
+                await self._membership.resign(partition)
         elif request.mode in (Election.PREFERRED.value, Election.UNCLEAN.value):
-            command = ElectLeaders(
+            command: Command[Any] = ElectLeaders(
                 name=topic.name,
                 partitions=(index,),
                 election=Election(request.mode),
@@ -160,18 +166,23 @@ class _Served:
         return self._membership.fetcher.heartbeat(request, self._broker.replicas.peek)
 
     async def append(self, peer: PeerInfo, request: AppendRequest) -> AppendResponse:
-        """Append a batch of another node's internal writer."""
-        if request.required_acks not in (0, 1, -1):
+        """Append a batch of another node's internal writer, by all the rules of a client's."""
+        if request.required_acks not in (1, -1):
             raise ApiError(
-                ErrorCode.invalid_required_acks, f"acks must be 0, 1 or -1, not {request.required_acks}"
+                ErrorCode.invalid_required_acks, f"acks must be 1 or -1, not {request.required_acks}"
             )
-        broker, where = self._broker, request.partition
-        topic = broker.find.topic_by_id(where.topic_id)
-        partition = broker.find.partition(topic, where.index, request.leader_epoch)
-        appended = partition.append(bytes(request.records), broker.clock_ms())
-        if request.required_acks:
-            await _wait(partition, appended.last_offset + 1, committed=request.required_acks == -1)
-        return AppendResponse(request.header.answer(), base_offset=appended.base_offset)
+        broker, index = self._broker, request.partition.index
+        topic = broker.find.topic_by_id(request.partition.topic_id)
+        broker.find.partition(topic, index, request.leader_epoch)
+        base_offset, append_time = await append_here(
+            broker,
+            topic,
+            index,
+            bytes(request.records),
+            acks=request.required_acks,
+            transactional_id=request.transactional_id,
+        )
+        return AppendResponse(request.header.answer(), base_offset, append_time)
 
     # --- liveness, and Kafka's own requests
 
@@ -191,20 +202,6 @@ class _Served:
         """Serve a Kafka request that only nodes may send."""
         frame = await serve_node_request(self._broker, peer.node_id, request.frame)
         return KafkaResponse(request.header.answer(), frame=frame)
-
-
-async def _wait(partition: Partition, offset: int, *, committed: bool) -> None:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settled(error: TidemillError | None) -> None:
-        if not done.done():
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-    (partition.when_acknowledged if committed else partition.when_durable)(offset, settled)
-    await done
 
 
 def _topic(image: MetadataImage, topic: TopicImage) -> TopicMetadata:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.replication.state import Role
+from tidemill.replication.rules.state import Role
 
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataDelta, MetadataImage, PartitionImage
@@ -34,7 +34,7 @@ class ClusterWatch:
         self._has_caught_up = False
 
     def metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
-        """Take note of another image."""
+        """Count the changes of leaders and in-sync sets between two images."""
         self.leader_changes += len(delta.leader_changed)
         # A partition can be in both.
         for topic, index in {*delta.leader_changed, *delta.replicas_changed}:
@@ -75,7 +75,7 @@ class ClusterWatch:
                 partition.log_end_offset - max(follower.matched_end, partition.log_start_offset)
                 for partition in self._broker.replicas
                 if partition.role is Role.LEADER
-                for follower in partition.follower_progress.values()
+                for follower in partition.as_leader.followers.values()
             ),
             default=0,
         )

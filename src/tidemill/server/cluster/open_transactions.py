@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill.cluster.messages import FindTransactionsRequest, FindTransactionsResponse, OpenTransaction
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.replication.assignment import NO_LEADER
-from tidemill.replication.state import Role
+from tidemill.replication.rules.assignment import NO_LEADER
+from tidemill.replication.rules.state import Role
 from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.transactions.messages import Producer, TransactionEnd
@@ -58,7 +58,6 @@ class OpenTransactions:
     def __init__(self, broker: Broker, peers: Peers) -> None:
         self._broker = broker
         self._peers = peers
-        self._local = LocalTransactionPartitions(broker.find, broker.groups, broker.moments, broker.clock_ms)
         #: The leader epoch in which each partition's transactions were asked about, or are to be.
         self._looked_at: dict[Partition, int] = {}
         self._due: dict[Partition, None] = {}
@@ -152,7 +151,8 @@ class OpenTransactions:
         # It is in the log at once. That it is committed may take until other nodes are back.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_MS / 1000):
-                await self._local.write_markers((partition.topic, partition.index), [marker])
+                local = LocalTransactionPartitions.of(self._broker)
+                await local.write_markers((partition.topic, partition.index), [marker])
 
 
 def _open_in(partition: Partition) -> list[_Open]:

@@ -23,11 +23,23 @@ if TYPE_CHECKING:
     from tidemill.control.cluster_controller import ClusterController
     from tidemill.control.controller import Controller
 
-__all__ = ("Proposals",)
+__all__ = ("Proposals", "is_certain_refusal")
 
 R = TypeVar("R")
 
 _TIMEOUT_MS: Final = 5_000
+#: What planning refuses in-sync sets and resignations with.
+_REFUSALS: Final = frozenset(
+    {
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.invalid_update_version,
+        ErrorCode.invalid_request,
+        ErrorCode.stale_broker_epoch,
+        ErrorCode.ineligible_replica,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
 _decode = msgspec.msgpack.Decoder(PROPOSALS).decode
 
 
@@ -45,9 +57,10 @@ class Proposals:
     async def propose(self, command: Command[Any]) -> Any:
         """Have the controller commit ``command``; gives its result in MessagePack's types.
 
-        Raises ``ApiError`` if it was refused. Any other error means that it is not known whether it was
-        committed.
+        Raises ``TidemillError``; ``is_certain_refusal`` tells whether that says that it was not committed.
         """
+        if self._controller.went_back is not None:
+            raise self._controller.went_back
         image = self._controller.image
         if self._elected.epoch is not None:
             return msgspec.to_builtins(await self._elected.submit(command))
@@ -82,6 +95,8 @@ class Proposals:
             command: Any = _decode(request.command)
         except msgspec.MsgspecError as error:
             raise ApiError(ErrorCode.invalid_request, f"not a command for the controller: {error}") from error
+        if self._controller.went_back is not None:
+            raise self._controller.went_back
         if self._elected.epoch is None and request.forwarded:
             raise ApiError(ErrorCode.not_controller, f"node {self._node_id} is not the controller")
         if self._elected.epoch is not None:
@@ -97,8 +112,8 @@ class Proposals:
 
 
 def is_certain_refusal(error: TidemillError) -> bool:
-    """Whether an error of ``propose`` says that the command was not committed and never will be."""
-    return isinstance(error, ApiError) and error.code not in (
-        ErrorCode.request_timed_out,
-        ErrorCode.unknown_server_error,
-    )
+    """Whether an error of ``propose`` says that the command was not committed and never will be.
+
+    Only what planning refuses with is certain. Whatever else goes wrong can do so after a commit.
+    """
+    return isinstance(error, ApiError) and error.code in _REFUSALS

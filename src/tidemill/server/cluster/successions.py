@@ -1,28 +1,36 @@
 """Leaders obey the metadata's wish for another leader: they resign, and the successor takes over.
 
 Leadership is not taken from a node whose session lives. So a preferred election, or a move away from the
-leader, puts a wish into the partition's record, and the leader gives up by itself.
+leader, puts a wish into the partition's record, and the leader gives up by itself. A leader that has not
+heard of it, because its metadata is late, can be asked with an ElectLeader message.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from tidemill.replication.assignment import NO_LEADER
+from tidemill.cluster.messages import ElectLeaderRequest, ElectLeaderResponse, PartitionId
+from tidemill.errors import TidemillError
+from tidemill.replication.rules.assignment import NO_LEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from tidemill.control.image import MetadataDelta, MetadataImage
+    from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
+    from tidemill.replication.fetching.peer_requests import PeerRequests
     from tidemill.replication.partition import Partition
     from tidemill.server.broker import Broker
 
-__all__ = ("Successions",)
+__all__ = ("Successions", "ask_to_resign")
 
 _AGAIN_S: Final = 0.2
+_ASK_TIMEOUT_MS: Final = 5_000
+
+logger = logging.getLogger(__name__)
 
 
 class Successions:
@@ -36,7 +44,7 @@ class Successions:
         self._tasks: dict[tuple[UUID, int, int], asyncio.Task[None]] = {}
 
     def metadata_changed(self, new: MetadataImage, delta: MetadataDelta) -> None:
-        """Take note of new wishes."""
+        """Begin to give up leaderships that the metadata wants another replica to have."""
         for changed in (*delta.leader_changed, *delta.replicas_changed):
             topic = new.topics[changed.topic]
             key = topic.id, changed.partition, topic.partitions[changed.partition].leader_epoch
@@ -70,3 +78,22 @@ class Successions:
         placed = topic.partitions[index]
         is_mine = (placed.leader, placed.leader_epoch) == (self._broker.node_id, leader_epoch)
         return is_mine and placed.successor not in (NO_LEADER, placed.leader)
+
+
+async def ask_to_resign(peers: PeerRequests, topic: TopicImage, indexes: Sequence[int]) -> None:
+    """Ask the leaders of partitions that have a successor to resign. Whether they do, the metadata tells."""
+    await asyncio.gather(*(_ask_to_resign(peers, topic, index) for index in indexes))
+
+
+async def _ask_to_resign(peers: PeerRequests, topic: TopicImage, index: int) -> None:
+    placed = topic.partitions[index]
+    make = partial(
+        ElectLeaderRequest,
+        partition=PartitionId(topic.id, index),
+        preferred_leader=placed.successor,
+        mode="resign",
+    )
+    try:
+        await peers.request(placed.leader, make, ElectLeaderResponse, timeout_ms=_ASK_TIMEOUT_MS)
+    except TidemillError as error:
+        logger.info("the leader of %s-%d does not resign: %s", topic.name, index, error.message)

@@ -62,7 +62,7 @@ class Owner(Protocol):
         ...
 
     def give_way(self, why: Stall) -> None:
-        """Let go of memory for others."""
+        """Give memory back, by hurrying requests or by closing the connection."""
         ...
 
 

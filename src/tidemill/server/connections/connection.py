@@ -26,7 +26,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from tidemill.config.settings import Settings
-from tidemill.coordination.shares import share_address
+from tidemill.coordination.fair_shares import share_address
 from tidemill.coordination.turns import SLICE_SECONDS
 from tidemill.errors import ProtocolError
 from tidemill.log.pace import Pace
@@ -168,6 +168,11 @@ class Connection(asyncio.BufferedProtocol):
         self.principal = ANONYMOUS
         self.client_id = ""
 
+    @property
+    def id(self) -> int:
+        """The number of the connection; each is used once in the life of a process."""
+        return self._id
+
     # --- transport events
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -228,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def give_way(self, why: Stall) -> None:
-        """Let go of memory: others wait for it."""
+        """Give memory back: answer waiting requests early, or close the connection if its client stalls."""
         if why is Stall.REQUESTS:
             for slot in list(self._slots):
                 slot.hurry()

@@ -9,16 +9,14 @@ alike: metrics name topics and groups. Nodes of a cluster prove a secret to each
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
 
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.errors import ConfigError
-from tidemill.net.errors import cannot_listen
+from tidemill.net.loopback import only_loopback
 
-__all__ = ("check_exposure", "exposed_listeners", "is_loopback")
+__all__ = ("check_exposure", "exposed_listeners")
 
 logger = logging.getLogger(__name__)
 
@@ -45,24 +43,6 @@ async def check_exposure(settings: Settings) -> None:
 def exposed_listeners(settings: Settings) -> list[tuple[str, Address]]:
     """(setting, address) of the listeners that other machines could reach. Blocks while it resolves names."""
     listeners = (("listen", settings.listen), ("http", settings.http))
-    return [(name, address) for name, address in listeners if address and not _only_loopback(name, address)]
-
-
-def is_loopback(ip: str) -> bool:
-    """Whether an IP address is one of this machine's loopback addresses.
-
-    >>> is_loopback("127.0.0.5"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("10.0.0.1")
-    (True, True, False, False)
-    """
-    parsed = ipaddress.ip_address(ip)
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-        return parsed.ipv4_mapped.is_loopback
-    return parsed.is_loopback
-
-
-def _only_loopback(name: str, address: Address) -> bool:
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise cannot_listen("listen", address, error, f"--{name}") from error
-    return all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found)
+    return [
+        (name, address) for name, address in listeners if address and not only_loopback(address, f"--{name}")
+    ]

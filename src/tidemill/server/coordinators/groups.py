@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tidemill.groups.coordinator import GroupCoordinator
@@ -26,7 +27,11 @@ _COMPRESS_ABOVE_BYTES = 256 * 1024
 
 def _make(broker: Broker, logs: LogAccess) -> GroupCoordinator:
     topics = ImageTopics(lambda: broker.image)
-    return GroupCoordinator(logs, _settings(broker.settings), broker.clock, topics, broker.ids)
+    settings = replace(
+        _settings(broker.settings),
+        overrides_of=lambda group_id: broker.image.group_configs.get(group_id) or {},
+    )
+    return GroupCoordinator(logs, settings, broker.clock, topics, broker.ids, lambda: broker.persister)
 
 
 def _settings(settings: Settings) -> GroupSettings:
@@ -38,6 +43,9 @@ def _settings(settings: Settings) -> GroupSettings:
         consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
         consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
         consumer_max_size=settings.group_consumer_max_size,
+        share_session_timeout_ms=settings.group_share_session_timeout_ms,
+        share_heartbeat_interval_ms=settings.group_share_heartbeat_interval_ms,
+        share_max_size=settings.group_share_max_size,
         max_offset_metadata_size=settings.offset_metadata_max_bytes,
         offsets_retention_ms=settings.offsets_retention_minutes * _MINUTE_MS,
     )

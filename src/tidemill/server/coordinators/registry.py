@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.metrics import Metric, Metrics, gauges
 from tidemill.errors import ApiError, DiskFull, ErrorCode, TidemillError
-from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
+from tidemill.replication.rules.assignment import NO_LEADER
 from tidemill.server.broker.housekeeping import Chore
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class CoordinatorRow(Generic[C]):
         expire_interval_ms: how often what is past its retention is looked for.
         compress_above_bytes: larger batches of its records are compressed; None: never.
         metrics: what is read off it beside what all coordinators have.
+        topic_configs: configs of its topic beside those of all internal topics.
+        resource_of: the name of the resource that a key of FindCoordinator stands for; raises ``ApiError``.
     """
 
     name: str
@@ -65,6 +67,8 @@ class CoordinatorRow(Generic[C]):
     expire_interval_ms: int
     compress_above_bytes: int | None = None
     metrics: Sequence[Metric[C]] = ()
+    topic_configs: Mapping[str, str] = field(default_factory=dict)
+    resource_of: Callable[[str], str] = str
 
 
 class InternalTopic:
@@ -89,12 +93,14 @@ class InternalTopic:
         return (
             topic is not None
             and partition < len(topic.partitions)
-            and topic.partitions[partition].leader == self._broker.node_id
+            and self._broker.find.leader_of(topic, partition)[0] == self._broker.node_id
         )
 
     async def ensure(self) -> None:
         """Create the topic if it does not exist. Raises ``TidemillError``."""
-        await self._broker.catalogue.ensure_internal_topic(self._row.topic, self.partition_count())
+        await self._broker.catalogue.ensure_internal_topic(
+            self._row.topic, self.partition_count(), self._row.topic_configs
+        )
 
     def open_log(self, partition: int) -> PartitionCoordinatorLog:
         """The log behind one shard. Raises NOT_COORDINATOR if this node does not lead it."""
@@ -108,6 +114,8 @@ class InternalTopic:
             self._broker.clock_ms,
             compress_above_bytes=self._row.compress_above_bytes,
             give_up_reserve=self._broker.disk.give_up_reserve,
+            discard=self._broker.removal.discard,
+            newest=self._broker.newest,
         )
 
     async def prepare_append(self, partition: int) -> None:
@@ -170,8 +178,7 @@ class Coordinators:
         topic, index = self._broker.image.topics.get(row.topic), self.of(row).partition_of(key)
         if topic is None or index >= len(topic.partitions):
             return NO_LEADER
-        leader: int = topic.partitions[index].leader
-        return leader
+        return self._broker.find.leader_of(topic, index)[0]
 
     # --- their topics
 

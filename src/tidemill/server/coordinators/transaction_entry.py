@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.replication.assignment import NO_LEADER
+from tidemill.replication.rules.assignment import NO_LEADER
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 
 if TYPE_CHECKING:
-    from tidemill.replication.partition import Partition, TransactionQuestion
+    from tidemill.replication.partition import Partition
+    from tidemill.replication.rules.transaction_permits import TransactionQuestion
     from tidemill.server.broker import Broker
     from tidemill.transactions.messages import Producer, TopicPartition
 

@@ -9,55 +9,79 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tidemill.coordination.turns import give_way, side_by_side
+from tidemill.coordination.turns import give_way, in_chunks, side_by_side
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.groups.shard import GROUPS_TOPIC
 from tidemill.records.control import Marker
-from tidemill.replication.assignment import NO_LEADER
 from tidemill.replication.coordinator_log import wait_committed
+from tidemill.replication.rules.assignment import NO_LEADER
+from tidemill.server.coordinators.groups import GROUPS
+from tidemill.server.coordinators.share_state import SHARE_STATE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from tidemill.coordination.moments import MomentGate
-    from tidemill.groups.coordinator import GroupCoordinator
     from tidemill.replication.partition import Partition
+    from tidemill.server.broker.bundle import Broker
     from tidemill.server.broker.finding import PartitionFinder
     from tidemill.transactions.messages import Producer, TopicPartition, TransactionEnd
 
     AskNode = Callable[[int, str, int, Mapping[str, Any]], Awaitable[Any]]
     Markers = Mapping[TopicPartition, Sequence[TransactionEnd]]
 
-__all__ = ("LocalTransactionPartitions", "NodeTransactionPartitions")
+__all__ = ("MARKERS_MAX", "LocalTransactionPartitions", "NodeTransactionPartitions")
 
 #: So many partitions that were never written to get their first files at a time.
 _CREATED_AT_ONCE: Final = 4
 #: Markers that are written in one turn of the event loop, and then those of one more partition at most.
 _MARKERS_PER_TURN: Final = 100
+#: Markers of one partition that become visible together: more than a job has open attempts.
+_MARKERS_TOGETHER_MAX: Final = 2_000
+#: Partitions whose markers are written side by side.
+_PARTITIONS_AT_ONCE: Final = 2_000
 _MARKERS_VERSION: Final = 1
 #: The most markers in one request to another node: it has at most three elements for each, and a node takes
 #: 100,000 of them.
-_MARKERS_MAX: Final = 20_000
+MARKERS_MAX: Final = 20_000
+
+
+class EndsTransactions(Protocol):
+    """A coordinator that transactions write to, as TxnOffsetCommit does to that of groups."""
+
+    async def complete_transaction(
+        self, partition: int, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int
+    ) -> None:
+        """End a producer's transaction in a partition of its topic; returns once that is durable."""
 
 
 class LocalTransactionPartitions:
-    """Writes markers to partitions of this node; to those of groups through the group coordinator."""
+    """Writes markers to partitions of this node; to those of coordinators through these."""
 
     def __init__(
         self,
         find: PartitionFinder,
-        groups: GroupCoordinator,
+        coordinators: Mapping[str, EndsTransactions],
         moments: MomentGate,
         clock_ms: Callable[[], int],
     ) -> None:
         self._find = find
-        self._groups = groups
+        #: By their topics.
+        self._coordinators = coordinators
         self._moments = moments
         self._clock_ms = clock_ms
         self._creations = asyncio.Semaphore(_CREATED_AT_ONCE)
+
+    @classmethod
+    def of(cls, broker: Broker) -> LocalTransactionPartitions:
+        """Make the writer of markers for the partitions that this node leads."""
+        coordinators: dict[str, EndsTransactions] = {
+            GROUPS.topic: broker.coordinators.of(GROUPS),
+            SHARE_STATE.topic: broker.coordinators.of(SHARE_STATE),
+        }
+        return cls(broker.find, coordinators, broker.moments, broker.clock_ms)
 
     def allow_writes(self, topic_partition: TopicPartition, producer: Producer) -> None:
         # A partition that cannot be used now will ask the coordinator when a write comes.
@@ -67,13 +91,15 @@ class LocalTransactionPartitions:
 
     async def write_all(self, markers: Markers) -> dict[TopicPartition, TidemillError]:
         """Write the markers of partitions that this node leads; gives what failed."""
-        outcomes = await side_by_side(
-            ((len(ends), self._outcome(partition, ends)) for partition, ends in markers.items()),
-            _MARKERS_PER_TURN,
-        )
-        return {
-            partition: error for partition, error in zip(markers, outcomes, strict=True) if error is not None
-        }
+        failures: dict[TopicPartition, TidemillError] = {}
+        for some in in_chunks(list(markers), _PARTITIONS_AT_ONCE):
+            outcomes = await side_by_side(
+                ((len(markers[each]), self._outcome(each, markers[each])) for each in some),
+                _MARKERS_PER_TURN,
+            )
+            failures |= {each: error for each, error in zip(some, outcomes, strict=True) if error is not None}
+            await asyncio.sleep(0)
+        return failures
 
     async def _outcome(
         self, partition: TopicPartition, markers: Sequence[TransactionEnd]
@@ -87,19 +113,21 @@ class LocalTransactionPartitions:
     async def write_markers(self, topic_partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         """End transactions in one partition; returns once that is durable. Raises ``TidemillError``."""
         partition = await self._partition(topic_partition)
-        if partition.topic == GROUPS_TOPIC:
-            # Offsets of groups: nobody reads those of several groups as one.
+        coordinator = self._coordinators.get(partition.topic)
+        if coordinator is not None:
+            # Nobody reads the state of several groups as one.
             for marker in markers:
-                await self._groups.complete_transaction(
+                await coordinator.complete_transaction(
                     topic_partition[1],
                     *marker.producer,
                     commit=marker.commit,
                     coordinator_epoch=marker.coordinator_epoch,
                 )
             return
-        ends = [(*marker.producer, Marker(marker.commit, marker.coordinator_epoch)) for marker in markers]
-        appended = partition.write_markers(ends, now_ms=self._clock_ms())
-        await wait_committed(partition, appended.last_offset + 1)
+        for some in in_chunks(markers, _MARKERS_TOGETHER_MAX):
+            ends = [(*marker.producer, Marker(marker.commit, marker.coordinator_epoch)) for marker in some]
+            appended = partition.write_markers(ends, now_ms=self._clock_ms())
+            await wait_committed(partition, appended.last_offset + 1)
 
     async def _partition(self, topic_partition: TopicPartition) -> Partition:
         """The partition, ready for a marker. One that was never written to gets its files now."""
@@ -113,7 +141,7 @@ class LocalTransactionPartitions:
 
     def together(self, partitions: Collection[TopicPartition]) -> AbstractAsyncContextManager[object]:
         """A block in which no pin takes a moment, if several partitions change and one is of a table."""
-        if len(partitions) > 1 and any(self._is_of_table(topic) for topic, _ in partitions):
+        if len(partitions) > 1 and any(map(self._is_of_table, {topic for topic, _ in partitions})):
             return self._moments.changing()
         return contextlib.nullcontext()
 
@@ -210,7 +238,7 @@ def _parts(markers: Markers) -> Iterator[Markers]:
     part: dict[TopicPartition, Sequence[TransactionEnd]] = {}
     count = 0
     for partition, ends in markers.items():
-        if part and count + len(ends) > _MARKERS_MAX:
+        if part and count + len(ends) > MARKERS_MAX:
             yield part
             part, count = {}, 0
         part[partition] = ends

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import CoordinatorRow
 from tidemill.server.coordinators.transaction_partitions import (
     LocalTransactionPartitions,
@@ -34,9 +33,7 @@ def _make(broker: Broker, logs: LogAccess) -> TransactionCoordinator:
         expiration_ms=broker.settings.transactional_id_expiration_ms,
         publication_retention_ms=broker.settings.job_publication_retention_ms,
     )
-    local = LocalTransactionPartitions(
-        broker.find, broker.coordinators.of(GROUPS), broker.moments, broker.clock_ms
-    )
+    local = LocalTransactionPartitions.of(broker)
 
     async def ask_node(node_id: int, api: str, version: int, body: Mapping[str, Any]) -> Any:
         # How other nodes are asked is known later.

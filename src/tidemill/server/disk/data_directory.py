@@ -1,8 +1,8 @@
 """The data directory: one process at a time, and a note whether the last one stopped in an orderly way.
 
 A node of a cluster also keeps its identity there: the id of the directory, the cluster that it belongs to,
-and how much of the cluster's metadata it has seen. The note of an orderly stop then names the incarnation
-that wrote it, so that a note from an older copy of the directory is recognised.
+how much of the cluster's metadata it has seen, and which incarnation of the node used it last. So an older
+copy of the directory is recognised; the note of an orderly stop names its incarnation, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uuid import UUID
 
 import msgspec
 
-from tidemill.errors import ConfigError, CorruptData, DataDirectoryInUse, StorageError
+from tidemill.errors import ConfigError, CorruptData, DataDirectoryInUse, DiskFull, StorageError
 
 __all__ = ("DataDirectory", "DirectoryIdentity", "describe_owner")
 
@@ -36,13 +36,23 @@ class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
         cluster_id: The cluster.
         directory_id: Drawn when the directory was first used; a copy has the same.
         node_name: The node whose directory it is.
-        seen_revision: The newest revision of the cluster's metadata that this directory has seen.
+        seen_revision: A revision of the cluster's metadata that this directory has seen, not much older than
+            the newest one. An operator sets it to 0 to accept older metadata.
+        seen_key: The key that was written last when the metadata was at ``seen_revision``; empty in a
+            directory of an older release.
+        seen_key_revision: The revision that wrote it. Metadata that was restored may have passed
+            ``seen_revision`` since, but has another history.
+        incarnations: The last one that was registered for this directory, and up to two behind it that may
+            have been. Empty: not known, in a directory of an older release.
     """
 
     cluster_id: str
     directory_id: UUID
     node_name: str
     seen_revision: int = 0
+    seen_key: str = ""
+    seen_key_revision: int = 0
+    incarnations: tuple[UUID, ...] = ()
 
 
 class DataDirectory:
@@ -125,7 +135,8 @@ class DataDirectory:
             new.replace(path)
             self._sync()
         except OSError as error:
-            raise StorageError(f"cannot write {path}: {error.strerror}") from error
+            kind = DiskFull if error.errno in DiskFull.ERRNOS else StorageError
+            raise kind(f"cannot write {path}: {error.strerror}") from error
 
     @property
     def metadata_path(self) -> Path:

@@ -21,7 +21,8 @@ __all__ = ("OpenFiles", "count_open_files", "open_files_limit")
 _DESCRIPTORS = "/proc/self/fd"
 #: Of the limit, the part that partitions of clients leave free.
 _KEPT_FREE = 0.15
-#: They are counted so often at most; in between, what is opened is added up. Some is opened a little later.
+#: They are counted so often at most; in between, what is opened is added up. Files are opened a little after
+#: they were asked for, so what was asked for shortly before a count is added to it as well.
 _COUNT_AGE_SECONDS = 1.0
 
 
@@ -52,7 +53,8 @@ class OpenFiles:
         self._clock = clock
         self._counted = 0
         self._counted_at = float("-inf")
-        self._opened = 0
+        #: Files that were asked for since the last count, and between the last two.
+        self._opened = self._opened_before = 0
         #: The last refusal, while it holds.
         self._refusal: TooManyFiles | None = None
 
@@ -65,9 +67,12 @@ class OpenFiles:
 
     def _look(self) -> None:
         limit = open_files_limit() if self._limit is None else self._limit
-        if self._clock() - self._counted_at > _COUNT_AGE_SECONDS:
-            self._counted, self._counted_at, self._opened = self._count(), self._clock(), 0
-        used = self._counted + self._opened
+        now = self._clock()
+        if now - self._counted_at > _COUNT_AGE_SECONDS:
+            is_long_ago = now - self._counted_at > 2 * _COUNT_AGE_SECONDS
+            self._opened_before, self._opened = 0 if is_long_ago else self._opened, 0
+            self._counted, self._counted_at = self._count(), now
+        used = self._counted + self._opened_before + self._opened
         self._refusal = None
         if used > limit * (1 - _KEPT_FREE):
             self._refusal = TooManyFiles(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from tidemill.coordination.shares import Client, share_address
+from tidemill.coordination.fair_shares import Client, share_address
 from tidemill.coordination.turns import in_slices
 from tidemill.server.requests.authorization import (
     ANONYMOUS,
@@ -39,6 +39,7 @@ class Call:
         "_connection_id",
         "_send",
         "authorizer",
+        "between_nodes",
         "client_host",
         "header",
         "is_hurried",
@@ -68,6 +69,8 @@ class Call:
         self._close = close
         self._connection_id = connection_id
         self.principal = principal
+        #: Whether another node of the cluster asks, over the cluster's port.
+        self.between_nodes = False
         #: Decides what the principal may do; None lets everybody do everything. Set by the dispatcher.
         self.authorizer: Authorizer | None = None
         #: Set by a handler that waits for something: called when the answer should come now, because the

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from tidemill.coordination.fair_shares import share_address
 from tidemill.coordination.log_summary import LogSummary
 from tidemill.coordination.metrics import Metric, gauge
-from tidemill.coordination.shares import share_address
 from tidemill.coordination.turns import free_in_slices
 from tidemill.errors import ApiError
 from tidemill.server.broker import Broker
@@ -88,6 +88,7 @@ class BrokerDispatcher:
     def closed(self, connection: Connection) -> None:
         if connection in self.connections:
             del self.connections[connection]
+            self._broker.share.connection_closed(connection.id)
             address = share_address(connection.host)
             left = self._per_address[address] - 1
             if left:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Coroutine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 if TYPE_CHECKING:
     from tidemill.control.tables.images import TableImage, TablePartition
@@ -73,12 +74,17 @@ class LazyTables:
     def _partition_opened(self, partition: Partition) -> None:
         if self._broker.image.table_of_topic(partition.topic_id) is not None:
             partition.retention_floor = lambda: self._retention_floor(partition)
-            partition.on_cut = self._log_cut
+            partition.as_follower.on_cut = self._log_cut
             if self.loaded is not None:
                 self.loaded.service.partition_opened(partition)
             elif self._broker.image.replicated and _is_on_event_loop():
                 # A follower may have to keep the state ready, although nobody asks it for rows.
                 self._behind(self.load())
+
+    async def remove_state(self, topic_id: UUID, index: int) -> None:
+        """Remove the state of a partition that has moved to other nodes, if it is the log of a bucket."""
+        if self._broker.image.table_of_topic(topic_id) is not None:
+            await (await self.load()).service.remove_state(topic_id, index)
 
     def _log_cut(self, partition: Partition, end_offset: int) -> None:
         # Looked at now: the log grows again soon.
@@ -99,7 +105,7 @@ class LazyTables:
     def _retention_floor(self, partition: Partition) -> int:
         if self.loaded is None:
             return 0  # Which records are needed is not known yet, so all are kept.
-        return self.loaded.service.keeper.floor(partition.topic_id, partition.index)
+        return self.loaded.service.log_floor(partition)
 
     def pause_compactions(self, paused: bool) -> None:
         """Pause the engine's compactions while the disk has no space for them. Any thread may call it."""

@@ -136,6 +136,8 @@ class NodeTables:
             predicate=request.predicate,
             start_key=request.start_key,
             end_key=request.end_key,
+            log_offset=request.log_offset,
+            log_epoch=request.log_epoch,
         )
 
     async def split(self, request: Any) -> list[Piece]:
@@ -173,5 +175,5 @@ class NodeTables:
 
 def _load_messages() -> None:
     for api in APIS.values():
-        if not api.schema or api.name in _FIRST_APIS:
+        if api.is_extension or api.name in _FIRST_APIS:
             load_messages(api)

@@ -24,6 +24,7 @@ Names are those of Spark's Kafka source where it has them, and without regard to
 | ``minPartitions`` | split into at least so many tasks |
 | ``failOnDataLoss`` | whether records that are gone stop the query (``true``) |
 | ``groupId`` | the group under which a stream's progress is shown |
+| ``cursor`` | a durable cursor: a new stream begins where it stands, and moves it with every batch |
 | ``snapshotLease`` | how long a stopped query's snapshot is kept for it (``24 hours``) |
 | ``pinIdle`` | how long a table's state is held while no task reads it (``10 minutes``) |
 | ``timeout`` | how long a node may be away (``2 minutes``) |
@@ -40,6 +41,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from tidemill.config.values import TIME_UNITS_MS
 from tidemill.spark.connection import DEFAULT_TIMEOUT_MS
 from tidemill.spark.errors import InvalidOption
 
@@ -83,6 +85,7 @@ _NAMES: Final = (
     "minPartitions",
     "failOnDataLoss",
     "groupId",
+    "cursor",
     "snapshotLease",
     "pinIdle",
     "timeout",
@@ -91,20 +94,6 @@ _WORDS: Final[dict[str, Literal["earliest", "latest", "snapshot"]]] = {
     "earliest": "earliest",
     "latest": "latest",
     "snapshot": "snapshot",
-}
-_UNITS_MS: Final = {
-    "ms": 1,
-    "millisecond": 1,
-    "s": 1_000,
-    "second": 1_000,
-    "m": 60_000,
-    "min": 60_000,
-    "minute": 60_000,
-    "h": 3_600_000,
-    "hour": 3_600_000,
-    "d": 86_400_000,
-    "day": 86_400_000,
-    "week": 7 * 86_400_000,
 }
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 _DAY_MS: Final = 86_400_000
@@ -150,6 +139,7 @@ class ReadOptions:
     min_partitions: int
     fail_on_data_loss: bool
     group_id: str | None
+    cursor: str | None
     lease_ms: int
     #: 0 means the server's default.
     pin_idle_ms: int
@@ -179,6 +169,7 @@ class ReadOptions:
             min_partitions=whole(given, "minPartitions", None) or 1,
             fail_on_data_loss=flag(given, "failOnDataLoss", True),
             group_id=given.get("groupid"),
+            cursor=given.get("cursor"),
             lease_ms=duration_ms(given, "snapshotLease", _DAY_MS),
             pin_idle_ms=duration_ms(given, "pinIdle", 0),
             timeout_ms=duration_ms(given, "timeout", DEFAULT_TIMEOUT_MS),
@@ -195,6 +186,8 @@ class ReadOptions:
             )
         if self.min_partitions > _PARTITIONS_MAX:
             raise InvalidOption(f"option minPartitions is {self.min_partitions}; at most {_PARTITIONS_MAX}")
+        if self.cursor is not None and self.start is not None:
+            raise InvalidOption("option cursor says where to begin: leave startingOffsets and the like out")
         if self.end is not None and self.end.kind == "snapshot":
             raise InvalidOption("option endingOffsets cannot be snapshot: it is earliest, latest or offsets")
 
@@ -259,7 +252,7 @@ def _duration(text: str) -> int | None:
         if match is None:
             return None
         unit = match[2].lower()
-        scale = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
+        scale = TIME_UNITS_MS.get(unit) or TIME_UNITS_MS.get(unit.removesuffix("s"))
         if scale is None:
             return None
         total += float(match[1]) * scale

@@ -1,8 +1,10 @@
 """Positions of a stream: what Spark stores as its offset, and what lies between two of them. Pure.
 
-- ``at`` is the next offset of every topic partition.
+- ``at`` is the next offset of every topic partition. ``epochs`` has the leader epoch that wrote the record
+  right below it, as far as that is known: by it a log that was cut is noticed (``histories``).
 - Spark does not store where a query began: when the first batch is run again, it asks anew, and the answer
-  may be another one. So the end of the first batch says by itself where it ``began``.
+  may be another one. So the end of the first batch says by itself where it ``began``; and so does that of a
+  batch that goes back, because a log was cut or made anew, and the option failOnDataLoss allows it.
 - A stream of a table begins with the rows of a snapshot, which a lease keeps. ``left`` says from which key on
   each bucket still has to be read; a bucket that is not there is done. The offset at which the last rows of
   the snapshot have been read still names the lease, so that its batch can be run again. ``at`` does not move
@@ -41,12 +43,15 @@ class StreamPosition:
     began: Mapping[TopicPartition, int] | None = None
     snapshot: SnapshotPosition | None = None
     is_new: bool = False
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The position as Spark stores it; equal positions give equal texts."""
         if self.is_new:
             return {"tidemill": _VERSION, "run": self.run}
         value: dict[str, Any] = {"tidemill": _VERSION, "run": self.run, "at": _nested(self.at)}
+        if self.epochs:
+            value["epochs"] = _nested(self.epochs)
         if self.began is not None:
             value["began"] = _nested(self.began)
         if self.snapshot is not None:
@@ -75,6 +80,8 @@ class StreamPosition:
             else SnapshotPosition(
                 snapshot["lease"], {p: bytes.fromhex(key) for p, key in _flat(snapshot["left"]).items()}
             ),
+            # Checkpoints of older versions have none.
+            epochs={p: int(epoch) for p, epoch in _flat(value.get("epochs", {})).items()},
         )
 
 

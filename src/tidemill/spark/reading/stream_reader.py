@@ -35,6 +35,7 @@ from tidemill.spark.connection import Connected
 from tidemill.spark.errors import DataLost, InvalidOption
 from tidemill.spark.reading.advancing import furthest, shares, split_ranges
 from tidemill.spark.reading.edges import checked_start, committed_ends, log_starts, resolve
+from tidemill.spark.reading.histories import epochs_at, newest_ends, parted
 from tidemill.spark.reading.options import Edge
 from tidemill.spark.reading.positions import (
     BucketRange,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from tidemill.client.tables.table import AsyncTable
+    from tidemill.spark.reading.stream_cursor import StreamCursor
 
 __all__ = ("TidemillStreamReader",)
 
@@ -143,6 +145,7 @@ class _Driver:
         self._source = source
         self._link = source.connected()
         self._progress = _Progress(self._link)
+        self._cursor = None if source.options.cursor is None else _cursor(self._link, source.options.cursor)
         #: Where the trigger AvailableNow stops; None for other triggers.
         self._targets: dict[TopicPartition, int] | None = None
         self._ends: dict[TopicPartition, int] = {}
@@ -170,14 +173,21 @@ class _Driver:
                 self._ends = await committed_ends(self._link.cluster, position.at)
                 return replace(position, snapshot=await self._further(position, limit))
             position = replace(position, snapshot=None)
-        self._ends = await self._present_ends(position)
-        at = await self._log_end(position, limit)
-        if at == position.at and not start.is_new:
+        leading = await self._find_ends(position)
+        starts = await log_starts(self._link.cluster, list(self._ends))
+        origin = await self._origin(position, starts, leading)
+        at = await self._log_end(position, origin, limit)
+        goes_back = any(offset < position.at.get(partition, 0) for partition, offset in origin.items())
+        if at == position.at and not start.is_new and not goes_back:
             return start
-        return replace(position, at=at)
+        epochs = await self._epochs(position, origin, at, starts, leading)
+        return replace(position, at=at, epochs=epochs, began=origin if goes_back else position.began)
 
     async def _begun(self, start: StreamPosition) -> StreamPosition:
         source, now_ms = self._source, time.time_ns() // 1_000_000
+        if self._cursor is not None:
+            at, epochs = await self._cursor.begin(await source.partitions(), now_ms)
+            return StreamPosition(start.run, at, began=at, epochs=epochs)
         edge = source.options.start or Edge("snapshot" if source.shape == "changes" else "latest")
         if edge.kind != "snapshot":
             at = await resolve(self._link.cluster, await source.partitions(), edge, now_ms)
@@ -218,7 +228,8 @@ class _Driver:
                 size_bytes = None if size_bytes is None else size_bytes - piece.size_bytes
         return replace(snapshot, left=left)
 
-    async def _present_ends(self, position: StreamPosition) -> dict[TopicPartition, int]:
+    async def _find_ends(self, position: StreamPosition) -> dict[TopicPartition, int]:
+        """Find the present ends of all partitions, ``_ends``; gives the epochs of their leaders."""
         partitions = await self._source.partitions()
         gone = sorted(set(position.at) - set(partitions))
         if gone and self._source.options.fail_on_data_loss:
@@ -227,33 +238,70 @@ class _Driver:
                 f"{names}: deleted while the query read it. To go on with what is there, set failOnDataLoss "
                 "to false"
             )
-        return await committed_ends(self._link.cluster, partitions)
+        found = await newest_ends(self._link.cluster, partitions, position.epochs)
+        self._ends = {partition: at.offset for partition, at in found.items()}
+        return {partition: at.leader_epoch for partition, at in found.items()}
 
-    async def _log_end(self, position: StreamPosition, limit: _Limit) -> dict[TopicPartition, int]:
-        ends, at = dict(self._ends), position.at
+    async def _origin(
+        self,
+        position: StreamPosition,
+        starts: Mapping[TopicPartition, int],
+        leading: Mapping[TopicPartition, int],
+    ) -> dict[TopicPartition, int]:
+        """Where the next batch begins in each log: where the last one ended, if that is still in the log."""
+        at, fail = position.at, self._source.options.fail_on_data_loss
+        # Of a log without anything new nothing is read, so it need not be asked about.
+        suspects = {
+            partition: epoch
+            for partition, epoch in position.epochs.items()
+            if epoch != leading.get(partition, epoch) and self._ends[partition] > at[partition]
+        }
+        cut = await parted(self._link.cluster, at, suspects)
+        if cut and fail:
+            raise _cut_off(at, position.epochs, cut)
+        origin = {}
+        for partition, log_start in starts.items():
+            begin = cut.get(partition, at.get(partition, log_start))
+            origin[partition] = checked_start(partition, begin, log_start, self._ends[partition], fail=fail)
+        return origin
+
+    async def _epochs(
+        self,
+        position: StreamPosition,
+        origin: Mapping[TopicPartition, int],
+        at: Mapping[TopicPartition, int],
+        starts: Mapping[TopicPartition, int],
+        leading: Mapping[TopicPartition, int],
+    ) -> dict[TopicPartition, int]:
+        """The leader epochs of what is right below ``at``, where a batch ends that begins at ``origin``."""
+        known, unknown = {}, {}
+        for partition, offset in at.items():
+            epoch = position.epochs.get(partition, -1)
+            # A log that goes on in its epoch has no other behind it.
+            same = origin[partition] == position.at.get(partition)
+            if same and epoch >= 0 and (offset == origin[partition] or epoch == leading[partition]):
+                known[partition] = epoch
+            elif offset > starts[partition]:
+                unknown[partition] = offset
+        return known | await epochs_at(self._link.cluster, unknown, leading)
+
+    async def _log_end(
+        self, position: StreamPosition, origin: Mapping[TopicPartition, int], limit: _Limit
+    ) -> dict[TopicPartition, int]:
+        ends = dict(self._ends)
         if self._targets is not None:
             # A partition that was added after the start of the query is left to its next run.
             ends = {
                 partition: min(end, self._targets.get(partition, 0))
                 for partition, end in ends.items()
-                if partition in self._targets or partition in at
+                if partition in self._targets or partition in position.at
             }
-        starts = await log_starts(self._link.cluster, list(ends))
-        at = {
-            partition: self._checked(partition, at[partition], starts[partition])
-            if partition in at
-            else starts[partition]
-            for partition in ends
-        }
+        at = {partition: origin[partition] for partition in ends}
         ends = {partition: max(end, at[partition]) for partition, end in ends.items()}
         furthest_at = furthest(at, ends, limit.rows)
         if limit.bytes is None:
             return furthest_at
         return await self._within_bytes(at, furthest_at, limit.bytes)
-
-    def _checked(self, partition: TopicPartition, start: int, log_start: int) -> int:
-        fail = self._source.options.fail_on_data_loss
-        return checked_start(partition, start, log_start, self._ends[partition], fail=fail)
 
     async def _within_bytes(
         self, at: dict[TopicPartition, int], ends: dict[TopicPartition, int], max_bytes: int
@@ -288,6 +336,8 @@ class _Driver:
     def tasks(self, start: StreamPosition, end: StreamPosition) -> list[InputPartition]:
         """The tasks of the batch between two positions."""
         logs, rows = between(start, end)
+        if logs and end != self._planned:
+            self._link.run(self._check_history(end))
         self._planned = end
         if end.snapshot is not None and rows:
             self._keep(end.snapshot)
@@ -305,6 +355,12 @@ class _Driver:
         if logs:
             logs = await self._within_logs(logs)
         return [*tasks, *(LogTask(part) for part in split_ranges(logs, minimum))]
+
+    async def _check_history(self, end: StreamPosition) -> None:
+        """Check a batch that an earlier process has planned: its records must still be in the logs."""
+        cut = await parted(self._link.cluster, end.at, end.epochs)
+        if cut and self._source.options.fail_on_data_loss:
+            raise _cut_off(end.at, end.epochs, cut)
 
     async def _bucket_tasks(self, lease: str, rows: list[BucketRange], minimum: int) -> list[InputPartition]:
         table = await self._source.opened()
@@ -335,6 +391,8 @@ class _Driver:
     def done(self, position: StreamPosition) -> None:
         """Publish the progress up to ``position``, and release a lease that is no longer needed."""
         self._progress.publish(self._group(position), position.at)
+        if self._cursor is not None:
+            self._cursor.move(position.at, position.epochs)
         snapshot = position.snapshot
         if snapshot is not None and not snapshot.left and snapshot.lease not in self._released:
             self._released.add(snapshot.lease)
@@ -401,6 +459,27 @@ class _Driver:
     def stop(self) -> None:
         """Stop renewing the lease, which stays valid for a while: the query may be started again."""
         self._stop_keeping()
+
+
+def _cut_off(
+    at: Mapping[TopicPartition, int],
+    epochs: Mapping[TopicPartition, int],
+    cut: Mapping[TopicPartition, int],
+) -> DataLost:
+    partition, offset = min(cut.items())
+    topic, number = partition
+    return DataLost(
+        f"{topic}-{number} was cut at offset {offset}, and the query has read up to {at[partition]}, at "
+        f"leader epoch {epochs[partition]}: an unclean election has given up records that it has read, or "
+        "the topic was made anew. To go on with what is there, set failOnDataLoss to false"
+    )
+
+
+def _cursor(link: Connected, name: str) -> StreamCursor:
+    # Imported late: few queries have one.
+    from tidemill.spark.reading.stream_cursor import StreamCursor
+
+    return StreamCursor(link, name)
 
 
 def _scan_of(

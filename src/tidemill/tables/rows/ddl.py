@@ -24,7 +24,7 @@ from pyarrow import types as arrow
 
 from tidemill.errors import TableCode, TableError
 
-__all__ = ("describe_type", "read_columns", "read_type")
+__all__ = ("describe_type", "read_columns")
 
 #: Limit of nesting: far beyond what a table may have, and far below what Python's stack allows.
 _DEPTH_MAX = 64
@@ -87,14 +87,6 @@ def describe_type(data_type: pa.DataType) -> str:
         fields = (f"{_quoted(field.name)}:{_described(field)}" for field in data_type)
         return f"struct<{','.join(fields)}>"
     return str(data_type)
-
-
-def read_type(text: str) -> pa.DataType:
-    """Parse the SQL name of a type, such as ``decimal(10, 2)``."""
-    reader = _Reader(text)
-    data_type = reader.type(0)
-    reader.expect_end()
-    return data_type
 
 
 def read_columns(text: str) -> list[pa.Field]:

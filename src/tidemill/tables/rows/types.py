@@ -4,7 +4,7 @@
 - Schemas are only widened: a spelling with the same values becomes ours, one that could hold more is refused.
 - Names are unique without regard to case, as in Spark, also among the fields of a struct.
 
-In words, types are spelt as in Spark's DDL: ``describe_type``, ``parse_type`` and ``parse_columns``.
+In words, types are spelt as in Spark's DDL: ``describe_type`` and ``parse_columns``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyarrow import types as arrow
 
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.rows.conforming import conform
-from tidemill.tables.rows.ddl import describe_type, read_columns, read_type
+from tidemill.tables.rows.ddl import describe_type, read_columns
 
 __all__ = (
     "COMMENT",
@@ -30,7 +30,6 @@ __all__ = (
     "describe_type",
     "normalise_schema",
     "parse_columns",
-    "parse_type",
 )
 
 #: The most levels of lists, maps and structs inside each other.
@@ -106,15 +105,6 @@ def normalise_schema(schema: pa.Schema) -> pa.Schema:
             )
     budget = _Budget()
     return pa.schema(_fields(list(schema), "", 0, budget))
-
-
-def parse_type(text: str) -> pa.DataType:
-    """Parse a type in Spark's words: the inverse of ``describe_type``.
-
-    >>> parse_type("array<decimal(10,2)>")
-    ListType(list<element: decimal128(10, 2)>)
-    """
-    return _type(read_type(text), "", 0, _Budget())
 
 
 def parse_columns(text: str) -> pa.Schema:

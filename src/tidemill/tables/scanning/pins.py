@@ -3,7 +3,7 @@
 A pin is cheap and lives in memory only: views, one per bucket. If several nodes lead the buckets, each has a
 pin of its own under the same id, which the client has chosen. It expires when nobody has used it for its
 time; a session that reads it keeps it in use, and keeps its own view when the pin is released. Whoever pinned
-has a share of the pins (``coordination/shares.py``); any client may use a pin that it knows the id of.
+has a share of the pins (``coordination/fair_shares.py``); any client may use a pin that it knows the id of.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidemill.coordination.shares import NOBODY, Client, Shares
+from tidemill.coordination.fair_shares import NOBODY, Client, Shares
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.scanning.sessions import BucketKey
 
@@ -42,12 +42,17 @@ class SharedView:
 
 @dataclass(slots=True)
 class Pin:
-    """Views of buckets of a table, with the leader epochs under which they were taken."""
+    """Views of buckets of a table, with the leader epochs under which they were taken.
+
+    ``log_epochs`` are those of the records right below the offsets of the views: by them another node knows
+    whether the state at such an offset is the same there.
+    """
 
     id: str
     table_id: int
     views: dict[BucketKey, SharedView]
     epochs: dict[BucketKey, int]
+    log_epochs: dict[BucketKey, int]
     idle_ms: int
     used_ms: int
     #: The client that took the pin.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,8 @@ _LOOKED_UP_MAX = 4_096
 #: A call whose filter lets nothing pass ends after so many bytes of state; the next call goes on.
 _SCANNED_BYTES_MAX = 64 * 1024 * 1024
 _NO_LIMIT = 2**62
+#: Unknown columns that an error names; a request may have very many.
+_UNKNOWN_NAMED_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,8 @@ def _shaped(batch: pa.RecordBatch, shape: ScanShape) -> pa.RecordBatch:
 
 def check_columns(table: TableDefinition, columns: Sequence[str]) -> None:
     """Raise ``TableError`` for columns that the table does not have."""
-    unknown = [name for name in columns if table.schema.get_field_index(name) < 0]
+    names = frozenset(table.schema.names)
+    unknown = list(islice((name for name in columns if name not in names), _UNKNOWN_NAMED_MAX))
     if unknown:
         raise TableError(
             TableCode.invalid_scan_request,

@@ -1,7 +1,8 @@
 """Look-ups, scans and pins of a node: the state machine of sessions with real state behind it.
 
 A scan reads a pin, a leased snapshot, or a view taken when it is opened. It is bound to the leader epoch that
-it was opened under. A session takes one call at a time.
+it was opened under. A session takes one call at a time. A scan that was lost with its node goes on at another
+one, which builds the state at the scan's offset again from the log.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from tidemill.control.tables.images import LeasedSnapshot
+from tidemill.coordination.fair_shares import Client
 from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.moments import MomentGate
-from tidemill.coordination.shares import Client
 from tidemill.coordination.turns import give_way
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvView
@@ -30,6 +31,7 @@ from tidemill.tables.scanning.pins import Pin, Pins, SharedView
 from tidemill.tables.scanning.reading import ScanShape, check_columns, look_up, pack_batches, read_batch
 from tidemill.tables.scanning.sessions import BucketKey, ScanLimits, ScanSession, ScanSessions
 from tidemill.tables.state.bucket import Bucket
+from tidemill.tables.state.rebuilding import ANY_NODE, check_history
 from tidemill.tables.state.service import TableService
 
 __all__ = ("SCAN_METRICS", "LookedUp", "OpenScan", "ScanAnswer", "ScanService")
@@ -44,7 +46,10 @@ _PIN_ID = re.compile(rf"[0-9a-f]{{{2 * _PIN_ID_BYTES}}}")
 
 @dataclass(frozen=True, slots=True)
 class OpenScan:
-    """The arguments of a scan. ``limit`` 0 means all rows."""
+    """The arguments of a scan. ``limit`` 0 means all rows.
+
+    ``log_offset`` and ``log_epoch``: the state at that offset, below which that epoch wrote the last record.
+    """
 
     bucket: BucketKey
     leader_epoch: int = -1
@@ -55,6 +60,15 @@ class OpenScan:
     predicate: bytes | None = None
     start_key: bytes | None = None
     end_key: bytes | None = None
+    log_offset: int = -1
+    log_epoch: int = -1
+
+    @property
+    def snapshot_name(self) -> str | None:
+        """What the snapshot that is read is called in messages; None if a view or a pin is read."""
+        if self.lease_id is not None:
+            return f"under lease {self.lease_id!r}"
+        return None if self.log_offset < 0 else f"at offset {self.log_offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,8 @@ class _Reader:
     view: SharedView
     turn: asyncio.Lock
     pin_id: str | None
-    lease_id: str | None
+    #: Of the snapshot that is read, in messages; None if there is none.
+    snapshot_name: str | None
 
 
 class ScanService:
@@ -139,7 +154,7 @@ class ScanService:
                 raise
             # A look-up holds nothing, so the client can simply ask again.
             raise TableError(TableCode.state_not_ready, error.message) from error
-        self._service.check_newest(key, epoch)
+        await self._service.confirm_newest({key: epoch})
         return LookedUp(offset, records)
 
     # -- pins ----------------------------------------------------------------------------------------------
@@ -175,11 +190,13 @@ class ScanService:
             taken = await _all_views(buckets, self._service.host.moments)
             for key, (view, log_offset) in zip(epochs, taken, strict=True):
                 views[key] = SharedView(view, log_offset, view.close)
+            log_epochs = {
+                bucket.key: bucket.log.epochs.epoch_at(views[bucket.key].log_offset - 1) for bucket in buckets
+            }
             now_ms = self._service.host.steady_ms()
             idle_ms = min(idle_ms, _PIN_IDLE_MS_MAX) if idle_ms > 0 else self._idle_ms
-            pin = Pin(pin_id, table_id, views, epochs, idle_ms, now_ms, client)
-            for key, epoch in epochs.items():
-                self._service.check_newest(key, epoch)
+            pin = Pin(pin_id, table_id, views, epochs, log_epochs, idle_ms, now_ms, client)
+            await self._service.confirm_newest(epochs)
             self.pins.check_unused(pin_id)
             self.pins.check_capacity(now_ms, client)
         except BaseException:
@@ -224,8 +241,8 @@ class ScanService:
         self.sessions.check_capacity(scan.bucket, client)
         view = await self._view_of(scan)
         try:
-            if scan.pin_id is None and scan.lease_id is None:
-                self._service.check_newest(scan.bucket, epoch)
+            if scan.pin_id is None and scan.snapshot_name is None:
+                await self._service.confirm_newest({scan.bucket: epoch})
             # Asked for again, because rows may be of a schema that the table got meanwhile.
             newest = self._service.keyed(scan.bucket.table_id)
             if newest is not table:
@@ -233,7 +250,7 @@ class ScanService:
         except BaseException:
             view.release()
             raise
-        reader = _Reader(table, shape, view, asyncio.Lock(), scan.pin_id, scan.lease_id)
+        reader = _Reader(table, shape, view, asyncio.Lock(), scan.pin_id, scan.snapshot_name)
         session = ScanSession(
             self._service.host.ids.token(16),
             scan.bucket,
@@ -289,9 +306,9 @@ class ScanService:
 
     async def _read_from(self, scan: OpenScan, work: Callable[[], _T]) -> _T:
         bucket = self._service.bucket(scan.bucket)
-        if scan.lease_id is None:
+        if scan.snapshot_name is None:
             return await self._read(bucket, work)
-        return await self._read_leased(bucket, scan.lease_id, work)
+        return await self._read_snapshot(bucket, scan.snapshot_name, work)
 
     async def _call(self, session: ScanSession, sequence: int, max_bytes: int) -> ScanAnswer:
         reader: _Reader = session.resource
@@ -308,8 +325,8 @@ class ScanService:
             try:
                 read, records = await (
                     self._read(bucket, work)
-                    if reader.lease_id is None
-                    else self._read_leased(bucket, reader.lease_id, work)
+                    if reader.snapshot_name is None
+                    else self._read_snapshot(bucket, reader.snapshot_name, work)
                 )
             finally:
                 view.release()
@@ -334,20 +351,41 @@ class ScanService:
         return min(batch_bytes, self._max_bytes)
 
     async def _view_of(self, scan: OpenScan) -> SharedView:
+        if scan.log_offset >= 0:
+            return await self._view_at(scan)
         if scan.lease_id is not None:
-            return await self._leased_view(scan.bucket, scan.lease_id)
+            return await self._leased_view(scan)
         if scan.pin_id is None:
             return await self._view(await self._service.ready_bucket(scan.bucket))
         pin = self.pins.get(scan.pin_id, self._service.host.steady_ms())
         view = pin.views.get(scan.bucket)
         if view is None:
+            # A pin of several nodes has one id: the node that held this bucket does not lead it any more.
+            is_lost = pin.table_id == scan.bucket.table_id
             raise TableError(
-                TableCode.invalid_scan_request,
-                f"the pin does not hold bucket {scan.bucket.bucket} of that table",
+                TableCode.pin_not_found if is_lost else TableCode.invalid_scan_request,
+                f"the pin does not hold bucket {scan.bucket.bucket} of that table here; start the scan again",
             )
         return view.share()
 
-    async def _leased_view(self, key: BucketKey, lease_id: str) -> SharedView:
+    async def _view_at(self, scan: OpenScan) -> SharedView:
+        """The state at an offset of the log, which some node has shown before."""
+        if scan.pin_id is not None or scan.lease_id is not None:
+            raise TableError(
+                TableCode.invalid_scan_request, "a scan is of a pin, of a lease, or at an offset: name one"
+            )
+        if scan.log_epoch < 0 < scan.log_offset:
+            raise TableError(
+                TableCode.invalid_scan_request,
+                f"a scan at offset {scan.log_offset} names the epoch of the record below it (log_epoch)",
+            )
+        key = scan.bucket
+        held = LeasedSnapshot(key.partition_id, key.bucket, -1, scan.log_offset, scan.log_epoch, ANY_NODE)
+        return await self._snapshot_view(scan, held)
+
+    async def _leased_view(self, scan: OpenScan) -> SharedView:
+        key, lease_id = scan.bucket, scan.lease_id
+        assert lease_id is not None
         lease = self._service.host.image.leases.get(lease_id)
         if lease is None or lease.expires_at_ms <= self._service.host.steady_ms():
             raise TableError(
@@ -355,18 +393,20 @@ class ScanService:
             )
         for held in lease.snapshots:
             if lease.table_id == key.table_id and (held.partition_id, held.bucket) == key[1:]:
-                return await self._snapshot_view(self._service.bucket(key), lease_id, held)
+                return await self._snapshot_view(scan, held)
         raise TableError(
             TableCode.snapshot_not_found,
             f"lease {lease_id!r} holds no snapshot of bucket {key.bucket} of that table",
         )
 
-    async def _snapshot_view(self, bucket: Bucket, lease_id: str, held: LeasedSnapshot) -> SharedView:
-        """Open a leased snapshot for reading. Its files stay until it is closed, also if the lease ends."""
-        keeper = self._service.keeper
+    async def _snapshot_view(self, scan: OpenScan, held: LeasedSnapshot) -> SharedView:
+        """Open a snapshot for reading. Its files stay until it is closed, also if the lease ends."""
+        keeper, bucket, name = self._service.keeper, self._service.bucket(scan.bucket), scan.snapshot_name
+        assert name is not None
+        check_history(bucket.log, held)
         async with bucket.snapshots_turn:
             # Nobody may remove the snapshot before ``keep``.
-            info = await self._read_leased(bucket, lease_id, partial(_leased_snapshot, bucket, held))
+            info = await self._read_snapshot(bucket, name, partial(_leased_snapshot, bucket, held))
             if info is None:
                 if held.node_id in (-1, self._service.host.settings.node_id):
                     raise TableError(
@@ -377,7 +417,7 @@ class ScanService:
             keeper.keep(bucket.key, info.snapshot_id)
         try:
             work = partial(self._service.engine.open_read_only, info.path, info.identity)
-            reader: KvView = await self._read_leased(bucket, lease_id, work)
+            reader: KvView = await self._read_snapshot(bucket, name, work)
         except BaseException:
             keeper.let_go(bucket.key, info.snapshot_id)
             raise
@@ -411,14 +451,14 @@ class ScanService:
             _let_go(session)
         self.pins.end_bucket(key)
 
-    async def _read_leased(self, bucket: Bucket, lease_id: str, work: Callable[[], _T]) -> _T:
-        """Read a leased snapshot. Damage in it says nothing about the present state."""
+    async def _read_snapshot(self, bucket: Bucket, name: str, work: Callable[[], _T]) -> _T:
+        """Read a snapshot. Damage in it says nothing about the present state."""
         try:
             return await self._in_thread(work)
         except StorageError as error:
             raise TableError(
                 TableCode.snapshot_not_found,
-                f"the snapshot of {bucket.name} under lease {lease_id!r} cannot be read: {error}",
+                f"the snapshot of {bucket.name} {name} cannot be read: {error}",
             ) from error
 
     async def _read(self, bucket: Bucket, work: Callable[[], _T]) -> _T:

@@ -5,8 +5,8 @@ Rules:
 - A session is opened by call 0. The next call has the number of the last one plus one; the last number again
   gives the same batch again, because it is read again from its first key, so a lost answer costs nothing.
 - At most ``per_bucket`` sessions read one bucket and ``per_node`` all of them, and a client has a share of
-  either (``coordination/shares.py``), so that others can open some. A session whose last batch has been read
-  gives its share back at once, and lingers until it is swept, so that even that batch can be asked for
+  either (``coordination/fair_shares.py``), so that others can open some. A session whose last batch has been
+  read gives its share back at once, and lingers until it is swept, so that even that batch can be asked for
   again. At most ``lingering`` do: what they read is held as long.
 - A session that nobody asked for ``idle_ms`` has expired. Its id is remembered for twice that time, and so
   are those that a change of leader has ended: "it is over" and "it never was" are different answers.
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidemill.coordination.shares import NOBODY, Client, Shares
+from tidemill.coordination.fair_shares import NOBODY, Client, Shares
 from tidemill.errors import TableCode, TableError
 
 __all__ = ("BucketKey", "ReadPlan", "ScanLimits", "ScanSession", "ScanSessions")

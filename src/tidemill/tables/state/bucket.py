@@ -8,7 +8,8 @@
   to be committed yet. It is kept, and shown to nobody until the last stable offset has caught up with it, and
   the high watermark with the log end of the take-over.
 - A standby folds on a follower, up to what that knows to be stable, and shows nothing to anybody. When this
-  node becomes the leader it is promoted, and has little left to fold.
+  node becomes the leader it is promoted, and has little left to fold. It takes snapshots of its own, as a
+  leader does, at offsets of its own: they are for its recovery, and let its log be compacted.
 - One task folds; everything that reads or writes the engine runs in threads, in short pieces. A thread cannot
   be stopped: whoever is cancelled while one works waits for its end.
 - State that does not check out is thrown away and built again, from a snapshot and the log. What may pass,
@@ -34,11 +35,11 @@ from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore, KvView
 from tidemill.kv.recovery import mark_damaged, recover
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
 from tidemill.log.epochs import EpochHistory
-from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.producer_state.transactions import AbortedTransaction
 from tidemill.net.retry import backoff_ms
 from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
-from tidemill.replication.state import Role
+from tidemill.replication.rules.state import Role
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.changes import Changes
@@ -75,6 +76,8 @@ class _Stop(NamedTuple):
     offset: int
     call: Callable[[], Awaitable[Any]]
     done: asyncio.Future[Any]
+    #: Whether the call waits until the state may be shown.
+    shows: bool
 
 
 @dataclass(slots=True)
@@ -198,6 +201,11 @@ class Bucket:
         return -1 if self._store is None or not self._is_current else self._store.applied_offset
 
     @property
+    def folded_offset(self) -> int:
+        """The log offset that the state has reached, whether or not it may be shown; -1 if it is not open."""
+        return -1 if self._store is None else self._store.applied_offset
+
+    @property
     def store(self) -> KvStore:
         self._check_usable()
         if self._store is None or not self._is_current:
@@ -241,14 +249,15 @@ class Bucket:
             with contextlib.suppress(TidemillError):
                 await self.ready(self.log.last_stable_offset - _BEHIND_ROWS_MAX, _FOLD_WAIT_SECONDS)
 
-    def at_stable_end(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Future[_T]:
+    def at_stable_end(self, call: Callable[[], Awaitable[_T]], *, shows: bool = True) -> asyncio.Future[_T]:
         """Await ``call()`` when everything that is stable now has been folded, and nothing later.
 
-        Calls for several buckets that are made in one turn of the event loop see the same instant.
+        Calls for several buckets that are made in one turn of the event loop see the same instant. One that
+        ``shows`` nothing to anybody is also made by a standby.
         """
         self._check_usable()
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._stops.append(_Stop(self.log.last_stable_offset, call, future))
+        self._stops.append(_Stop(self.log.last_stable_offset, call, future, shows))
         self._wanted.set()
         return future
 
@@ -261,12 +270,16 @@ class Bucket:
 
         return self.at_stable_end(take)
 
-    def snapshot(self) -> asyncio.Future[SnapshotInfo]:
-        """Take a durable snapshot of the state as of now; the newest one if nothing was folded since."""
+    def snapshot(self, *, shows: bool = True) -> asyncio.Future[SnapshotInfo]:
+        """Take a durable snapshot of the state as of now; the newest one if nothing was folded since.
+
+        One that ``shows`` nothing is for recovery only; a standby takes it, too.
+        """
 
         async def take() -> SnapshotInfo:
-            store = self.store
-            newest = (await self._in_thread(self.snapshots.list))[-1:]
+            store = self._store
+            assert store is not None, "stops are made while the state is open"
+            newest = (await self.sound_snapshots())[-1:]
             self.last_snapshot_ms = self._steady_ms()
             self.log_bytes_at_snapshot = self.log.size_bytes
             if newest and newest[0].log_offset == store.applied_offset:
@@ -276,11 +289,25 @@ class Bucket:
             self.counts.newest_snapshot_ms = info.created_ms
             return info
 
-        return self.at_stable_end(take)
+        return self.at_stable_end(take, shows=shows)
+
+    async def sound_snapshots(self) -> list[SnapshotInfo]:
+        """The snapshots that are of the log's own history, and not older than what is compacted; newest last.
+
+        Others are left of a log that was cut, or of a time when this node folded last.
+        """
+        log, found = self.log, await self._in_thread(self.snapshots.list)
+        is_of_log = partial(_is_part, log.epochs, log.log_end_offset)
+        return [
+            info
+            for info in found
+            if info.log_offset >= log.compacted_offset
+            and (info.leader_epoch < 0 or is_of_log(info.leader_epoch, info.log_offset))
+        ]
 
     def appended(self, changes: Changes) -> None:
         """Keep the changes that the leader worked out before the append, if the cache has capacity."""
-        self._prepared.put(changes)
+        self._prepared.put(changes, self.log.leader_epoch)
 
     def measure(self) -> BucketSize | None:
         """Estimate the size of the state; None if it is not open. Runs in a thread."""
@@ -308,6 +335,8 @@ class Bucket:
 
     async def _go_on(self) -> bool:
         """Fold what is there, or wait for more. False when the fold has ended."""
+        # Before anything is looked at: what comes during the fold must be found behind it.
+        self._wanted.clear()
         try:
             if self._store is None:
                 await self._recover()
@@ -317,20 +346,21 @@ class Bucket:
                 and self.log.role is not Role.FOLLOWER
                 and self.log.has_reached_epoch_start
             )
-            goal = min([self.log.last_stable_offset, *(stop.offset for stop in self._stops)])
-            await self._fold_to(goal)
+            await self._fold_to(self._goal())
             if self._may_be_shown(was_caught_up):
                 self._release_waiters()
-                await self._make_stops()
+            await self._make_stops()
         except StorageError as error:
             return await self._state_failed(error)
         except TidemillError as error:
             self._stop(error)
             return False
-        if not self._is_current or (self.log.last_stable_offset <= self.applied_offset and not self._stops):
-            self._wanted.clear()
+        if self.folded_offset >= self._goal() and not (self._is_current and self._stops):
             await self._wanted.wait()
         return True
+
+    def _goal(self) -> int:
+        return min([self.log.last_stable_offset, *(stop.offset for stop in self._stops)])
 
     def _may_be_shown(self, was_caught_up: bool) -> bool:
         assert self._store is not None
@@ -350,11 +380,24 @@ class Bucket:
         # Copied, because it changes on the event loop.
         is_of_log = partial(_is_part, log.epochs.copy(), log_end)
         await self._in_thread(
-            partial(self._open_state, log.log_start_offset, log_end, is_of_log, log_is_complete=complete)
+            partial(
+                self._open_state,
+                log.log_start_offset,
+                log_end,
+                is_of_log,
+                log_is_complete=complete,
+                removed_below=log.compacted_offset,
+            )
         )
 
     def _open_state(
-        self, log_start: int, log_end: int, is_of_log: Callable[[int, int], bool], *, log_is_complete: bool
+        self,
+        log_start: int,
+        log_end: int,
+        is_of_log: Callable[[int, int], bool],
+        *,
+        log_is_complete: bool,
+        removed_below: int,
     ) -> None:
         # Set here, in the thread, so that ``close`` finds the store also if nobody waits for it any more.
         if not self._closed:
@@ -367,6 +410,7 @@ class Bucket:
                 log_is_complete=log_is_complete,
                 on_warning=partial(logger.warning, "%s: %s", self.name),
                 is_of_log=is_of_log,
+                removed_below=removed_below,
             )
 
     async def _fold_to(self, goal: int) -> None:
@@ -401,7 +445,14 @@ class Bucket:
 
     async def _make_stops(self) -> None:
         """Make the calls that are due at the offset that the state has reached."""
-        due = [stop for stop in self._stops if stop.offset <= self.applied_offset]
+        reached = self.folded_offset
+        # State may have been found ahead of what is known to be stable: that is nothing to stop at.
+        is_stable = reached <= self.log.last_stable_offset
+        due = [
+            stop
+            for stop in self._stops
+            if stop.offset <= reached and (self._is_current or (is_stable and not stop.shows))
+        ]
         for stop in due:
             self._stops.remove(stop)
             if stop.done.done():

@@ -12,11 +12,11 @@ import numpy as np
 
 from tidemill.errors import ApiError, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvStore
-from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.producer_state.transactions import AbortedTransaction
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from tidemill.records.columns.read import read_columns
 from tidemill.replication.partition import Partition
-from tidemill.replication.state import Role
+from tidemill.replication.rules.state import Role
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state.changes import Changes, prepare, state_values
 
@@ -36,31 +36,37 @@ class PreparedChanges:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._changes: OrderedDict[int, Changes] = OrderedDict()
+        #: By base offset: the leader epoch of the batch, and its changes.
+        self._changes: OrderedDict[int, tuple[int, Changes]] = OrderedDict()
         self._size_bytes = 0
         self._lock = threading.Lock()
 
-    def put(self, changes: Changes) -> None:
-        """Keep changes that have their offsets, if there is capacity for them."""
+    def put(self, changes: Changes, leader_epoch: int) -> None:
+        """Keep the changes of a batch of this epoch, with their offsets, if there is capacity for them."""
         with self._lock:
-            self._changes[int(changes.offsets[0])] = changes
+            base_offset = int(changes.offsets[0])
+            if (earlier := self._changes.pop(base_offset, None)) is not None:
+                self._size_bytes -= earlier[1].size_bytes
+            self._changes[base_offset] = leader_epoch, changes
             self._size_bytes += changes.size_bytes
             while self._size_bytes > self._limit_bytes:
-                self._size_bytes -= self._changes.popitem(last=False)[1].size_bytes
+                self._size_bytes -= self._changes.popitem(last=False)[1][1].size_bytes
 
     def take(self, header: BatchHeader) -> Changes | None:
         """The changes of a batch, if they are here and the batch is as it was appended."""
         with self._lock:
-            changes = self._changes.pop(header.base_offset, None)
-            if changes is None:
+            kept = self._changes.pop(header.base_offset, None)
+            if kept is None:
                 return None
+            leader_epoch, changes = kept
             self._size_bytes -= changes.size_bytes
-            return changes if len(changes.offsets) == header.record_count else None
+            is_same = (leader_epoch, len(changes.offsets)) == (header.leader_epoch, header.record_count)
+            return changes if is_same else None
 
 
 def read_for_fold(log: Partition, offset: int) -> tuple[bytes, list[AbortedTransaction]]:
     """Whole batches of the log from ``offset`` on, up to what is stable here; on the event loop."""
-    read = log.read_as_follower if log.role is Role.FOLLOWER else log.read
+    read = log.as_follower.read if log.role is Role.FOLLOWER else log.read
     try:
         data = read(offset, _STEP_BYTES, at_least_one=True, committed=True)
         return bytes(data), log.aborted_in(data)

@@ -6,12 +6,10 @@ snapshots can be scanned at any time until then, by anybody who knows the lease'
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from tidemill.control.tables.commands import DropExpiredLeases, DropLease, PutLease
 from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
@@ -106,8 +104,7 @@ class Leases:
         """The newest snapshot of each bucket; a new one where there is none, and everywhere if ``fresh``."""
         newest: dict[BucketKey, SnapshotInfo] = {}
         for bucket in () if fresh else buckets:
-            work = partial(bucket.snapshots.list)
-            found = await asyncio.get_running_loop().run_in_executor(self._service.threads, work)
+            found = await bucket.sound_snapshots()
             if found:
                 newest[bucket.key] = found[-1]
         missing = [bucket for bucket in buckets if bucket.key not in newest]

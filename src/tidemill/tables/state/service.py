@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from tidemill.config.settings import Settings
@@ -35,11 +35,13 @@ from tidemill.errors import (
 from tidemill.kv.contract import KvEngine
 from tidemill.kv.files import Files
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
-from tidemill.records.batch import BatchHeader, check_batch
+from tidemill.records.batch import NO_TIMESTAMP, BatchHeader, check_batch
 from tidemill.records.columns.read import read_columns
-from tidemill.replication.epochs import NO_EPOCH
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import LOGS
+from tidemill.replication.rules.epochs import NO_EPOCH
+from tidemill.replication.rules.newest import NewestAnswers
+from tidemill.replication.rules.state import Role
 from tidemill.tables.definition import PartitionDefinition, TableDefinition
 from tidemill.tables.properties import TableProperties
 from tidemill.tables.scanning.sessions import BucketKey
@@ -48,7 +50,7 @@ from tidemill.tables.state.changes import Changes, prepare_checked
 from tidemill.tables.state.rebuilding import rebuild
 from tidemill.tables.state.snapshot_keeping import SnapshotKeeper, is_snapshot_due
 
-__all__ = ("KV_FOLDER", "TableHost", "TableService", "definition_of", "is_standby")
+__all__ = ("KV_FOLDER", "CheckedRows", "TableHost", "TableService", "definition_of", "is_standby")
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class LogFinder(Protocol):
 
 
 class TableHost(Protocol):
-    """What tables need of the node they are on."""
+    """The parts of a node that the service of tables uses."""
 
     @property
     def settings(self) -> Settings: ...
@@ -107,7 +109,7 @@ class TableHost(Protocol):
     @property
     def find(self) -> LogFinder: ...
     @property
-    def may_answer_newest(self) -> Callable[[Partition], bool]:
+    def newest(self) -> NewestAnswers:
         """Whether nobody else can have become the leader of a partition that this node leads by its image."""
 
 
@@ -138,6 +140,16 @@ def definition_of(table: TableImage) -> TableDefinition:
         comment=table.comment,
         created_ms=table.created_ms,
     )
+
+
+class CheckedRows(NamedTuple):
+    """A batch whose rows were checked."""
+
+    header: BatchHeader
+    #: None if the table has no primary key.
+    changes: Changes | None
+    #: Whether the largest timestamp is the one that the header says.
+    is_timed: bool
 
 
 class TableService:
@@ -254,19 +266,18 @@ class TableService:
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {partition.topic!r}")
         return self._host.find.partition(topic, key.bucket, leader_epoch)
 
-    def check_newest(self, key: BucketKey, leader_epoch: int) -> None:
-        """Raise ``ApiError`` unless state that was just read as of now is the newest that anybody has seen.
+    async def confirm_newest(self, epochs: Mapping[BucketKey, int]) -> None:
+        """Return if state that was just read as of now is the newest that anybody has seen.
 
-        For right before the answer: this node has led since the call came, in that epoch, and nobody else
-        can lead yet.
+        For right before the answer. ``epochs`` are those in which this node led the buckets when the call
+        came. Raises ``ApiError`` if it has not led since, or another node may lead by now.
         """
-        log = self.log(key, leader_epoch)
-        if not self._host.may_answer_newest(log):
-            raise ApiError(
-                ErrorCode.not_leader_or_follower,
-                f"node {self._host.settings.node_id} may not lead {log.topic}-{log.index} any more: its "
-                "session could not be renewed in time; try again",
-            )
+        logs = [self.log(key, epoch) for key, epoch in epochs.items()]
+        newest = self._host.newest
+        if not all(newest.may_answer(log) for log in logs):
+            await newest.confirm(logs)
+            for key, epoch in epochs.items():
+                self.log(key, epoch)
 
     def bucket(self, key: BucketKey) -> Bucket:
         """The bucket, which is opened if it is not. Raises what ``log`` raises; it may not be ready yet."""
@@ -276,8 +287,22 @@ class TableService:
                 raise TableError(TableCode.state_not_ready, "the node stops; try again")
             log = self.log(key)
             bucket = self._promoted(key) or self._opened(key, log)
-            self._buckets[key] = bucket
+            self._show(key, bucket)
         return bucket
+
+    def _show(self, key: BucketKey, bucket: Bucket) -> None:
+        """Keep a bucket that this node leads, as long as its log is led here.
+
+        The log may hear of another leader before the metadata does. What was prepared for it is void then: it
+        would be taken for the records that the other leader has given the same offsets.
+        """
+        self._buckets[key] = bucket
+        bucket.log.depend(self, partial(self._leadership_lost, key, bucket))
+
+    def _leadership_lost(self, key: BucketKey, bucket: Bucket) -> None:
+        if self._buckets.get(key) is bucket and not self._closed:
+            self._end_readers(key, f"another node leads {bucket.name} now")
+            self._resign(key)
 
     def _opened(self, key: BucketKey, log: Partition, *, standby: bool = False) -> Bucket:
         self._host.check_open_files(_FILES_PER_BUCKET)
@@ -306,12 +331,14 @@ class TableService:
         if refusal is not None:
             raise refusal
         await bucket.ready(held.log_offset, _READY_SECONDS)
+        sound = await bucket.sound_snapshots()
         info = await rebuild(
             bucket.log,
             held,
             table=partial(self.by_id, bucket.key.table_id),
             engine=self.engine,
             snapshots=bucket.snapshots,
+            older=[each for each in sound if each.log_offset <= held.log_offset],
             threads=self.threads,
             created_ms=self._host.clock_ms(),
             max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
@@ -353,9 +380,7 @@ class TableService:
 
     # -- the leader's append hook --------------------------------------------------------------------------
 
-    async def check(
-        self, table: TableImage, partition_id: int, index: int, records: bytes
-    ) -> tuple[BatchHeader, Changes | None]:
+    async def check(self, table: TableImage, partition_id: int, index: int, records: bytes) -> CheckedRows:
         """Check a batch before its append; gives its header and the changes that it makes.
 
         Raises for a wrong row, key or bucket. The batch has then passed ``check_batch``.
@@ -387,23 +412,42 @@ class TableService:
     async def take_due_snapshots(self) -> None:
         """Take the snapshots that are due by time or by growth of the log, one after the other.
 
-        Also removes snapshots that were kept only because somebody read them.
+        Standbys take theirs, too. Also removes snapshots that were kept only because somebody read them.
         """
         let_go = self.keeper.take_let_go()
-        for bucket in list(self._buckets.values()):
-            if self._buckets.get(bucket.key) is not bucket:
-                continue  # The table was dropped while this waited for its turn.
+        for bucket in [*self._buckets.values(), *self._standbys.values()]:
+            if self._folding(bucket.key) is not bucket:
+                continue  # The table was dropped, or moved, while this waited for its turn.
             try:
                 properties = TableProperties.of(
                     self.by_id(bucket.key.table_id).properties, self._host.settings
                 )
                 if is_snapshot_due(bucket, properties, self._host.steady_ms()):
-                    await bucket.snapshot()
+                    await bucket.snapshot(shows=False)
                     await self.keeper.prune(bucket)
                 elif bucket.key in let_go:
                     await self.keeper.prune(bucket)
             except TidemillError as error:
                 logger.warning("no snapshot of %s now, it is tried again later: %s", bucket.name, error)
+
+    def log_floor(self, log: Partition) -> int:
+        """The offset from which on this replica may need every record of its log again.
+
+        One that folds needs what follows its oldest snapshot, and what it has not folded yet. One that does
+        not fold needs nothing for itself: state that is left here is built again if it turns out to be older
+        than what is compacted. Its leader's floor bounds it (``Partition``), and leases do on every replica.
+        """
+        key = self._key_of(log.topic_id, log.index)
+        folding = None if key is None else self._folding(key)
+        if folding is not None:
+            return min(self.keeper.floor(log.topic_id, log.index), max(0, folding.folded_offset))
+        if key is not None and log.role is Role.FOLLOWER:
+            return self.keeper.leased_floor(key)
+        return self.keeper.floor(log.topic_id, log.index)
+
+    def _folding(self, key: BucketKey) -> Bucket | None:
+        """The bucket if its state is kept here, as the leader's or a standby's."""
+        return self._buckets.get(key) or self._standbys.get(key)
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         for table in [*delta.tables_changed, *delta.tables_dropped]:
@@ -481,6 +525,17 @@ class TableService:
             self._close_behind(key, None, self.directory(partition.topic_id, partition.index))
         self._take_role(topic, partition.index, partition)
 
+    async def remove_state(self, topic_id: UUID, index: int) -> None:
+        """Remove the state of a bucket that has moved to other nodes."""
+        key = self._key_of(topic_id, index)
+        if key is None or self._closed:
+            return
+        bucket = self._buckets.pop(key, None) or self._standbys.pop(key, None)
+        if bucket is not None:
+            self._end_readers(key, "the bucket has moved to another node")
+        self._close_behind(key, bucket, self.directory(topic_id, index))
+        await asyncio.wait([self._resigning[key]])
+
     def log_cut(self, partition: Partition, *, anew: bool) -> None:
         """Have state looked at again whose log was cut, as a follower's may be.
 
@@ -513,7 +568,7 @@ class TableService:
             return
         if self._leads(topic, index):
             if key not in self._buckets and (bucket := self._promoted(key)) is not None:
-                self._buckets[key] = bucket
+                self._show(key, bucket)
         elif is_standby(topic.partitions[index], self._host.settings.node_id):
             if key not in self._standbys:
                 self._standbys[key] = self._opened(key, log, standby=True)
@@ -550,8 +605,13 @@ class TableService:
 
     async def _remove_leftovers(self) -> None:
         """Remove the state of tables that were dropped just before the node went down."""
+        settings = self._host.settings
         work = partial(
-            _remove_unknown, self.engine.files, self._host.settings.data_dir, lambda: self._host.image
+            _remove_unknown,
+            self.engine.files,
+            settings.data_dir,
+            lambda: self._host.image,
+            settings.node_id,
         )
         await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
@@ -608,7 +668,7 @@ def _check(
     index: int,
     records: bytes,
     max_decompressed_bytes: int,
-) -> tuple[BatchHeader, Changes | None]:
+) -> CheckedRows:
     # The checksum first, because a batch that was damaged on its way is sent again.
     header = check_batch(records)
     if header.record_count > _BATCH_RECORDS_MAX:
@@ -618,22 +678,33 @@ def _check(
             f"{_BATCH_RECORDS_MAX} at most",
         )
     columns = read_columns(records, max_decompressed_bytes)
-    return header, prepare_checked(table, columns, partition, index)
+    is_timed = max(NO_TIMESTAMP, int(columns.timestamps.max())) == header.max_timestamp
+    return CheckedRows(header, prepare_checked(table, columns, partition, index), is_timed)
 
 
-def _remove_unknown(files: Files, data_dir: Path, image: Callable[[], MetadataImage]) -> None:
-    """Remove state without metadata. If there is also a log without metadata, nothing is removed."""
+def _remove_unknown(files: Files, data_dir: Path, image: Callable[[], MetadataImage], node_id: int) -> None:
+    """Remove state without metadata, or that has moved away. If there is also a log, nothing is removed."""
     logs, folder = data_dir / LOGS, data_dir / KV_FOLDER
-    known = {name.partition("-")[0] for topic in files.names(logs) for name in files.names(logs / topic)}
+    held_logs = {name for topic in files.names(logs) for name in files.names(logs / topic)}
+    known = {name.partition("-")[0] for name in held_logs}
     for name in files.names(folder):
-        topic_id = name.partition("-")[0]
-        if (
-            _TOPIC_ID.fullmatch(topic_id)
-            and topic_id not in known
-            and image().topic_by_id(UUID(topic_id)) is None
-        ):
+        topic_id, _, index = name.partition("-")
+        if not _TOPIC_ID.fullmatch(topic_id):
+            continue
+        topic = image().topic_by_id(UUID(topic_id))
+        if topic is None and topic_id not in known:
             logger.info("%s is the state of a table that was dropped; it is removed", folder / name)
             _remove(files, folder / name)
+        elif topic is not None and name not in held_logs and _is_elsewhere(topic, index, node_id):
+            logger.info("%s is the state of a bucket that has moved away; it is removed", folder / name)
+            _remove(files, folder / name)
+
+
+def _is_elsewhere(topic: TopicImage, index: str, node_id: int) -> bool:
+    """Whether other nodes, and not this one, hold the bucket."""
+    if not index.isdecimal() or int(index) >= len(topic.partitions):
+        return False
+    return node_id not in topic.partitions[int(index)].replicas
 
 
 def _remove_directories(files: Files, folder: Path, topic_id: UUID) -> None:

@@ -1,8 +1,9 @@
 """Retention of snapshots: which snapshots of buckets are kept, and which part of their logs with them.
 
 - The newest few stay, the leased ones, and those that somebody reads or is about to lease (``keep``).
-- A log is needed from its oldest snapshot on: that is its floor. It is found by listing the snapshots, in a
-  thread; until that was done all of the log is needed. A floor only ever rises, so an old one does no harm.
+- A log whose state is kept here is needed from its oldest snapshot on: that is its floor. It is found by
+  listing the snapshots, in a thread; until that was done all of the log is needed. A floor only ever rises,
+  so an old one does no harm.
 """
 
 from __future__ import annotations
@@ -98,12 +99,15 @@ class SnapshotKeeper:
             return NO_FLOOR
         leased = NO_FLOOR
         if owner is not None:
-            key = BucketKey(owner[0].id, owner[1].id, index)
-            leased = min(self._leased_offsets(key), default=NO_FLOOR)
+            leased = self.leased_floor(BucketKey(owner[0].id, owner[1].id, index))
         log = topic_id, index
         if log not in self._floors and log not in self._listings:
             self._listings[log] = asyncio.get_running_loop().create_task(self._list(log))
         return min(self._floors.get(log, 0), leased)
+
+    def leased_floor(self, key: BucketKey) -> int:
+        """The oldest leased offset of a bucket: from there on every replica keeps every record."""
+        return min(self._leased_offsets(key), default=NO_FLOOR)
 
     async def _list(self, log: _BucketLog) -> None:
         try:
@@ -151,10 +155,10 @@ async def snapshots_of_one_moment(buckets: Sequence[Bucket], moments: MomentGate
 
 def is_snapshot_due(bucket: Bucket, properties: TableProperties, now_ms: int) -> bool:
     """Whether a snapshot is due by time or by growth of the log. ``now_ms`` is the steady time."""
-    if bucket.problem is not None or bucket.applied_offset < 0:
+    if bucket.problem is not None or not 0 <= bucket.folded_offset <= bucket.log.last_stable_offset:
         return False
     newest = bucket.snapshots.newest_offset
-    if newest is not None and bucket.applied_offset <= newest:
+    if newest is not None and bucket.folded_offset <= newest:
         return False
     grown_bytes = bucket.log.size_bytes - bucket.log_bytes_at_snapshot
     return (

@@ -54,6 +54,12 @@ def test_replicas_are_kept_in_different_racks_if_possible() -> None:
     assert plan_replicas([placed], 1, LIVE, racks).targets == {("t", 0): (2, 4)}
 
 
+def test_a_node_that_is_drained_too_takes_nothing() -> None:
+    placed = [topic((1, (1, 2), (1, 2)), (2, (2, 3), (2, 3)))]
+    plan = plan_replicas(placed, 1, LIVE, NO_RACKS, drained=frozenset({1, 4}))
+    assert plan.targets == {("t", 0): (2, 3)}
+
+
 def test_a_replica_that_no_other_node_can_take_is_named() -> None:
     plan = plan_replicas([topic((1, (1, 2), (1, 2)))], 1, frozenset({1, 2}), NO_RACKS)
     assert plan.stuck == {("t", 0): "it has 2 replicas, and no other live node that has none of it"}

@@ -32,7 +32,7 @@ NOT_LEADER = ErrorCode.not_leader_or_follower
 class Node:
     """A cluster of one node and one partition. Each request takes one of ``faults``."""
 
-    timeout_ms = 1_000
+    attempt_ms = 1_000
 
     def __init__(self, faults: Iterable[Any] = ()) -> None:
         self.faults = deque(faults)

@@ -31,6 +31,7 @@ from tidemill.control.stores.store import (
     Change,
     ChangeBatch,
     Compare,
+    MetadataWentBack,
     OutcomeUnknown,
     Put,
     StoreClosed,
@@ -39,7 +40,7 @@ from tidemill.control.stores.store import (
     Txn,
     request_bytes,
 )
-from tidemill.errors import ConfigError, MetadataConflict, StorageError
+from tidemill.errors import ConfigError, MetadataConflict
 
 #: Nobody listens there: the port needs a privileged process.
 NOBODY = Address("127.0.0.1", 1)
@@ -343,7 +344,7 @@ async def test_an_etcd_that_has_lost_its_data_stops_the_watch_with_words(
             await take(watch, 1)
             own.kill()
             own.restart(lose_data=True)
-            with pytest.raises(StorageError, match="lost data or was restored"):
+            with pytest.raises(MetadataWentBack, match="lost data or was restored"):
                 await take(watch, 1)
 
 
@@ -434,22 +435,6 @@ async def test_tls_with_certificates_of_both_sides(tmp_path: Path, server: EtcdS
                 await store.read()
 
 
-async def enable_authentication(server: EtcdServer, prefix: str) -> None:
-    """Users root and node with password "right"; node may use the keys below the prefix."""
-    async with grpc.aio.insecure_channel(server.endpoints) as channel:
-        auth = rpc.AuthStub(channel)
-        for name in ("root", "node"):
-            await auth.UserAdd(rpc.AuthUserAddRequest(name=name, password="right"))
-            await auth.RoleAdd(rpc.AuthRoleAddRequest(name=name))
-            await auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user=name, role=name))
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        permission = rpc.Permission(
-            permType=rpc.Permission.READWRITE, key=prefix.encode(), range_end=end.encode()
-        )
-        await auth.RoleGrantPermission(rpc.AuthRoleGrantPermissionRequest(name="node", perm=permission))
-        await auth.AuthEnable(rpc.AuthEnableRequest())
-
-
 async def forget_tokens(server: EtcdServer) -> None:
     """Switch authentication off and on."""
     async with grpc.aio.insecure_channel(server.endpoints) as channel:
@@ -466,7 +451,7 @@ async def test_user_and_password(tmp_path: Path, server: EtcdServer) -> None:
         async with opened(node) as store:
             with pytest.raises(ConfigError, match="authentication switched off; remove user 'node'"):
                 await store.read()
-        await enable_authentication(own, "tidemill/mine/")
+        await own.enable_authentication("tidemill/mine/")
         async with opened(plain, "tidemill/mine/") as store:
             with pytest.raises(ConfigError, match="wants a user and a password"):
                 await store.read()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tidemill.config.values import Address
 from tidemill.control.stores.etcd import EtcdStore
-from tidemill.control.stores.etcd_channel import EtcdChannel, EtcdSettings, parse_etcd_url
+from tidemill.control.stores.etcd_channel import EtcdChannel, EtcdSettings
+from tidemill.control.stores.etcd_url import parse_etcd_url
 from tidemill.control.stores.store import Put, StoreUnavailable, Txn
 from tidemill.errors import ConfigError
 

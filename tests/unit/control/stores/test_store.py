@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from support.etcd import NO_ETCD, EtcdServer, has_etcd
+from support.memory_store import MemoryStore
 from tidemill.config.values import parse_address
 from tidemill.control.stores.etcd import EtcdStore
 from tidemill.control.stores.etcd_channel import EtcdSettings
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.control.stores.sqlite import SqliteStore
 from tidemill.control.stores.store import (
     REQUEST_BYTES_MAX,
@@ -30,6 +30,7 @@ from tidemill.control.stores.store import (
     Compare,
     Entry,
     MetadataStore,
+    MetadataWentBack,
     Put,
     RevisionCompacted,
     StoreClosed,
@@ -297,6 +298,21 @@ async def test_a_watch_from_a_compacted_revision_says_so(opened: Any) -> None:
         assert set((await store.read(revision=revision)).entries) == {"b"}
         watch = store.watch(revision + 1)
         assert await take(watch, 1) == [ChangeBatch(after, (Change("c", b"x"),))]
+        await watch.aclose()
+
+
+async def test_a_watch_behind_a_revision_that_the_store_does_not_have_says_that_it_went_back(
+    opened: Any,
+) -> None:
+    async with opened() as store:
+        revision = await store.commit(put("a"))
+        with pytest.raises(MetadataWentBack, match="lost data or was restored"):
+            await take(store.watch(revision + 100), 1)
+        watch = store.watch(revision + 1)
+        waiting = asyncio.create_task(take(watch, 1))
+        await asyncio.sleep(0)
+        after = await store.commit(put("b"))
+        assert [batch.revision for batch in await waiting] == [after]
         await watch.aclose()
 
 

@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from support.memory_store import MemoryStore
 from tidemill.control.commands import CreateTopic, DeleteTopic, RegisterNode, SetTopicConfigs
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataImage
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.control.stores.sqlite import SqliteStore
 from tidemill.control.stores.store import Txn
 from tidemill.control.tables.commands import (

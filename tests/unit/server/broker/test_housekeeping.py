@@ -64,4 +64,8 @@ async def test_a_broker_has_chores_for_logs_tables_and_every_coordinator(broker:
         "the upkeep of tables": settings.kv_check_interval_ms,
         "the expiry of groups": 600_000,
         "the expiry of transactions": 3_600_000,
+        "the expiry of cursors": 3_600_000,
+        "the expiry of share states": 300_000,
+        "share groups": 300_000,
+        "dead letters that are due": 5_000,
     }

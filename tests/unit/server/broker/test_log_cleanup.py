@@ -66,10 +66,10 @@ async def test_a_partition_that_fails_does_not_keep_the_others_from_retention(
         await write(broker, "t", "a", index=index, timestamp_ms=broker.clock_ms() - HOUR_MS)
     original = Partition.apply_retention
 
-    def apply(self: Partition, now_ms: int) -> object:
+    def apply(self: Partition, now_ms: int, floor: int) -> object:
         if self.index == 1:
             raise StorageError("a bad disk")
-        return original(self, now_ms)
+        return original(self, now_ms, floor)
 
     monkeypatch.setattr(Partition, "apply_retention", apply)
     await broker.log_cleanup.apply_retention()

@@ -14,8 +14,11 @@ from support.other_nodes import FakeCluster
 from support.quiet_node import start_quiet_node
 from tidemill.control.commands import CreateTopic
 from tidemill.control.records import PartitionImage
+from tidemill.errors import TooManyFiles
 from tidemill.replication.coordinator_log import wait_committed
+from tidemill.replication.replicas import Placement
 from tidemill.server.broker import Broker
+from tidemill.server.cluster import held_partitions
 from tidemill.server.cluster.held_partitions import HeldPartitions
 
 ELSEWHERE = PartitionImage(2, 5, (2, 3), (2, 3))
@@ -90,6 +93,54 @@ async def test_a_partition_that_comes_back_begins_empty(world: World) -> None:
     topic = world.broker.find.topic("t")
     await world.until(lambda: world.broker.replicas.peek(topic.id, 0) is not None)
     assert world.broker.find.partition(topic, 0).log_end_offset == 0
+
+
+async def test_a_partition_that_was_opened_by_older_metadata_learns_the_newest(world: World) -> None:
+    topic = world.broker.find.topic("t")
+    before = world.broker.find.held_placement(topic.id, 0)
+    assert before is not None
+    await world.cluster.place("t", 0, PartitionImage(2, 7, (1, 2), (1, 2)))
+    # As the start does it in a thread, while the metadata goes on.
+    opened = world.broker.replicas.open(before)
+    assert opened.leader_epoch < 7
+    world.held.start()
+    await world.until(lambda: (opened.leader, opened.leader_epoch) == (2, 7))
+
+
+async def test_a_partition_that_could_not_be_opened_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_partitions, "_OPEN_AGAIN_S", 0.01)
+    broker, topic = world.broker, world.broker.find.topic("t")
+    tried = 0
+
+    def refuse(placement: Placement) -> None:
+        nonlocal tried
+        tried += 1
+        raise TooManyFiles("no descriptors are left")
+
+    # A partition without files needs no descriptors.
+    monkeypatch.setattr(broker.replicas, "exists_on_disk", lambda placement: True)
+    broker.replicas.check_open = refuse
+    world.held.start()
+    await world.until(lambda: tried > 6)
+    (problem,) = world.held.problems()
+    assert problem.startswith("3 partitions cannot be opened")
+    assert "no descriptors are left" in problem
+    broker.replicas.check_open = lambda placement: None
+    await world.until(lambda: all(broker.replicas.peek(topic.id, index) for index in range(3)))
+    assert world.held.problems() == []
+
+
+async def test_an_empty_partition_that_was_opened_by_older_metadata_is_closed(world: World) -> None:
+    topic = world.broker.find.topic("t")
+    before = world.broker.find.held_placement(topic.id, 0)
+    assert before is not None
+    await world.cluster.place("t", 0, ELSEWHERE)
+    world.broker.replicas.open(before)
+    assert not world.has_files(0)
+    world.held.start()
+    await world.until(lambda: world.broker.replicas.peek(topic.id, 0) is None)
 
 
 async def test_what_moved_away_while_the_node_was_down_is_removed_at_its_start(world: World) -> None:

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
+from support.memory_store import MemoryStore
 from tidemill.control.commands import CreateTopic, RegisterNode, SetClusterId
 from tidemill.control.controller import Controller
 from tidemill.control.records import CLUSTER_KEY, ClusterRecord, NodeRecord, decode, encode
-from tidemill.control.stores.memory import MemoryStore
 from tidemill.control.stores.sqlite import SqliteStore
 from tidemill.control.stores.store import OutcomeUnknown, Put, StoreUnavailable, Txn
 from tidemill.coordination.ids import RandomIds

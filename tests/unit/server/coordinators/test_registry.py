@@ -15,10 +15,11 @@ from support.leadership import elect
 from support.prometheus_text import parse_metrics
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
+from tidemill.control import image
 from tidemill.control.commands import CreateTopic
 from tidemill.coordination.clock import Clock
 from tidemill.coordination.coordinator import Coordinator
-from tidemill.coordination.log import CoordinatorLog, LogAccess, ReplayedMarker, ReplayedRecord
+from tidemill.coordination.log import CoordinatorLog, LogAccess, ReplayedRecord
 from tidemill.coordination.metrics import gauge
 from tidemill.coordination.shards import ShardCounts, Shards
 from tidemill.coordination.shell import ShardShell
@@ -27,15 +28,15 @@ from tidemill.server.broker import Broker, bundle
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import CoordinatorRow
 from tidemill.server.coordinators.transactions import TRANSACTIONS
+from tidemill.server.handlers.cluster import metadata
 from tidemill.server.node import Node
 from tidemill.server.requests.authorization import GROUP
 
 Ask = Callable[..., Awaitable[Any]]
 MakeBroker = Callable[..., Awaitable[Broker]]
 
-#: Kafka's topic and number for share groups, which nothing else uses here.
-WORDS_TOPIC = "__share_group_state"
-WORDS_KEY_TYPE = 2
+WORDS_TOPIC = "__words"
+WORDS_KEY_TYPE = 7
 TWO = 2
 
 
@@ -52,10 +53,10 @@ class WordsShard(ShardShell):
         self._note_appended(self.log.append([(word.encode(), b"")]))
         self.words.append(word)
 
-    def _replay(self, entry: ReplayedRecord | ReplayedMarker, now_ms: int) -> None:
-        assert isinstance(entry, ReplayedRecord)
+    def _replay_record(self, entry: ReplayedRecord, now_ms: int) -> bool:
         assert entry.key is not None
         self.words.append(entry.key.decode())
+        return True
 
     def _loaded(self, now_ms: int) -> Iterable[str]:
         return ()
@@ -121,6 +122,8 @@ WORDS = CoordinatorRow(
 def with_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row stands in the list, as somebody who adds a coordinator writes it."""
     monkeypatch.setattr(bundle, "COORDINATORS", (*bundle.COORDINATORS, WORDS))
+    for module in (image, bundle, metadata):
+        monkeypatch.setattr(module, "INTERNAL_TOPICS", image.INTERNAL_TOPICS | {WORDS_TOPIC})
 
 
 async def start(directory: Path) -> Node:
@@ -176,7 +179,7 @@ async def test_metadata_that_is_asked_for_the_topic_of_a_row_creates_it(
 async def test_a_key_type_of_no_row_is_refused_with_those_that_there_are(broker: Broker, ask: Ask) -> None:
     found = await find(ask, broker, "hello")
     assert found.error_code == ErrorCode.invalid_request
-    assert "0 is for groups, 1 is for transactions" in found.error_message
+    assert "0 is for groups, 2 is for share states, 1 is for transactions" in found.error_message
 
 
 async def test_two_rows_cannot_have_one_topic_or_one_key_type(broker: Broker) -> None:
@@ -213,7 +216,7 @@ async def test_the_number_of_partitions_is_that_of_the_image_once_the_topic_exis
     broker = await make_broker()
     before = {key: broker.coordinators.of(row).partition_of(key) for key in map(str, range(50))}
     assert set(before.values()) == {0, 1}, "the node would create it with two"
-    await broker.catalogue.ensure_internal_topic(row.topic, 7)
+    await broker.catalogue.ensure_internal_topic(row.topic, 7, {})
     after = {broker.coordinators.of(row).partition_of(key) for key in map(str, range(50))}
     assert after == set(range(7)), "somebody has created it with seven"
     assert broker.coordinators.partition_of(row, "k") == (

@@ -104,7 +104,7 @@ async def test_one_request_has_all_markers_for_a_node(
 async def test_very_many_markers_go_in_several_requests_and_those_of_a_partition_in_one(
     partitions: NodeTransactionPartitions, other: Other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_partitions, "_MARKERS_MAX", 2)
+    monkeypatch.setattr(transaction_partitions, "MARKERS_MAX", 2)
     markers = {("t", 1): [marker(5), marker(6), marker(7)], ("t", 2): [marker(5)]}
     assert await partitions.write(markers) == {}
     assert [len(body["markers"]) for body in other.asked] == [3, 1]

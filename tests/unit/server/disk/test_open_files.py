@@ -65,6 +65,17 @@ def test_openings_between_two_counts_are_estimated(files: OpenFiles, process: Pr
     assert process.counted == 1, "counting takes long, so it is not done each time"
 
 
+def test_what_was_asked_for_right_before_a_count_is_added_to_it(files: OpenFiles, process: Process) -> None:
+    process.open = 600
+    for _ in range(84):
+        files.check(3)
+    process.now += 1.5
+    with pytest.raises(TooManyFiles):
+        files.check(3)
+    process.now += 1.5
+    files.check(3)
+
+
 def test_the_open_files_of_this_process_are_counted() -> None:
     before = count_open_files()
     with open(__file__, "rb"):

@@ -11,7 +11,7 @@ import pytest
 from tidemill.server.requests import api_table
 from tidemill.server.requests.api_table import served_apis, serves
 from tidemill.server.requests.authorization import ResourceType
-from tidemill.wire.apis import APIS, request_class, response_class
+from tidemill.wire.apis import APIS, NODES_ONLY, request_class, response_class
 
 
 def test_every_api_of_the_wire_has_one_row_and_one_handler() -> None:
@@ -39,15 +39,23 @@ def test_a_second_handler_is_refused_where_it_is_declared() -> None:
         serves("Nonsense")
 
 
-def test_produce_and_fetch_overlap_and_answer_by_themselves() -> None:
+def test_produce_and_fetches_overlap_and_answer_by_themselves() -> None:
     rows = served_apis().values()
-    assert {row.api.name for row in rows if row.overlaps} == {"Produce", "Fetch"}
-    assert {row.api.name for row in rows if not row.in_task} == {"Produce", "Fetch", "ApiVersions"}
+    acknowledging = {"ShareAcknowledge", "ShareSettle", "FetchRegion"}
+    assert {row.api.name for row in rows if row.overlaps} == {
+        "Produce",
+        "Fetch",
+        "ShareFetch",
+    } | acknowledging
+    by_themselves = {"Produce", "Fetch", "ShareFetch", "ApiVersions"}
+    assert {row.api.name for row in rows if not row.in_task} == by_themselves
 
 
 def test_versions_nodes_and_ones_own_pin_need_no_permission() -> None:
     free = {row.api.name for row in served_apis().values() if not row.permissions}
-    assert free == {"ApiVersions", "DescribeCluster", "ReleasePin"}
+    # What only nodes ask each other is refused to every client.
+    between_nodes = {APIS[key].name for key in NODES_ONLY}
+    assert free == {"ApiVersions", "DescribeCluster", "ReleasePin"} | between_nodes
 
 
 def test_fields_that_name_resources_are_fields_of_every_version() -> None:

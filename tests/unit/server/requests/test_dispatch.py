@@ -25,9 +25,20 @@ async def node() -> AsyncIterator[Exchange]:
         yield started
 
 
+class FakeShare:
+    """Notes which connections are gone: what their members held goes to others then."""
+
+    def __init__(self) -> None:
+        self.closed: list[int] = []
+
+    def connection_closed(self, connection: int) -> None:
+        self.closed.append(connection)
+
+
 class FakeBroker:
     def __init__(self, **limits: Any) -> None:
         self.settings = Settings(**limits)
+        self.share = FakeShare()
         self.budget = make_budget(self.settings.max_inflight_bytes, self.settings.max_frame_bytes)
 
 
@@ -50,6 +61,19 @@ async def test_connections_over_the_limit_are_closed_and_counted() -> None:
     peers[0].lose()
     assert len(dispatcher.connections) == 1
     assert not peer_of(dispatcher).transport.aborted
+
+
+async def test_share_sessions_learn_of_the_end_of_their_connection_once_and_of_no_other() -> None:
+    broker = FakeBroker(max_connections=2)
+    dispatcher = BrokerDispatcher(broker, Traffic())  # type: ignore[arg-type]
+    first, second, refused = (peer_of(dispatcher) for _ in range(3))
+    first_id, second_id = (connection.id for connection in dispatcher.connections)
+    refused.lose()
+    assert broker.share.closed == []
+    second.lose()
+    assert broker.share.closed == [second_id]
+    first.lose()
+    assert broker.share.closed == [second_id, first_id]
 
 
 async def test_one_address_may_have_a_limit_of_its_own() -> None:

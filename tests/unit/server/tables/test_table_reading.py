@@ -12,7 +12,7 @@ import pytest
 
 from support.fake_connection import filled
 from support.table_world import ManualClock, TableWorld, count_views, rows_of
-from tidemill.coordination.shares import NOBODY
+from tidemill.coordination.fair_shares import NOBODY
 from tidemill.errors import ErrorCode, TableCode, TableError
 from tidemill.kv.rocks.store import RocksStore
 from tidemill.server.broker import Broker

@@ -21,8 +21,14 @@ from tidemill.spark.reading.positions import (
 places = st.tuples(st.sampled_from(["a", "b.c", "ä"]), st.integers(0, 20))
 offsets = st.dictionaries(places, st.integers(0, 2**62), max_size=6)
 snapshots = st.builds(SnapshotPosition, st.text(max_size=5), st.dictionaries(places, st.binary(max_size=6)))
+epochs = st.dictionaries(places, st.integers(0, 2**31 - 1), max_size=6)
 positions = st.builds(
-    StreamPosition, st.text(max_size=5), offsets, st.none() | offsets, st.none() | snapshots
+    StreamPosition,
+    st.text(max_size=5),
+    offsets,
+    st.none() | offsets,
+    st.none() | snapshots,
+    epochs=epochs,
 ) | st.builds(lambda run: StreamPosition(run, is_new=True), st.text(max_size=5))
 
 
@@ -35,6 +41,11 @@ def test_a_position_is_the_same_after_its_way_through_a_checkpoint(position: Str
 def test_equal_positions_have_one_spelling(position: StreamPosition) -> None:
     again = StreamPosition.from_json(json.loads(json.dumps(position.to_json())))
     assert json.dumps(again.to_json()) == json.dumps(position.to_json())
+
+
+def test_a_position_of_an_older_version_has_no_epochs() -> None:
+    stored = {"tidemill": 1, "run": "r", "at": {"t": {"0": 5}}}
+    assert StreamPosition.from_json(stored) == StreamPosition("r", {("t", 0): 5})
 
 
 @pytest.mark.parametrize("value", [{}, {"topic": {"0": 5}}, {"tidemill": 2, "run": "x"}, {"tidemill": 1}])

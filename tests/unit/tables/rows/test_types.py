@@ -21,7 +21,6 @@ from tidemill.tables.rows.types import (
     describe_type,
     normalise_schema,
     parse_columns,
-    parse_type,
 )
 
 # Schemas.
@@ -187,6 +186,10 @@ def test_nesting_has_a_limit() -> None:
 
 
 # Words.
+
+
+def parse_type(words: str) -> pa.DataType:
+    return parse_columns(f"c {words}").field("c").type
 
 
 @settings(deadline=None)

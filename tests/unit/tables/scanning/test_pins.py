@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.coordination.shares import NOBODY, Client
+from tidemill.coordination.fair_shares import NOBODY, Client
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.scanning.pins import UNUSED_MS, Pin, Pins, SharedView
 from tidemill.tables.scanning.sessions import BucketKey
@@ -27,7 +27,7 @@ class Views:
 
     def pin(self, name: str, *, idle_ms: int = 1_000, now_ms: int = 0, client: Client = NOBODY) -> Pin:
         views = {bucket: self.make(f"{name}/{bucket.bucket}") for bucket in BUCKETS}
-        return Pin(name, 7, views, dict.fromkeys(BUCKETS, 3), idle_ms, now_ms, client)
+        return Pin(name, 7, views, dict.fromkeys(BUCKETS, 3), {}, idle_ms, now_ms, client)
 
 
 @pytest.fixture

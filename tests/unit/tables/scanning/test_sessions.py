@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tidemill.coordination.shares import NOBODY, Client
+from tidemill.coordination.fair_shares import NOBODY, Client
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.scanning import sessions as scanners
 from tidemill.tables.scanning.sessions import BucketKey, ReadPlan, ScanLimits, ScanSession, ScanSessions

@@ -20,7 +20,7 @@ from tidemill.kv.contract import KvLimits
 from tidemill.kv.rocks.engine import make_engine
 from tidemill.kv.rocks.store import RocksStore
 from tidemill.log.epochs import EpochHistory
-from tidemill.replication.state import Role
+from tidemill.replication.rules.state import Role
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.bucket import Bucket
 
@@ -38,6 +38,7 @@ def empty_log(*, first_offset: int) -> Any:
         log_end_offset=first_offset,
         has_reached_epoch_start=True,
         last_stable_offset=first_offset,
+        compacted_offset=0,
         epochs=EpochHistory([(0, 0)]),
         role=Role.LEADER,
         subscribe=lambda key, wake: None,

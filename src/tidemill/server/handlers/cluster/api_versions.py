@@ -20,9 +20,9 @@ from tidemill.wire.encode import encode_response
 __all__ = ("api_versions", "api_versions_body", "update_features")
 
 _FIRST_UPDATE_WITHOUT_RESULTS: Final = 2
-#: Feature → its level: with the one a consumer may use the new protocol, with the other a producer uses
+#: Feature → its level: a consumer may use the new protocol, a share consumer may join, a producer uses
 #: transactions V2. They come with the release and are always on.
-_FEATURES: Final[Mapping[str, int]] = {"group.version": 1, "transaction.version": 2}
+_FEATURES: Final[Mapping[str, int]] = {"group.version": 1, "share.version": 1, "transaction.version": 2}
 
 
 @serves("ApiVersions")
@@ -43,6 +43,7 @@ def api_versions_body(error: ErrorCode = ErrorCode.none) -> dict[str, Any]:
         "api_keys": [
             {"api_key": api.key, "min_version": _advertised_min(api), "max_version": api.max_version}
             for api in APIS.values()
+            if not api.nodes_only
         ],
         "supported_features": [
             {"name": name, "min_version": 0, "max_version": level} for name, level in _FEATURES.items()

@@ -1,7 +1,8 @@
 """ElectLeaders: the preferred replica leads again, or a partition without a leader gets one.
 
 - A preferred leader takes over once the present one has resigned in its favour. The answer waits for that, as
-  long as the request wants to.
+  long as the request wants to. A present leader that has not done so after a second is asked itself: perhaps
+  it has not heard of the wish.
 - An unclean election loses what the new leader does not have. Kafka's request cannot name the new leader, so
   the live replicas are asked how far they reach, and the one with the highest (last epoch, end) is elected.
   While one that is live does not answer, nobody is: it may have the most. Who asked is logged.
@@ -30,6 +31,7 @@ __all__ = ("elect_leaders",)
 
 _ELECTED_AT_ONCE_MAX: Final = 1_000
 _NO_LEADER: Final = -1
+_ASKED_AFTER_S: Final = 1.0
 _ELECTIONS: Final = {0: Election.PREFERRED, 1: Election.UNCLEAN}
 _MESSAGES: Final = {
     ErrorCode.election_not_needed: "the partition has the leader that this election would give it",
@@ -130,12 +132,21 @@ async def _still_led_by_others(
 
     changed = asyncio.Event()
     unsubscribe = broker.controller.subscribe(lambda *_: changed.set())
+
+    async def obeyed_by(deadline_s: float) -> None:
+        async with asyncio.timeout_at(min(until_s, deadline_s)):
+            while waiting():
+                await changed.wait()
+                changed.clear()
+
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until_s):
-                while waiting():
-                    await changed.wait()
-                    changed.clear()
+            await obeyed_by(asyncio.get_running_loop().time() + _ASKED_AFTER_S)
+        with contextlib.suppress(TimeoutError):
+            if late := waiting():
+                async with asyncio.timeout_at(until_s):
+                    await broker.ask_to_resign(broker.find.topic(name), late)
+            await obeyed_by(until_s)
     finally:
         unsubscribe()
     return dict.fromkeys(waiting(), ErrorCode.request_timed_out)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tidemill.config.topic_names import check_topic_name
 from tidemill.config.values import Address
-from tidemill.control.image import INTERNAL_TOPICS, PartitionImage, TopicImage
+from tidemill.control.image import INTERNAL_TOPICS, TopicImage
 from tidemill.coordination.turns import distinct_in_slices, give_way, in_slices, sorted_in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import Broker
@@ -195,19 +195,16 @@ def _partition_body(broker: Broker, topic: TopicImage, index: int, live: frozens
     offline = [
         node for node in placed.replicas if node not in live or not _is_in_service(broker, topic, index, node)
     ]
+    leader, leader_epoch = broker.find.leader_of(topic, index)
     return {
         "error_code": ErrorCode.none,
         "partition_index": index,
-        "leader_id": _leader(placed, offline),
-        "leader_epoch": placed.leader_epoch,
+        "leader_id": _NO_NODE if leader in offline else leader,
+        "leader_epoch": leader_epoch,
         "replica_nodes": placed.replicas,
         "isr_nodes": placed.isr,
         "offline_replicas": offline,
     }
-
-
-def _leader(placed: PartitionImage, offline: list[int]) -> int:
-    return _NO_NODE if placed.leader in offline else placed.leader
 
 
 def _is_in_service(broker: Broker, topic: TopicImage, index: int, node_id: int) -> bool:
@@ -359,7 +356,7 @@ async def _coordinator_id(broker: Broker, call: Call, key_type: int, key: str) -
     if row is None:
         known = ", ".join(f"{each.key_type} is for {each.name}" for each in coordinators.rows)
         raise refused(f"there is no coordinator for keys of type {key_type}; {known}")
-    call.authorize(DESCRIBE, row.resource, key)
+    call.authorize(DESCRIBE, row.resource, row.resource_of(key))
     try:
         await coordinators.ensure_topic(row)
         name, index = coordinators.partition_of(row, key)

@@ -1,6 +1,6 @@
-"""What operators ask of nodes and replicas: DescribeNodes, DescribeReplicas, ElectReplica, UnregisterBroker.
+"""What operators ask of nodes and replicas.
 
-All but the last are APIs that Kafka does not have.
+UnregisterBroker is Kafka's. DescribeNodes, DescribeReplicas, ElectReplica and SetNodeTags are not.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.control.commands import Election, ElectLeaders, RemoveNode
-from tidemill.coordination.turns import give_way
+from tidemill.control.commands import Election, ElectLeaders, RemoveNode, SetNodeTags
+from tidemill.control.placement import OFFLINE_TAGS
+from tidemill.coordination.turns import distinct_in_slices, give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import Broker
 from tidemill.server.handlers.outcome import outcome
@@ -20,7 +21,7 @@ from tidemill.server.requests.call import Call
 if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
 
-__all__ = ("describe_nodes", "describe_replicas", "elect_replica", "unregister_broker")
+__all__ = ("describe_nodes", "describe_replicas", "elect_replica", "set_node_tags", "unregister_broker")
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +64,14 @@ def _node(broker: Broker, node_id: int) -> dict[str, Any]:
         "machine": node.machine,
         "state": state,
         "clock_ahead_ms": broker.clocks_ahead_ms().get(node_id, 0),
+        "tags": list(image.node_tags.get(node_id, ())),
     }
 
 
 @serves("DescribeReplicas", for_cluster(DESCRIBE))
 async def describe_replicas(broker: Broker, call: Call) -> dict[str, Any]:
     """Describe the replicas that this node holds, and the followers of those that it leads."""
-    wanted = frozenset(call.request.topics)
+    wanted = await distinct_in_slices(call.request.topics)
     found = []
     for partition in list(broker.replicas):
         if not wanted or partition.topic in wanted:
@@ -100,7 +102,7 @@ def _replica(broker: Broker, partition: Partition) -> dict[str, Any]:
                 "durable_offset": follower.durable,
                 "silent_ms": _NOBODY if follower.heard_ms is None else max(0, now_ms - follower.heard_ms),
             }
-            for node_id, follower in partition.follower_progress.items()
+            for node_id, follower in partition.as_leader.followers.items()
         ],
     }
 
@@ -133,20 +135,42 @@ async def elect_replica(broker: Broker, call: Call) -> dict[str, Any]:
     return outcome(None)
 
 
+@serves("SetNodeTags", for_cluster(ALTER))
+async def set_node_tags(broker: Broker, call: Call) -> dict[str, Any]:
+    """Replace the tags of a node, which keep new replicas away from it."""
+    node_id = call.request.node_id
+    tags = await distinct_in_slices(call.request.tags)
+    try:
+        _check_node(broker, node_id)
+        if unknown := next((tag for tag in tags if tag not in OFFLINE_TAGS), None):
+            known = ", ".join(sorted(OFFLINE_TAGS))
+            raise ApiError(ErrorCode.invalid_request, f"{unknown!r} is no tag of a node; there are {known}")
+        await broker.propose(SetNodeTags(node_id=node_id, tags=tuple(sorted(tags))))
+    except TidemillError as error:
+        return outcome(error)
+    logger.info("the tags of node %d are now %s, asked for by %s", node_id, sorted(tags), call.who)
+    return outcome(None)
+
+
 @serves("UnregisterBroker", for_cluster(ALTER))
 async def unregister_broker(broker: Broker, call: Call) -> dict[str, Any]:
     """Forget a node that is down and holds no replicas."""
     node_id = call.request.broker_id
     try:
-        if node_id not in broker.image.nodes:
-            raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {node_id}")
-        if not broker.image.replicated:
-            raise ApiError(ErrorCode.invalid_request, "this node is alone: there is no other to remove")
+        _check_node(broker, node_id)
         await broker.propose(RemoveNode(node_id=node_id))
     except TidemillError as error:
         return outcome(error)
     logger.warning("node %d is removed from the cluster, asked for by %s", node_id, call.who)
     return outcome(None)
+
+
+def _check_node(broker: Broker, node_id: int) -> None:
+    """Raise ``ApiError`` unless the node is one of several."""
+    if node_id not in broker.image.nodes:
+        raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {node_id}")
+    if not broker.image.replicated:
+        raise ApiError(ErrorCode.invalid_request, "this node is alone: no other could take its place")
 
 
 def _check(code: ErrorCode, topic: str, partition: int) -> None:

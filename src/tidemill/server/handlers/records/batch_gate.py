@@ -242,19 +242,19 @@ async def _create_files(
 async def _check_rows(broker: Broker, write: _Write, owner: _Owner, partition: Partition) -> CheckedBatch:
     table, table_partition = owner
     service = (await broker.tables.load()).service
-    header, changes = await service.check(table, table_partition.id, write.partition[1], write.entry.records)
+    rows = await service.check(table, table_partition.id, write.partition[1], write.entry.records)
     # Without a primary key the check of rows has looked neither at keys nor at offsets of records.
     prepare = partial(
         partition.prepare,
         write.entry.records,
         broker.clock_ms(),
-        header=header,
+        header=rows.header,
         batch_checked=True,
-        records_checked=changes is not None,
+        records_checked=rows.changes is not None and rows.is_timed,
     )
     prepared = await asyncio.get_running_loop().run_in_executor(broker.workers, prepare)
     await service.wait_for_fold(BucketKey(table.id, table_partition.id, write.partition[1]))
-    return CheckedBatch(prepared, table, table_partition, changes)
+    return CheckedBatch(prepared, table, table_partition, rows.changes)
 
 
 def _prepare_all(

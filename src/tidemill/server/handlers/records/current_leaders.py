@@ -41,7 +41,7 @@ class CurrentLeaders:
         found = image.topics.get(topic) if isinstance(topic, str) else image.topic_by_id(topic)
         if found is None or not 0 <= index < len(found.partitions):
             return None
-        leader, epoch = found.partitions[index].leader, found.partitions[index].leader_epoch
+        leader, epoch = self._broker.find.leader_of(found, index)
         is_here = leader == self._broker.node_id
         # A node that has just refused as "not the leader" must not send the client back to itself.
         if not image.live(leader) or (is_here and code == ErrorCode.not_leader_or_follower):

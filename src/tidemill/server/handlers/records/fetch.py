@@ -25,11 +25,11 @@ from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
-from tidemill.coordination.turns import in_slices
+from tidemill.coordination.turns import begin_slice, in_slices, slice_is_over
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
-from tidemill.log.segment_reader import ReadBudget
+from tidemill.log.segments.segment_reader import ReadBudget
 from tidemill.replication.partition import Partition
-from tidemill.replication.state import Role
+from tidemill.replication.rules.state import Role
 from tidemill.server.broker import Broker
 from tidemill.server.broker.fetch_sessions import (
     FINAL_EPOCH,
@@ -54,7 +54,7 @@ _NO_REPLICA = -1
 _READ_COMMITTED = 1
 _NOT_KNOWN: Final = -1
 _NO_TOPIC_ID = UUID(int=0)
-#: A request for more partitions is answered with breaks, so that others have their turn.
+#: A request for more partitions is answered with breaks from the start, so that others have their turn.
 _STEPPED_PARTITIONS_MIN = 500
 _JOINED_BYTES_MAX = 4_096
 
@@ -70,11 +70,14 @@ def fetch(broker: Broker, call: Call) -> None:
 
 
 def _run(steps: Iterator[None], partitions: int, call: Call) -> None:
-    """Take all steps at once, or those of a request for very many partitions with breaks between them."""
+    """Take all steps at once, or with breaks if they are for very many partitions, or take long."""
     if partitions <= _STEPPED_PARTITIONS_MIN:
+        begin_slice()
         for _ in steps:
-            pass
-        return
+            if slice_is_over():
+                break
+        else:
+            return
 
     def stepped(task: asyncio.Task[list[None]]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -266,7 +269,7 @@ class _Fetch:
         if self._rack is None or partition.role is not Role.LEADER or offset >= partition.high_watermark:
             return _NO_REPLICA
         image = self._broker.image
-        for node_id in partition.in_sync_followers(offset):
+        for node_id in partition.as_leader.in_sync_followers(offset):
             if image.live(node_id) and image.nodes[node_id].rack == self._rack:
                 return node_id
         return _NO_REPLICA
@@ -388,7 +391,7 @@ class _Fetch:
                 limit = min(bytes_left, max(0, wanted.max_bytes))
                 if (limit > 0 or first) and closer == _NO_REPLICA:
                     is_leader = partition.role is Role.LEADER
-                    read = partition.read if is_leader else partition.read_as_follower
+                    read = partition.read if is_leader else partition.as_follower.read
                     records = read(
                         wanted.fetch_offset,
                         limit,
@@ -429,7 +432,7 @@ class _Fetch:
             leader = None if leaders is None else leaders.of(wanted.topic, wanted.index, error.code)
             return FetchPartition(wanted.index, error.code, -1, current_leader=leader)
         partition = self._partition(wanted)
-        if wanted.fetch_offset > partition.log_end_offset and not self._broker.may_answer_newest(partition):
+        if wanted.fetch_offset > partition.log_end_offset and not self._broker.newest.may_answer(partition):
             # Perhaps another node leads by now, and has it. Told "out of range", a consumer begins elsewhere.
             return FetchPartition(wanted.index, ErrorCode.not_leader_or_follower, _NOT_KNOWN)
         return FetchPartition(
@@ -444,7 +447,7 @@ class _Fetch:
 def _check_position(partition: Partition, offset: int) -> None:
     """Raise ``ApiError`` unless a reader may stand at ``offset``, on a leader or on a follower."""
     if partition.role is Role.FOLLOWER:
-        partition.check_position_as_follower(offset)
+        partition.as_follower.check_position(offset)
     else:
         partition.check_position(offset)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tidemill.coordination.turns import give_way, in_slices
-from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
-from tidemill.log.by_time import BatchLookup, TimedOffset, TimeSearch
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.log.segments.by_time import TimedOffset
 from tidemill.replication.coordinator_log import wait_committed, wait_deleted
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
+from tidemill.server.broker.time_search import find_time, search
 from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import DELETE, DESCRIBE, TOPIC, for_each
 from tidemill.server.requests.call import Call
@@ -28,7 +27,6 @@ _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
 _NOT_FOUND = TimedOffset(-1, -1, -1)
-_SEARCH_ATTEMPTS_MAX = 3
 #: Older versions of ListOffsets know LEADER_NOT_AVAILABLE instead.
 _OFFSET_NOT_AVAILABLE_MIN_VERSION = 5
 #: The version of ListOffsets that brought each special timestamp.
@@ -98,53 +96,13 @@ async def _find(
         raise ApiError(ErrorCode.invalid_request, f"timestamp {timestamp} has no meaning")
     upper = partition.upper_offset(committed=committed)
     if timestamp == _MAX_TIMESTAMP:
-        found = await _search(broker, partition, lambda: partition.find_max_timestamp(upper))
+        found = await search(broker, partition, lambda: partition.find_max_timestamp(upper))
     else:
-        found = await _search(broker, partition, lambda: partition.find_time(timestamp, upper))
+        found = await find_time(broker, partition, timestamp, upper)
     if found is None:
         # The record may be there and not be known to be committed yet, as with the end.
         partition.latest_offset(committed=committed)
     return found or _NOT_FOUND
-
-
-async def _search(
-    broker: Broker, partition: Partition, begin: Callable[[], TimeSearch]
-) -> TimedOffset | None:
-    """Run a search by time: on the loop as long as that is quick, large batches in a thread."""
-    for _ in range(_SEARCH_ATTEMPTS_MAX):
-        segments = partition.segments
-        try:
-            return await _drive(broker, begin())
-        except StorageError:
-            if partition.failure is not None or partition.segments == segments:
-                raise
-            # Retention or compaction has removed a segment during the search: begin anew.
-    raise ApiError(
-        ErrorCode.leader_not_available,
-        f"{partition.topic}-{partition.index} changes faster than it can be searched; try again",
-    )
-
-
-async def _drive(broker: Broker, search: TimeSearch) -> TimedOffset | None:
-    found: TimedOffset | None = None
-    while True:
-        try:
-            lookup = search.send(found)
-        except StopIteration as done:
-            result: TimedOffset | None = done.value
-            return result
-        found = None
-        if lookup is not None:
-            found = await _look_up(broker, lookup)
-        await give_way()
-
-
-async def _look_up(broker: Broker, lookup: BatchLookup) -> TimedOffset | None:
-    max_bytes = broker.settings.max_decompressed_bytes
-    if lookup.is_quick:
-        return lookup.run(max_bytes)
-    work = partial(lookup.run, max_bytes, broker.pace(0).breathe)
-    return await asyncio.get_running_loop().run_in_executor(broker.workers, work)
 
 
 @serves("OffsetForLeaderEpoch", for_each(DESCRIBE, TOPIC))

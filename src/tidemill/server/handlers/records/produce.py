@@ -41,12 +41,12 @@ from tidemill.server.handlers.records.produce_gate import (
 from tidemill.server.requests.api_table import serves
 from tidemill.server.requests.authorization import TOPIC, TRANSACTIONAL_ID, WRITE, for_each
 from tidemill.server.requests.call import Call
+from tidemill.wire.apis import ACKS_ALL
 from tidemill.wire.hot import NodeEndpoint, PartitionResult, encode_produce_response
 from tidemill.wire.requests import ms
 
 __all__ = ("produce",)
 
-_ACKS_ALL = -1
 _ZSTD_MIN_VERSION = 7
 _LEADER_MIN_VERSION = 10
 _NO_TOPIC_ID = UUID(int=0)
@@ -123,8 +123,8 @@ def _append_one(
             )
         records = _checked_records(entry.records, call.version)
         partition = broker.find.partition(topic, entry.index)
-        if request.acks == _ACKS_ALL:
-            partition.check_enough_replicas()
+        if request.acks == ACKS_ALL:
+            partition.as_leader.check_enough_replicas()
         now_ms = broker.clock_ms()
         appended, newest_ms = _write(broker, topic, partition, records, checked, now_ms)
         partition.bytes_in += len(records)
@@ -142,7 +142,7 @@ def _append_one(
     )
     if request.acks != 0:
         # A duplicate may be of an old batch, whose first answer said that it is committed.
-        committed = request.acks == _ACKS_ALL or appended.duplicate
+        committed = request.acks == ACKS_ALL or appended.duplicate
         pending.wait_for(partition, appended.last_offset + 1, results, position, committed=committed)
 
 
@@ -202,7 +202,7 @@ def _authorize(broker: Broker, call: Call, name: str | UUID) -> None:
 
 
 def _check_acks(acks: int) -> None:
-    if acks not in (0, 1, _ACKS_ALL):
+    if acks not in (0, 1, ACKS_ALL):
         raise ApiError(ErrorCode.invalid_required_acks, f"acks must be 0, 1 or -1 (all), not {acks}")
 
 

@@ -135,6 +135,7 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
                 "bucket": key.bucket,
                 "leader_epoch": pin.epochs[key],
                 "log_offset": view.log_offset,
+                "log_epoch": pin.log_epochs[key],
             }
             for key, view in pin.views.items()
         ],

@@ -3,7 +3,10 @@
 - Configs of topics can be read and changed. A change is checked as a whole before anything is written.
 - The settings of this node can be read, under their own names and under Kafka's where they mean the same.
   They come from flags, ``TIDEMILL_*`` and ``tidemill.toml``, so changing them over the protocol is refused.
-- Configs of a group can be read: they are the node's, for all groups alike.
+- The dynamic configs of every node (``BROKER_KEYS``) can be changed, and their default for all nodes under
+  the empty name.
+- Configs of a group can be read and changed, whether the group exists or not. Those that it does not set are
+  the node's settings.
 - Nobody can subscribe to metrics of clients, so there are no such subscriptions to read or to change.
 - Every resource of a request is answered for itself.
 """
@@ -11,22 +14,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
-from tidemill.config.kafka_names import (
-    BROKER_CONFIGS,
-    BROKER_CONFIGS_OF_TOPICS,
-    GROUP_CONFIGS,
-    KafkaName,
+from tidemill.config.broker_keys import BROKER_KEYS, BrokerKey, apply_broker_changes, check_broker_overrides
+from tidemill.config.group_keys import (
+    DEAD_LETTER_TOPIC,
+    GROUP_KEYS,
+    GroupKey,
+    apply_group_changes,
+    check_group_overrides,
 )
+from tidemill.config.kafka_names import BROKER_CONFIGS, BROKER_CONFIGS_OF_TOPICS, KafkaName
 from tidemill.config.schema import Kind, SettingInfo
-from tidemill.config.settings import SETTINGS
+from tidemill.config.settings import SETTINGS, Settings
 from tidemill.config.topic import apply_changes, check_overrides
 from tidemill.config.topic_keys import TOPIC_KEYS, ConfigKey, ConfigKind
 from tidemill.config.topic_names import check_topic_name
-from tidemill.control.commands import SetTopicConfigs
+from tidemill.control.commands import SetGroupConfigs, SetNodeConfigs, SetTopicConfigs
 from tidemill.coordination.turns import give_way, in_slices, repeated_in_slices, sorted_in_slices
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict, TidemillError
 from tidemill.server.broker import Broker
@@ -70,9 +76,14 @@ class ConfigSource(IntEnum):
     """Sources of a config's value, in Kafka's numbers."""
 
     TOPIC = 1
+    DYNAMIC_NODE = 2
+    DYNAMIC_DEFAULT = 3
     NODE = 4
     DEFAULT = 5
+    GROUP = 8
 
+
+_Change = SetTopicConfigs | SetGroupConfigs | SetNodeConfigs
 
 Values = list[tuple[str, ConfigSource]]
 """The values of a config with their sources; the one in force comes first."""
@@ -81,6 +92,7 @@ _CONFLICTS_MAX: Final = 10
 _FIRST_LIST_OF_TYPES: Final = 1
 #: So many resources are described before others get their turn.
 _RESOURCES_AT_ONCE: Final = 20
+_NODE_ID_DIGITS_MAX: Final = 10
 _SETTINGS_BY_NAME: Final = {info.name: info for info in SETTINGS}
 _FIRST_FLEXIBLE_DESCRIBE: Final = 4
 _OLD_STRING_BYTES_MAX: Final = 0x7FFF
@@ -139,8 +151,7 @@ def _entries(broker: Broker, resource: Any) -> list[Entry]:
             check_topic_name(name)
             entries = topic_config_entries(broker.find.topic(name).configs, broker.settings.topic_defaults)
         case ConfigResourceType.BROKER:
-            # Without a name, the configs of all nodes together are meant, and there are none.
-            entries = _node_entries(broker) if name else []
+            entries = _node_entries(broker) if name else _default_entries(broker)
             if name and name != str(broker.node_id):
                 raise refused(f"this is node {broker.node_id}; ask node {name[:40]!r} for its own settings")
         case ConfigResourceType.CLIENT_METRICS:
@@ -148,7 +159,8 @@ def _entries(broker: Broker, resource: Any) -> list[Entry]:
             entries = []
         case ConfigResourceType.GROUP:
             _require_name(name, "a group")
-            entries = [_named_entry(each, getattr(broker.settings, each.setting)) for each in GROUP_CONFIGS]
+            overrides = broker.image.group_configs.get(name) or {}
+            entries = [_group_entry(each, overrides, broker.settings) for each in GROUP_KEYS.values()]
         case unserved:
             raise _unserved_type(unserved)
     # Kafka takes an empty list for all, as it does no list.
@@ -173,6 +185,20 @@ def _topic_entry(key: ConfigKey, overrides: Mapping[str, str], defaults: Mapping
     return _entry(key.name, values, key.kind, key.doc, read_only=False)
 
 
+def _group_entry(known: GroupKey, overrides: Mapping[str, str], settings: Settings) -> Entry:
+    key = known.key
+    values: Values = [(key.default or "", ConfigSource.DEFAULT)]
+    if known.setting is not None:
+        values = _setting_values(_SETTINGS_BY_NAME[known.setting], getattr(settings, known.setting))
+    override = overrides.get(key.name)
+    entry = _entry(key.name, values, key.kind, key.doc, read_only=False, set_as=known.setting)
+    if override is not None:
+        entry |= {"value": override.strip(), "config_source": ConfigSource.GROUP}
+        own = {"name": key.name, "value": override.strip(), "source": ConfigSource.GROUP}
+        entry["synonyms"] = [own, *entry["synonyms"]]
+    return entry
+
+
 def _node_entries(broker: Broker) -> list[Entry]:
     settings = broker.settings
     entries = [_setting_entry(info, getattr(settings, info.name)) for info in SETTINGS]
@@ -185,7 +211,44 @@ def _node_entries(broker: Broker) -> list[Entry]:
         _topic_default_entry(name, TOPIC_KEYS[key], settings.topic_defaults)
         for name, key in BROKER_CONFIGS_OF_TOPICS.items()
     )
+    entries += (_dynamic_entry(each, broker) for each in BROKER_KEYS.values())
     return entries
+
+
+def _dynamic_entry(known: BrokerKey, broker: Broker) -> Entry:
+    """A dynamic config of this node; its own value is in force, else that of all nodes, else the setting."""
+    key, stored = known.key, broker.image.node_configs
+    values: Values = []
+    for of, source in ((broker.node_id, ConfigSource.DYNAMIC_NODE), (None, ConfigSource.DYNAMIC_DEFAULT)):
+        text = stored.get(of, {}).get(key.name)
+        if text is not None:
+            values.append((text.strip(), source))
+    dynamic = len(values)
+    # The setting means no limit by 0, which Kafka writes as the default.
+    setting = getattr(broker.settings, known.setting) if known.setting is not None else 0
+    if setting:
+        values.append((str(setting), ConfigSource.NODE))
+    values.append((key.default or "", ConfigSource.DEFAULT))
+    entry = _entry(key.name, values, key.kind, key.doc, read_only=False)
+    if setting:
+        entry["synonyms"][dynamic]["name"] = known.setting
+    return entry
+
+
+def _default_entries(broker: Broker) -> list[Entry]:
+    """The dynamic configs that are set for all nodes together."""
+    stored = broker.image.node_configs.get(None, {})
+    return [
+        _entry(
+            known.key.name,
+            [(stored[name].strip(), ConfigSource.DYNAMIC_DEFAULT)],
+            known.key.kind,
+            known.key.doc,
+            read_only=False,
+        )
+        for name, known in BROKER_KEYS.items()
+        if name in stored
+    ]
 
 
 def _setting_entry(info: SettingInfo, value: object) -> Entry:
@@ -264,8 +327,7 @@ async def list_config_resources(broker: Broker, call: Call) -> dict[str, Any]:
         ConfigResourceType.TOPIC: await sorted_in_slices(tuple(broker.image.topics)),
         ConfigResourceType.BROKER: [str(node_id) for node_id in sorted(broker.image.nodes)],
         ConfigResourceType.CLIENT_METRICS: [],
-        # No group has configs of its own.
-        ConfigResourceType.GROUP: [],
+        ConfigResourceType.GROUP: await sorted_in_slices(tuple(broker.image.group_configs)),
     }
     if call.version < _FIRST_LIST_OF_TYPES:
         asked: list[int] = [ConfigResourceType.CLIENT_METRICS]
@@ -291,7 +353,7 @@ async def list_config_resources(broker: Broker, call: Call) -> dict[str, Any]:
     for_each(ALTER_CONFIGS, CLUSTER),
 )
 async def alter_configs(broker: Broker, call: Call) -> dict[str, Any]:
-    """Replace all overrides of topics. Deprecated by Kafka: what the request leaves out is reset."""
+    """Replace all overrides of topics, groups and nodes; what is left out is reset. Deprecated by Kafka."""
     return await _alter(broker, call, _replace)
 
 
@@ -302,12 +364,12 @@ async def alter_configs(broker: Broker, call: Call) -> dict[str, Any]:
     for_each(ALTER_CONFIGS, CLUSTER),
 )
 async def incremental_alter_configs(broker: Broker, call: Call) -> dict[str, Any]:
-    """Change single overrides of topics; what others change at the same time is kept."""
+    """Change single overrides of topics, groups and nodes; what others change at the same time is kept."""
     return await _alter(broker, call, _change)
 
 
 async def _alter(
-    broker: Broker, call: Call, change_topic: Callable[[Broker, Call, Any], Awaitable[None]]
+    broker: Broker, call: Call, change: Callable[[Broker, Call, Any], Awaitable[None]]
 ) -> dict[str, Any]:
     resources = call.request.resources
     twice = await repeated_in_slices(
@@ -321,8 +383,9 @@ async def _alter(
                 raise refused("the resource is named more than once; send all of its changes together")
             _authorize(call, ALTER_CONFIGS, resource)
             _check_alterable(resource.resource_type)
-            _check_no_table(broker, resource.resource_name)
-            await change_topic(broker, call, resource)
+            if resource.resource_type == ConfigResourceType.TOPIC:
+                _check_no_table(broker, resource.resource_name)
+            await change(broker, call, resource)
         except TidemillError as failure:
             error = failure
         responses.append({**outcome(error), **_resource_fields(resource)})
@@ -342,21 +405,19 @@ def _authorize(call: Call, operation: AclOperation, resource: Any) -> None:
 
 
 def _check_alterable(resource_type: int) -> None:
-    if resource_type == ConfigResourceType.BROKER:
-        raise refused(
-            "settings of a node are not changed over the protocol: they come from flags, TIDEMILL_* variables"
-            " and tidemill.toml; change them there and restart the node"
-        )
-    if resource_type == ConfigResourceType.GROUP:
-        raise refused(
-            "configs of a group are the node's, for all groups alike: change"
-            " group_consumer_session_timeout_ms or group_consumer_heartbeat_interval_ms in its settings and"
-            " restart the node"
-        )
     if resource_type == ConfigResourceType.CLIENT_METRICS:
         raise refused("this node takes no metrics from clients, so nobody can subscribe to them")
-    if resource_type != ConfigResourceType.TOPIC:
+    if resource_type not in (ConfigResourceType.TOPIC, ConfigResourceType.BROKER, ConfigResourceType.GROUP):
         raise _unserved_type(resource_type)
+
+
+def _node_named(name: str) -> int | None:
+    """The number of a node; None, which is all nodes together, for the empty name."""
+    if not name:
+        return None
+    if not name.isascii() or not name.isdecimal() or len(name) > _NODE_ID_DIGITS_MAX:
+        raise refused(f"a node is named by its number, or by nothing for all nodes, not by {name[:40]!r}")
+    return int(name)
 
 
 def _check_no_table(broker: Broker, name: str) -> None:
@@ -372,6 +433,21 @@ def _check_no_table(broker: Broker, name: str) -> None:
         )
 
 
+def _check_dead_letter_topic(broker: Broker, configs: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Refuse to send the dead letters of a group to a table, which takes rows only."""
+    name = configs.get(DEAD_LETTER_TOPIC, "")
+    topic = broker.image.topics.get(name)
+    if topic is None or stored.get(DEAD_LETTER_TOPIC) == name:
+        return
+    owner = broker.image.table_of_topic(topic.id)
+    if owner is not None:
+        raise ApiError(
+            ErrorCode.invalid_config,
+            f"group config {DEAD_LETTER_TOPIC}: topic {name!r} is the log of table {owner[0].name!r}, and "
+            "dead letters are no rows of it; name a topic of their own",
+        )
+
+
 async def _replace(broker: Broker, call: Call, resource: Any) -> None:
     twice = repeated(config.name for config in resource.configs)
     if twice:
@@ -380,30 +456,56 @@ async def _replace(broker: Broker, call: Call, resource: Any) -> None:
     if without:
         raise refused(f"no value is given for {', '.join(without)}; leave a config out to reset it")
     configs = {config.name: config.value for config in resource.configs}
+    name = resource.resource_name
+    if resource.resource_type == ConfigResourceType.GROUP:
+        _require_name(name, "a group")
+        stored = broker.image.group_configs.get(name) or {}
+        check_group_overrides(configs, broker.settings, stored)
+        _check_dead_letter_topic(broker, configs, stored)
+        await _store(broker, call, SetGroupConfigs(group_id=name, configs=configs))
+        return
+    if resource.resource_type == ConfigResourceType.BROKER:
+        check_broker_overrides(configs)
+        await _store(broker, call, SetNodeConfigs(node_id=_node_named(name), configs=configs))
+        return
     check_overrides(configs, broker.settings.topic_defaults)
-    await _store(broker, call, SetTopicConfigs(name=resource.resource_name, configs=configs))
+    await _store(broker, call, SetTopicConfigs(name=name, configs=configs))
 
 
 async def _change(broker: Broker, call: Call, resource: Any) -> None:
     changes = [(config.name, config.config_operation, config.value) for config in resource.configs]
     for _ in range(_CONFLICTS_MAX):
-        base = dict(broker.find.topic(resource.resource_name).configs)
-        configs = apply_changes(base, changes, broker.settings.topic_defaults)
         try:
-            await _store(
-                broker, call, SetTopicConfigs(name=resource.resource_name, configs=configs, base=base)
-            )
+            await _store(broker, call, _changed(broker, resource, changes))
         except MetadataConflict:
             continue
         return
     raise ApiError(
         ErrorCode.request_timed_out,
-        f"others changed the configs of topic {resource.resource_name!r} {_CONFLICTS_MAX} times in between;"
+        f"others changed the configs of {resource.resource_name!r} {_CONFLICTS_MAX} times in between;"
         " nothing was changed, try again",
     )
 
 
-async def _store(broker: Broker, call: Call, command: SetTopicConfigs) -> None:
+def _changed(broker: Broker, resource: Any, changes: Sequence[tuple[str, int, str | None]]) -> _Change:
+    """The command that makes the changes to what is stored now."""
+    name = resource.resource_name
+    if resource.resource_type == ConfigResourceType.GROUP:
+        _require_name(name, "a group")
+        base = dict(broker.image.group_configs.get(name) or {})
+        configs = apply_group_changes(base, changes, broker.settings)
+        _check_dead_letter_topic(broker, configs, base)
+        return SetGroupConfigs(group_id=name, configs=configs, base=base)
+    if resource.resource_type == ConfigResourceType.BROKER:
+        node_id = _node_named(name)
+        base = dict(broker.image.node_configs.get(node_id, {}))
+        return SetNodeConfigs(node_id=node_id, configs=apply_broker_changes(base, changes), base=base)
+    base = dict(broker.find.topic(name).configs)
+    configs = apply_changes(base, changes, broker.settings.topic_defaults)
+    return SetTopicConfigs(name=name, configs=configs, base=base)
+
+
+async def _store(broker: Broker, call: Call, command: _Change) -> None:
     if call.request.validate_only:
         broker.controller.check(command)
     else:

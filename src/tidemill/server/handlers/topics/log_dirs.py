@@ -26,6 +26,7 @@ async def describe_log_dirs(broker: Broker, call: Call) -> dict[str, Any]:
     """Describe the sizes of partitions on this node, all or those asked for, and of the disk."""
     wanted = await _wanted(call.request.topics)
     sizes: dict[str, dict[int, int]] = {}
+    lags: dict[tuple[str, int], int] = {}
     closed: list[tuple[str, int, str]] = []
     for topic in broker.image.topics.values():
         await give_way()
@@ -35,6 +36,8 @@ async def describe_log_dirs(broker: Broker, call: Call) -> dict[str, Any]:
             partition = broker.replicas.peek(topic.id, index)
             # A closed partition gets its entry now, so that the answer keeps the partitions' order.
             sizes.setdefault(topic.name, {})[index] = 0 if partition is None else partition.size_bytes
+            if partition is not None and (lag := partition.as_follower.lag):
+                lags[topic.name, index] = lag
             if partition is None:
                 closed.append((topic.name, index, partition_directory(topic.name, topic.id, index)))
     root = broker.settings.data_dir.absolute()
@@ -48,7 +51,7 @@ async def describe_log_dirs(broker: Broker, call: Call) -> dict[str, Any]:
     for (name, index, _), size in zip(closed, on_disk, strict=True):
         sizes[name][index] = size
         await give_way()
-    topics = ({"name": name, "partitions": _bodies(sizes[name])} for name in sorted(sizes))
+    topics = ({"name": name, "partitions": _bodies(name, sizes[name], lags)} for name in sorted(sizes))
     result = {
         "error_code": ErrorCode.none,
         "log_dir": str(root),
@@ -73,9 +76,14 @@ def _held(broker: Broker, topic: TopicImage) -> list[int]:
     return [index for index, placed in enumerate(topic.partitions) if broker.node_id in placed.replicas]
 
 
-def _bodies(sizes: dict[int, int]) -> list[dict[str, Any]]:
+def _bodies(topic: str, sizes: dict[int, int], lags: dict[tuple[str, int], int]) -> list[dict[str, Any]]:
     return [
-        {"partition_index": index, "partition_size": size, "offset_lag": 0, "is_future_key": False}
+        {
+            "partition_index": index,
+            "partition_size": size,
+            "offset_lag": lags.get((topic, index), 0),
+            "is_future_key": False,
+        }
         for index, size in sizes.items()
     ]
 

@@ -19,6 +19,7 @@ from tidemill.server.requests.authorization import (
     for_each,
 )
 from tidemill.server.requests.call import Call
+from tidemill.share.letters import SHARE_PREFIX
 from tidemill.transactions.messages import NO_PRODUCER, InitResult, Producer
 from tidemill.wire.requests import ms
 
@@ -41,7 +42,7 @@ async def init_producer_id(broker: Broker, call: Call) -> dict[str, Any]:
     forbidden = _forbidden(broker, call)
     if forbidden is not None:
         result = InitResult(forbidden)
-    elif half_known:
+    elif half_known or _is_of_nodes(call):
         result = InitResult(ErrorCode.invalid_request)
     elif call.request.transactional_id is None:
         result = await _without_transactions(broker)
@@ -52,6 +53,11 @@ async def init_producer_id(broker: Broker, call: Call) -> dict[str, Any]:
         "producer_id": result.producer.id,
         "producer_epoch": result.producer.epoch,
     }
+
+
+def _is_of_nodes(call: Call) -> bool:
+    """Whether a client asks for a transactional id that nodes use for dead letters."""
+    return not call.between_nodes and (call.request.transactional_id or "").startswith(SHARE_PREFIX)
 
 
 def _forbidden(broker: Broker, call: Call) -> ErrorCode | None:

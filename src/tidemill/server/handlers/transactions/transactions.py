@@ -6,10 +6,10 @@ a producer. Until then no transactional id is known, which is what the other cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tidemill.coordination.turns import give_way, in_chunks, in_slices
+from tidemill.coordination.turns import distinct_in_slices, give_way, in_chunks, in_slices
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.groups.consumer.messages import Refused
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TransactionalCommitRequest
@@ -17,7 +17,7 @@ from tidemill.groups.patterns import matching_topics
 from tidemill.server.broker import Broker
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.transaction_entry import enter_transaction, unknown_id
-from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
+from tidemill.server.coordinators.transaction_partitions import MARKERS_MAX, LocalTransactionPartitions
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.handlers.groups.committed_offsets import commit_existing
 from tidemill.server.handlers.outcome import outcome
@@ -58,8 +58,10 @@ __all__ = (
     "write_txn_markers",
 )
 
+#: So many partitions of a marker are looked at without a break.
+_MARKED_AT_ONCE: Final = 1_000
 #: So many partitions are added without a break; one that is added and not written to does no harm.
-_ADDED_AT_ONCE_MAX: Final = 200
+_ADDED_AT_ONCE_MAX: Final = 100
 _FIRST_WITH_PRODUCER_FENCED: Final = 2
 _FIRST_ADD_OF_SEVERAL: Final = 4
 _FIRST_END_WITH_NEW_EPOCH: Final = 5
@@ -290,50 +292,68 @@ async def end_txn(broker: Broker, call: Call) -> dict[str, Any]:
 async def write_txn_markers(broker: Broker, call: Call) -> dict[str, Any]:
     """Write markers to partitions of this node, whatever a coordinator here knows of the transactions.
 
-    The markers of one partition are written together, and no pin takes a moment while it is done.
+    The markers of one partition are written together, and no pin takes a moment while it is done. A client
+    may abort what hangs. Only nodes commit: a client would commit a part of somebody's transaction.
     """
+    asked = await in_slices(
+        len(topic.partition_indexes) for each in call.request.markers for topic in each.topics
+    )
+    if sum(asked) > MARKERS_MAX:
+        # More than any coordinator sends.
+        return await _markers(call, lambda marker, partition: ErrorCode.invalid_request)
+    may_write = any(call.may(operation, CLUSTER, CLUSTER_NAME) for operation in (CLUSTER_ACTION, ALTER))
+
+    def is_forbidden(marker: Any) -> bool:
+        return not may_write or (marker.transaction_result and not call.between_nodes)
+
     wanted: dict[TopicPartition, list[TransactionEnd]] = {}
     for each in call.request.markers:
+        if is_forbidden(each):
+            continue
         marker = TransactionEnd(
             Producer(each.producer_id, each.producer_epoch), each.transaction_result, each.coordinator_epoch
         )
         for topic in each.topics:
-            for index in topic.partition_indexes:
-                wanted.setdefault((topic.name, index), []).append(marker)
-        await give_way()
-    may_write = (CLUSTER_ACTION, ALTER)
-    if any(call.may(operation, CLUSTER, CLUSTER_NAME) for operation in may_write):
-        codes = await _write_markers(broker, wanted)
-    else:
-        codes = dict.fromkeys(wanted, ErrorCode.cluster_authorization_failed)
-    return {"markers": await in_slices(_marker_body(each, codes) for each in call.request.markers)}
+            for some in in_chunks(topic.partition_indexes, _MARKED_AT_ONCE):
+                for index in some:
+                    wanted.setdefault((topic.name, index), []).append(marker)
+                await give_way()
+    codes = await _write_markers(broker, wanted) if wanted else {}
+
+    def code_of(marker: Any, partition: TopicPartition) -> ErrorCode:
+        return ErrorCode.cluster_authorization_failed if is_forbidden(marker) else codes[partition]
+
+    return await _markers(call, code_of)
 
 
-def _marker_body(marker: Any, codes: Mapping[TopicPartition, ErrorCode]) -> dict[str, Any]:
-    topics = [
-        {
-            "name": topic.name,
-            "partitions": [
-                {"partition_index": index, "error_code": codes[topic.name, index]}
+async def _markers(call: Call, code_of: Callable[[Any, TopicPartition], ErrorCode]) -> dict[str, Any]:
+    """The answer of WriteTxnMarkers; ``code_of`` gives what became of a marker of the request."""
+    markers = []
+    for marker in call.request.markers:
+        topics = []
+        for topic in marker.topics:
+            partitions = (
+                {"partition_index": index, "error_code": code_of(marker, (topic.name, index))}
                 for index in topic.partition_indexes
-            ],
-        }
-        for topic in marker.topics
-    ]
-    return {"producer_id": marker.producer_id, "topics": topics}
+            )
+            topics.append({"name": topic.name, "partitions": await in_slices(partitions)})
+        markers.append({"producer_id": marker.producer_id, "topics": topics})
+        await give_way()
+    return {"markers": markers}
 
 
 async def _write_markers(
     broker: Broker, wanted: Mapping[TopicPartition, list[TransactionEnd]]
 ) -> dict[TopicPartition, ErrorCode]:
     """What became of the markers of each partition."""
-    partitions = LocalTransactionPartitions(broker.find, broker.groups, broker.moments, broker.clock_ms)
+    partitions = LocalTransactionPartitions.of(broker)
     async with partitions.together(wanted):
         failures = await partitions.write_all(wanted)
     codes = dict.fromkeys(wanted, ErrorCode.none)
     for partition, error in failures.items():
         is_loading = error.code in _NOT_LOADED
         codes[partition] = ErrorCode.not_leader_or_follower if is_loading else error.code
+        await give_way()
     return codes
 
 
@@ -377,7 +397,7 @@ async def list_transactions(broker: Broker, call: Call) -> dict[str, Any]:
 @serves("DescribeTransactions", for_each(DESCRIBE, TRANSACTIONAL_ID), for_each(DESCRIBE, TOPIC))
 async def describe_transactions(broker: Broker, call: Call) -> dict[str, Any]:
     """Describe state, producer and partitions of transactional ids."""
-    named = tuple(dict.fromkeys(call.request.transactional_ids))
+    named = tuple(await distinct_in_slices(call.request.transactional_ids))
     ids = tuple(await call.allowed(DESCRIBE, TRANSACTIONAL_ID, named))
     if broker.coordinators.has_topic(TRANSACTIONS):
         found = await broker.transactions.describe_transactions(ids)

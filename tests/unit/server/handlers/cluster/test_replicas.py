@@ -1,4 +1,4 @@
-"""DescribeNodes, DescribeReplicas, ElectReplica and UnregisterBroker, alone and in a cluster."""
+"""DescribeNodes, DescribeReplicas, ElectReplica, SetNodeTags and UnregisterBroker, alone and in a cluster."""
 
 from __future__ import annotations
 
@@ -65,6 +65,32 @@ async def test_an_unclean_election_of_a_named_replica_is_the_controllers(broker:
     assert isinstance(command, ElectLeaders)
     assert (command.name, command.partitions, command.leader) == ("t", (5,), 2)
     assert command.who, "it says who has asked"
+
+
+async def test_a_node_is_tagged_by_the_controller_and_described_with_its_tags(
+    broker: Broker, ask: Ask
+) -> None:
+    await FakeCluster.around(broker, racks={2: None})
+    broker.propose = broker.controller.submit
+    answer = await ask(broker, "SetNodeTags", 0, node_id=2, tags=["PERMANENT_OFFLINE"] * 2)
+    assert (answer.error_code, answer.error_message) == (ErrorCode.none, None)
+    nodes = (await ask(broker, "DescribeNodes", 0)).nodes
+    assert {each.node_id: each.tags for each in nodes} == {1: (), 2: ("PERMANENT_OFFLINE",)}
+    await ask(broker, "SetNodeTags", 0, node_id=2, tags=[])
+    assert all(each.tags == () for each in (await ask(broker, "DescribeNodes", 0)).nodes)
+
+
+async def test_a_tag_that_means_nothing_and_a_node_that_is_alone_are_refused(
+    broker: Broker, ask: Ask
+) -> None:
+    unknown = await ask(broker, "SetNodeTags", 0, node_id=9, tags=[])
+    assert unknown.error_code == ErrorCode.broker_id_not_registered
+    alone = await ask(broker, "SetNodeTags", 0, node_id=1, tags=["PERMANENT_OFFLINE"])
+    assert alone.error_code == ErrorCode.invalid_request, "no topic could be created any more"
+    await FakeCluster.around(broker, racks={2: None})
+    answer = await ask(broker, "SetNodeTags", 0, node_id=2, tags=["OFFLINE"])
+    assert answer.error_code == ErrorCode.invalid_request
+    assert "'OFFLINE' is no tag of a node; there are PERMANENT_OFFLINE" in answer.error_message
 
 
 async def test_a_node_that_is_not_there_or_alone_cannot_be_removed(broker: Broker, ask: Ask) -> None:

@@ -101,9 +101,9 @@ async def follow(broker: Broker, cluster: FakeCluster, high_watermark: int | Non
 
 
 def answered(partition: Partition, high_watermark: int) -> None:
-    wanted = partition.fetch_position(1_000)
+    wanted = partition.as_follower.fetch_position(1_000)
     assert wanted is not None
-    partition.take_answer(wanted, FetchedPartition(partition.id, high_watermark, 0), 1_000)
+    partition.as_follower.take_answer(wanted, FetchedPartition(partition.id, high_watermark, 0), 1_000)
 
 
 @pytest.mark.parametrize("version", APIS_BY_NAME["Fetch"].versions)
@@ -125,15 +125,29 @@ async def test_a_follower_serves_what_is_committed(
     assert (named.preferred_read_replica, bool(named.records)) == (NOBODY, True)
 
 
+async def test_log_dirs_tell_how_many_committed_records_a_follower_lacks(
+    broker: Broker, cluster: FakeCluster, ask: Ask
+) -> None:
+    async def lags() -> list[int]:
+        answer = await ask(broker, "DescribeLogDirs", 4, topics=None)
+        return [each.offset_lag for topic in answer.results[0].topics for each in topic.partitions]
+
+    assert await lags() == [0], "the leader lacks nothing"
+    partition = await follow(broker, cluster, 9)
+    assert await lags() == [9 - partition.log_end_offset]
+    answered(partition, partition.log_end_offset)
+    assert await lags() == [9 - partition.log_end_offset], "an older high watermark tells nothing new"
+
+
 async def test_a_follower_that_has_not_heard_of_its_leader_serves_nobody(
     broker: Broker, cluster: FakeCluster, ask: Ask
 ) -> None:
     partition = await follow(broker, cluster, None)
     assert (await fetch(broker, ask, 16, 0)).error_code is ErrorCode.not_leader_or_follower
-    wanted = partition.fetch_position(1_000)
+    wanted = partition.as_follower.fetch_position(1_000)
     assert wanted is not None
     diverging = FetchedPartition(partition.id, 2, 0, diverging=Diverging(0, 1))
-    partition.take_answer(wanted, diverging, 1_000)
+    partition.as_follower.take_answer(wanted, diverging, 1_000)
     assert (await fetch(broker, ask, 16, 0)).error_code is ErrorCode.not_leader_or_follower
     answered(partition, 2)
     assert (await fetch(broker, ask, 16, 0)).error_code is ErrorCode.none
@@ -158,11 +172,11 @@ async def test_a_fetch_waits_at_a_follower_until_more_is_committed(
     assert partition.high_watermark == 2, "what this node knew to be committed stays so"
     waiting = asyncio.ensure_future(fetch(broker, ask, 12, 2, max_wait=60_000, min_bytes=1))
     await asyncio.sleep(0)
-    wanted = partition.fetch_position(1_000)
+    wanted = partition.as_follower.fetch_position(1_000)
     assert wanted is not None
     batch = bytearray(plain_batch("three"))
     batch[0:8] = (2).to_bytes(8, "big")
     batch[12:16] = (5).to_bytes(4, "big")
     news = FetchedPartition(partition.id, 3, 0, records=memoryview(bytes(batch)))
-    partition.take_answer(wanted, news, 1_000)
+    partition.as_follower.take_answer(wanted, news, 1_000)
     assert bool((await waiting).records)

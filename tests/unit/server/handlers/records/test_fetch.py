@@ -186,6 +186,17 @@ async def test_max_bytes_of_a_partition_is_its_own(node: Exchange) -> None:
     assert [len(values(partition)) for partition in parts(answer)] == [2, 0]
 
 
+async def test_partitions_that_take_long_to_read_are_read_in_several_turns(
+    node: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.write("t", "a")
+    monkeypatch.setattr("tidemill.coordination.turns.SLICE_SECONDS", 0.0)
+    answer = node.fetch(12, *(fetch_part("t") for _ in range(3)))
+    assert not answer.arrived, "the rest is left to later turns"
+    await node.settle()
+    assert [values(each) for each in parts(answer)] == [["a"]] * 3
+
+
 async def test_an_out_of_range_offset_is_told_also_when_there_is_no_room_left(node: Exchange) -> None:
     await node.write("t", "x" * 100)
     answer = node.fetch(11, fetch_part("t"), fetch_part("u", 7), max_bytes=1)

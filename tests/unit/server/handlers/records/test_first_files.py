@@ -10,8 +10,8 @@ import pytest
 from support.batches import plain_batch
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import ErrorCode, StorageError
-from tidemill.log.checkpoint import CheckpointFile
 from tidemill.log.creation import LogCreation
+from tidemill.log.notes.checkpoint import CheckpointFile
 from tidemill.server.broker import Broker
 from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
 from tidemill.server.handlers.records.produce import produce
@@ -78,7 +78,7 @@ async def test_files_that_cannot_be_made_refuse_the_batch(
 
 
 async def test_a_first_marker_finds_the_files_made(new: Broker, found_done: list[bool]) -> None:
-    partitions = LocalTransactionPartitions(new.find, new.groups, new.moments, new.clock_ms)
+    partitions = LocalTransactionPartitions.of(new)
     ends = [
         TransactionEnd(Producer(producer_id, 0), commit=True, coordinator_epoch=0) for producer_id in (1, 2)
     ]

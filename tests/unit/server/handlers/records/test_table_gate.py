@@ -13,6 +13,8 @@ import pytest
 from support.table_world import TableWorld, batch_of
 from tidemill.control.commands import RegisterNode
 from tidemill.errors import ErrorCode, ProtocolError
+from tidemill.records import batch as batches
+from tidemill.records.batch import restamp_max_timestamp
 from tidemill.records.record import Record, build_batch
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.handlers.records.batch_gate import CheckedBatches
@@ -354,6 +356,28 @@ async def test_a_batch_that_is_in_no_transaction_is_refused_as_such_before_its_r
     assert end(world) == 0
 
 
+# --- timestamps
+
+
+async def test_a_timestamp_from_the_future_is_refused_also_if_the_header_hides_it(
+    world: TableWorld, table: TableDefinition
+) -> None:
+    far = batch_of(GOOD, timestamp_ms=world.broker.clock_ms() + 10**12)
+    for batch in (far, bytes(restamp_max_timestamp(far, 5))):
+        result = await world.produce(table.name, 0, batch)
+        assert result.error_code == ErrorCode.invalid_timestamp
+        assert [each.batch_index for each in result.record_errors] == [0]
+    assert end(world) == 0
+
+
+async def test_a_wrong_largest_timestamp_is_put_right(world: TableWorld, table: TableDefinition) -> None:
+    result = await world.produce(table.name, 0, bytes(restamp_max_timestamp(batch_of(GOOD), 5)))
+    assert (result.error_code, result.base_offset) == (0, 0)
+    partition = world.broker.find.partition(world.broker.find.topic(table.name), 0)
+    stored = partition.read(0, 1_000, at_least_one=True)
+    assert batches.parse_header(stored).max_timestamp == 1_000
+
+
 # --- order
 
 
@@ -365,12 +389,12 @@ async def test_batches_for_one_bucket_keep_their_order_however_long_each_is_look
     seen: list[int] = []
 
     def slow_check(definition: Any, place: Any, index: int, records: bytes, limit: int) -> Any:
-        header, changes = check(definition, place, index, records, limit)
-        assert changes is not None
-        seen.append(len(changes.offsets))
-        if len(changes.offsets) == 1:
+        checked = check(definition, place, index, records, limit)
+        assert checked.changes is not None
+        seen.append(len(checked.changes.offsets))
+        if len(checked.changes.offsets) == 1:
             first_may_go_on.wait(60)
-        return header, changes
+        return checked
 
     monkeypatch.setattr(service, "_check", slow_check)
     first = asyncio.ensure_future(world.produce(table.name, 0, batch_of((b"1", b'{"id":1,"name":"a"}'))))

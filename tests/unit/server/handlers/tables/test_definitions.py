@@ -13,7 +13,7 @@ import pytest
 
 from support.table_world import START_MS, TableWorld
 from tidemill.errors import ErrorCode, TableCode
-from tidemill.log.inventory import INVENTORY_NAME
+from tidemill.log.notes.inventory import INVENTORY_NAME
 from tidemill.tables.definition import pack_schema, unpack_schema
 
 COLUMNS = pa.schema(

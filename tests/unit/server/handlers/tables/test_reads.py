@@ -12,7 +12,7 @@ import pytest
 
 from support.table_world import ManualClock, TableWorld, count_views, rows_of
 from tidemill.control.commands import BumpLeaderEpochs
-from tidemill.coordination.shares import Client
+from tidemill.coordination.fair_shares import Client
 from tidemill.errors import ErrorCode, TableCode, TableError
 from tidemill.server.broker import Broker
 from tidemill.tables.definition import TableDefinition

@@ -11,6 +11,8 @@ from uuid import uuid4
 
 import pytest
 
+from tidemill.config.broker_keys import BROKER_KEYS, FOLLOWER_RATE, LEADER_RATE
+from tidemill.config.group_keys import GROUP_KEYS
 from tidemill.config.kafka_names import BROKER_CONFIGS, BROKER_CONFIGS_OF_TOPICS
 from tidemill.config.settings import SETTINGS
 from tidemill.config.topic_keys import TOPIC_KEYS
@@ -116,9 +118,9 @@ async def test_describe_configs_of_the_node(make_broker: MakeBroker, ask: Ask, v
     assert result.error_code is ErrorCode.none
     shown = {each.name: each for each in result.configs}
     kafka = {each.name for each in BROKER_CONFIGS} | set(BROKER_CONFIGS_OF_TOPICS)
-    assert set(shown) == {info.name for info in SETTINGS} | {"topic.retention.ms"} | kafka
+    assert set(shown) == {info.name for info in SETTINGS} | {"topic.retention.ms"} | kafka | set(BROKER_KEYS)
     assert len(shown) == len(result.configs), "each name once"
-    assert all(each.read_only for each in result.configs)
+    assert {each.name for each in result.configs if not each.read_only} == set(BROKER_KEYS)
     flag = shown["auto_create_topics"]
     assert (flag.value, flag.config_source) == ("false", 4)
     assert [(each.value, each.source) for each in flag.synonyms] == [("false", 4), ("true", 5)]
@@ -171,7 +173,7 @@ async def test_configs_of_the_node_are_found_under_kafkas_names(
 
 
 @pytest.mark.parametrize("version", VERSIONS["DescribeConfigs"])
-async def test_configs_of_groups_are_the_nodes_and_there_are_no_client_metrics(
+async def test_configs_that_a_group_does_not_set_are_the_nodes_and_there_are_no_client_metrics(
     make_broker: MakeBroker, ask: Ask, version: int
 ) -> None:
     broker = await make_broker(group_consumer_session_timeout_ms=50_000)
@@ -182,26 +184,97 @@ async def test_configs_of_groups_are_the_nodes_and_there_are_no_client_metrics(
         resource(CLIENT_METRICS, ""),
     ]
     group, metrics, *nameless = (await ask(broker, "DescribeConfigs", version, resources=asked)).results
-    assert [(each.name, each.value, each.config_source) for each in group.configs] == [
-        ("consumer.heartbeat.interval.ms", "5000", 5),
-        ("consumer.session.timeout.ms", "50000", 4),
-    ]
+    shown = {each.name: (each.value, each.config_source) for each in group.configs}
+    assert set(shown) == set(GROUP_KEYS)
+    assert shown["consumer.heartbeat.interval.ms"] == ("5000", 5)
+    assert shown["consumer.session.timeout.ms"] == ("50000", 4)
+    assert shown["share.auto.offset.reset"] == ("latest", 5)
     assert (metrics.error_code, metrics.configs) == (ErrorCode.none, ())
     assert [each.error_code for each in nameless] == [ErrorCode.invalid_request] * 2
 
 
 @pytest.mark.parametrize("version", VERSIONS["IncrementalAlterConfigs"])
-async def test_groups_and_client_metrics_are_not_altered_and_it_says_why(
+async def test_client_metrics_are_not_altered_and_it_says_why(broker: Broker, ask: Ask, version: int) -> None:
+    resources = [altered(CLIENT_METRICS, "m", change("interval.ms", SET, "1000"))]
+    answer = await ask(broker, "IncrementalAlterConfigs", version, resources=resources, validate_only=False)
+    assert [each.error_code for each in answer.responses] == [ErrorCode.invalid_request]
+    assert "takes no metrics from clients" in answer.responses[0].error_message
+
+
+@pytest.mark.parametrize("version", VERSIONS["IncrementalAlterConfigs"])
+async def test_configs_of_a_group_are_changed_shown_listed_and_in_force(
     broker: Broker, ask: Ask, version: int
 ) -> None:
-    resources = [
-        altered(GROUP, "g", change("consumer.session.timeout.ms", SET, "1")),
-        altered(CLIENT_METRICS, "m", change("interval.ms", SET, "1000")),
+    async def alter(*changes: dict[str, Any]) -> None:
+        asked = [altered(GROUP, "g/1", *changes)]
+        answer = await ask(broker, "IncrementalAlterConfigs", version, resources=asked, validate_only=False)
+        assert answer.responses[0].error_code is ErrorCode.none, answer
+
+    await alter(
+        change("share.auto.offset.reset", SET, "by_duration:PT1H"),
+        change("share.delivery.count.limit", SET, "3"),
+        change("tidemill.share.order", SET, "key"),
+    )
+    config = broker.group_config("g/1")
+    assert (config.share_reset_duration_ms, config.share_delivery_count_limit, config.order) == (
+        3_600_000,
+        3,
+        "key",
+    )
+    assert broker.group_config("other").share_delivery_count_limit == 5
+    await alter(change("share.delivery.count.limit", DELETE), change("tidemill.share.order", SET, "none"))
+    assert broker.group_config("g/1").share_delivery_count_limit == 5
+    asked = [resource(GROUP, "g/1", ["share.auto.offset.reset", "share.delivery.count.limit"])]
+    (result,) = (await ask(broker, "DescribeConfigs", 4, resources=asked)).results
+    assert [(each.value, each.config_source, each.read_only) for each in result.configs] == [
+        ("by_duration:PT1H", 8, False),
+        ("5", 5, False),
     ]
-    answer = await ask(broker, "IncrementalAlterConfigs", version, resources=resources, validate_only=False)
-    assert [each.error_code for each in answer.responses] == [ErrorCode.invalid_request] * 2
-    assert "group_consumer_session_timeout_ms" in answer.responses[0].error_message
-    assert "takes no metrics from clients" in answer.responses[1].error_message
+    listed = await ask(broker, "ListConfigResources", 1, resource_types=[GROUP])
+    assert [each.resource_name for each in listed.config_resources] == ["g/1"]
+    replaced = await ask(broker, "AlterConfigs", 2, resources=[altered(GROUP, "g/1")], validate_only=False)
+    assert replaced.responses[0].error_code is ErrorCode.none
+    assert "g/1" not in broker.image.group_configs
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("share.delivery.count.limit", "11", "from 2 to 10"),
+        ("share.record.lock.duration.ms", "14999", "from 15000 to 60000"),
+        ("share.auto.offset.reset", "by_duration:1h", "by_duration:PT1H"),
+        ("share.auto.offset.reset", "none", "latest, earliest"),
+        ("share.heartbeat.interval.ms", "45000", "share.session.timeout.ms (45000)"),
+        ("consumer.session.timeout.ms", "5000", "consumer.heartbeat.interval.ms (5000)"),
+        ("tidemill.share.ordr", "key", "did you mean tidemill.share.order"),
+        ("tidemill.share.retry.backoff.ms", "600001", "tidemill.share.retry.backoff.max.ms"),
+        ("errors.deadletterqueue.topic.name", "__consumer_offsets", "does not write itself"),
+        ("errors.deadletterqueue.topic.name", "a b", "the name of a topic"),
+    ],
+)
+async def test_a_config_of_a_group_that_makes_no_sense_is_refused_and_it_says_why(
+    broker: Broker, ask: Ask, name: str, value: str, said: str
+) -> None:
+    asked = [altered(GROUP, "g", change(name, SET, value))]
+    answer = await ask(broker, "IncrementalAlterConfigs", 1, resources=asked, validate_only=False)
+    assert answer.responses[0].error_code is ErrorCode.invalid_config
+    assert said in answer.responses[0].error_message
+    assert not broker.image.group_configs
+
+
+async def test_configs_of_a_group_need_a_name_and_are_only_checked_if_the_client_says_so(
+    broker: Broker, ask: Ask
+) -> None:
+    limit = change("share.delivery.count.limit", SET, "3")
+    answer = await ask(
+        broker,
+        "IncrementalAlterConfigs",
+        1,
+        resources=[altered(GROUP, "", limit), altered(GROUP, "g", limit)],
+        validate_only=True,
+    )
+    assert [each.error_code for each in answer.responses] == [ErrorCode.invalid_request, ErrorCode.none]
+    assert not broker.image.group_configs
 
 
 async def test_a_resource_named_twice_is_not_described(broker: Broker, ask: Ask) -> None:
@@ -314,7 +387,7 @@ async def test_alter_configs_refuses_bad_resources_and_changes_the_others(
         ErrorCode.unknown_topic_or_partition,
         ErrorCode.invalid_request,
         ErrorCode.invalid_request,
-        ErrorCode.invalid_request,
+        ErrorCode.invalid_config,
         ErrorCode.none,
     ]
     assert "tidemill.toml" in answer.responses[4].error_message
@@ -399,7 +472,7 @@ async def test_incremental_alter_configs_changes_single_configs(
         (altered(TOPIC, "missing", change("retention.ms", SET, "7")), ErrorCode.unknown_topic_or_partition),
         (altered(BROKER, "1", change("max_connections", SET, "7")), ErrorCode.invalid_request),
         (altered(BROKER, "", change("max_connections", SET, "7")), ErrorCode.invalid_request),
-        (altered(GROUP, "g", change("x", SET, "7")), ErrorCode.invalid_request),
+        (altered(GROUP, "g", change("x", SET, "7")), ErrorCode.invalid_config),
         (altered(99, "g", change("x", SET, "7")), ErrorCode.invalid_request),
     ],
 )
@@ -459,6 +532,88 @@ async def test_a_changed_config_reaches_an_open_partition(broker: Broker, ask: A
     resources = [altered(TOPIC, "a", change("retention.ms", SET, "7"))]
     await ask(broker, "IncrementalAlterConfigs", 1, resources=resources)
     assert partition.config.retention_ms == 7
+
+
+# --- dynamic configs of nodes
+
+
+async def rates(broker: Broker, ask: Ask, name: str) -> dict[str, tuple[str, int]]:
+    asked = [resource(BROKER, name, [LEADER_RATE, FOLLOWER_RATE])]
+    (result,) = (await ask(broker, "DescribeConfigs", 4, resources=asked)).results
+    assert result.error_code is ErrorCode.none
+    assert not any(each.read_only for each in result.configs)
+    return {each.name: (each.value, each.config_source) for each in result.configs}
+
+
+@pytest.mark.parametrize("version", VERSIONS["IncrementalAlterConfigs"])
+async def test_rates_of_the_throttle_are_set_for_a_node_or_for_all_and_removed(
+    make_broker: MakeBroker, ask: Ask, version: int
+) -> None:
+    broker = await make_broker(move_bytes_per_second=77)
+    unlimited = (str(2**63 - 1), 5)
+
+    async def alter(*resources: dict[str, Any], only_try: bool = False) -> None:
+        answer = await ask(
+            broker, "IncrementalAlterConfigs", version, resources=resources, validate_only=only_try
+        )
+        assert {each.error_code for each in answer.responses} == {ErrorCode.none}, answer
+
+    assert await rates(broker, ask, "1") == {LEADER_RATE: ("77", 4), FOLLOWER_RATE: unlimited}
+    assert await rates(broker, ask, "") == {}
+    await alter(altered(BROKER, "1", change(LEADER_RATE, SET, "500")), only_try=True)
+    assert broker.image.node_configs == {}
+    await alter(
+        altered(BROKER, "1", change(LEADER_RATE, SET, "500")),
+        altered(BROKER, "", change(LEADER_RATE, SET, "400"), change(FOLLOWER_RATE, SET, "300")),
+    )
+    assert await rates(broker, ask, "1") == {LEADER_RATE: ("500", 2), FOLLOWER_RATE: ("300", 3)}
+    assert await rates(broker, ask, "") == {LEADER_RATE: ("400", 3), FOLLOWER_RATE: ("300", 3)}
+    asked = [resource(BROKER, "1", [LEADER_RATE])]
+    (result,) = (await ask(broker, "DescribeConfigs", 4, resources=asked, include_synonyms=True)).results
+    assert [(each.name, each.value, each.source) for each in result.configs[0].synonyms] == [
+        (LEADER_RATE, "500", 2),
+        (LEADER_RATE, "400", 3),
+        ("move_bytes_per_second", "77", 4),
+        (LEADER_RATE, unlimited[0], 5),
+    ]
+    # What kafka-reassign-partitions --verify removes from every node.
+    of_log_dirs = "replica.alter.log.dirs.io.max.bytes.per.second"
+    names = (LEADER_RATE, FOLLOWER_RATE, of_log_dirs)
+    await alter(*(altered(BROKER, node, *(change(name, DELETE) for name in names)) for node in ("1", "")))
+    assert await rates(broker, ask, "1") == {LEADER_RATE: ("77", 4), FOLLOWER_RATE: unlimited}
+    assert broker.image.node_configs == {}
+
+
+async def test_rates_of_the_throttle_are_replaced_as_a_whole(broker: Broker, ask: Ask) -> None:
+    for value in ("500", None):
+        configs = [] if value is None else [{"name": LEADER_RATE, "value": value}]
+        replaced = [altered(BROKER, "1", *configs)]
+        answer = await ask(broker, "AlterConfigs", 2, resources=replaced, validate_only=False)
+        assert answer.responses[0].error_code is ErrorCode.none
+        assert broker.image.node_configs == ({} if value is None else {1: {LEADER_RATE: value}})
+
+
+@pytest.mark.parametrize(
+    ("node", "changed", "code", "said"),
+    [
+        ("1", change(LEADER_RATE, SET, "0"), ErrorCode.invalid_config, "of at least 1"),
+        ("", change(FOLLOWER_RATE, SET, "-1"), ErrorCode.invalid_config, "of at least 1"),
+        ("1", change(LEADER_RATE, SET, "fast"), ErrorCode.invalid_config, "a 64-bit integer"),
+        ("1", change(LEADER_RATE, APPEND, "1"), ErrorCode.invalid_config, "not a list"),
+        ("1", change("num.partitions", SET, "1"), ErrorCode.invalid_request, "tidemill.toml"),
+        ("1", change("replication.rate", SET, "1"), ErrorCode.invalid_request, "'replication.rate'"),
+        ("", change("num.partitions", DELETE), ErrorCode.invalid_request, LEADER_RATE),
+        ("9", change(LEADER_RATE, SET, "1"), ErrorCode.broker_id_not_registered, "no node 9"),
+        ("one", change(LEADER_RATE, SET, "1"), ErrorCode.invalid_request, "by its number"),
+    ],
+)
+async def test_other_configs_of_nodes_and_bad_rates_are_refused(
+    broker: Broker, ask: Ask, node: str, changed: dict[str, Any], code: ErrorCode, said: str
+) -> None:
+    answer = await ask(broker, "IncrementalAlterConfigs", 1, resources=[altered(BROKER, node, changed)])
+    assert answer.responses[0].error_code is code
+    assert said in answer.responses[0].error_message
+    assert broker.image.node_configs == {}
 
 
 # --- DescribeLogDirs

@@ -332,6 +332,43 @@ async def test_an_operator_can_end_what_hangs(
     assert answer.markers[0].topics[0].partitions[0].error_code is ErrorCode.invalid_producer_epoch
 
 
+@versions("WriteTxnMarkers")
+async def test_a_client_cannot_commit_what_hangs(
+    broker: Broker, ask: Ask, producer: tuple[int, int], version: int
+) -> None:
+    await add(broker, ask, producer)
+    write(broker, producer)
+    abort = {
+        "producer_id": producer[0],
+        "producer_epoch": producer[1],
+        "transaction_result": False,
+        "topics": [{"name": "t", "partition_indexes": [0]}],
+        "coordinator_epoch": 0,
+    }
+    commit = {**abort, "transaction_result": True}
+    answer = await ask(broker, "WriteTxnMarkers", version, markers=[commit])
+    (refused,) = answer.markers[0].topics[0].partitions
+    assert refused.error_code is ErrorCode.cluster_authorization_failed
+    partition = broker.find.partition(broker.find.topic("t"), 0)
+    assert (partition.last_stable_offset, partition.log_end_offset) == (0, 1), "it is still open"
+    answer = await ask(broker, "WriteTxnMarkers", version, markers=[commit, abort])
+    codes = [each.topics[0].partitions[0].error_code for each in answer.markers]
+    assert codes == [ErrorCode.cluster_authorization_failed, NONE], "each marker has its own answer"
+    assert partition.last_stable_offset == partition.high_watermark == 2
+
+
+async def test_more_markers_than_a_coordinator_sends_are_refused(
+    broker: Broker, ask: Ask, producer: tuple[int, int]
+) -> None:
+    marker = {"transaction_result": False, "coordinator_epoch": 0}
+    marker |= dict(zip(("producer_id", "producer_epoch"), producer, strict=True))
+    topics = [{"name": "t", "partition_indexes": [0] * 20_001}]
+    answer = await ask(broker, "WriteTxnMarkers", 1, markers=[{**marker, "topics": topics}])
+    codes = {each.error_code for each in answer.markers[0].topics[0].partitions}
+    assert codes == {ErrorCode.invalid_request}
+    assert broker.find.partition(broker.find.topic("t"), 0).high_watermark == 0
+
+
 async def describe(broker: Broker, ask: Ask, transactional_id: str = "x") -> Any:
     answer = await ask(broker, "DescribeTransactions", 0, transactional_ids=[transactional_id])
     (described,) = answer.transaction_states

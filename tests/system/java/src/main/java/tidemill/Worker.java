@@ -38,6 +38,8 @@ public final class Worker {
                         new Groups(clients),
                         new Administration(clients),
                         new Transactions(clients),
+                        new ShareGroups(clients),
+                        new Exchange(clients),
                         new WordCount(clients));
         BufferedReader calls = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = calls.readLine(); line != null; line = calls.readLine()) {

@@ -1,0 +1,283 @@
+"""``tidemill cursor list | describe | lag | reset | pause | resume | delete | replay``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tidemill.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from tidemill.client.cluster import Cluster
+    from tidemill.client.cursors.admin import CursorInfo
+    from tidemill.client.cursors.lag import Lag
+
+__all__ = ("register",)
+
+NameArgument = Annotated[str, typer.Argument(metavar="CURSOR", help="The name of the cursor.")]
+TopicOption = Annotated[
+    str | None, typer.Option("--topic", metavar="TOPIC", help="Only cursors over this topic or table.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Also while a process owns it; its next commit is refused.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    command(app, "list")(list_cursors)
+    command(app, "describe")(describe)
+    command(app, "lag")(lag)
+    command(app, "reset")(reset)
+    command(app, "pause")(pause)
+    command(app, "resume")(resume)
+    command(app, "delete")(delete)
+    command(app, "replay")(replay)
+
+
+def list_cursors(session: Session, topic: TopicOption = None) -> None:
+    """List the cursors that the cluster keeps."""
+    from tidemill.cli.output import Table, show
+    from tidemill.client.cursors import admin
+
+    found = session.run(lambda cluster: admin.list_cursors(cluster, topic))
+    rows = [(each.name, each.region, _state(each), len(each.partitions)) for each in found]
+    show(session, [_value(each) for each in found], Table(("cursor", "region", "state", "partitions"), rows))
+
+
+def describe(session: Session, name: NameArgument) -> None:
+    """Show a cursor: its region, its owner, and where it stands in each partition."""
+    from tidemill.cli.output import Table, show, write_line
+    from tidemill.client.cursors import admin
+
+    async def ask(cluster: Cluster) -> tuple[CursorInfo, Lag]:
+        info = await admin.describe_cursor(cluster, name)
+        return info, await admin.cursor_lag(cluster, info)
+
+    info, behind = session.run(ask)
+    rows = [
+        (
+            each.partition,
+            each.position.offset,
+            "yes" if each.position.started else "no",
+            len(each.finished),
+            behind.partitions[each.partition].records,
+            each.epoch,
+            each.owner if each.alive else "",
+        )
+        for each in info.partitions
+    ]
+    kept = _HOMES[info.home.name]
+    title = f"cursor {info.name} over {info.region}: {_state(info)}; its position is kept {kept}"
+    columns = ("partition", "position", "started", "finished ahead", "lag", "epoch", "owner")
+    show(session, _value(info, behind), Table(columns, rows, title=title))
+    if not session.as_json:
+        for number, each in behind.partitions.items():
+            if each.problem is not None:
+                write_line(f"partition {number}: {each.problem}")
+
+
+def lag(session: Session, topic: TopicOption = None) -> None:
+    """Show how far each cursor is behind, in records and in seconds."""
+    from tidemill.cli.output import Table, show
+    from tidemill.client.cursors import admin
+
+    async def ask(cluster: Cluster) -> list[tuple[CursorInfo, Lag]]:
+        return [
+            (info, await admin.cursor_lag(cluster, info)) for info in await admin.list_cursors(cluster, topic)
+        ]
+
+    found = session.run(ask)
+    rows = [
+        (info.name, info.topic, behind.records, f"{behind.seconds:.1f}", _state(info, behind))
+        for info, behind in found
+    ]
+    show(
+        session,
+        [_value(info, behind) for info, behind in found],
+        Table(("cursor", "topic", "records", "seconds", "state"), rows),
+    )
+
+
+def reset(
+    session: Session,
+    name: NameArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="earliest, latest, an offset, a time like 2026-01-31T12:00, or an age like '-10 minutes'.",
+        ),
+    ],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", metavar="P", help="Only this partition; repeatable.")
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
+    ] = False,
+    force: ForceOption = False,
+) -> None:
+    """Set the position of a cursor, so that it reads again or skips."""
+    from tidemill.cli.output import Table, show, write_line
+    from tidemill.client.cursors import admin
+
+    async def ask(cluster: Cluster) -> tuple[CursorInfo, dict[int, Any]]:
+        info = await admin.describe_cursor(cluster, name)
+        after = await admin.plan_reset(cluster, info, to, partition)
+        if execute:
+            await admin.reset_cursor(cluster, name, after, force=force)
+        return info, after
+
+    info, after = session.run(ask)
+    before = info.positions
+    value = {
+        "cursor": name,
+        "executed": execute,
+        "partitions": [
+            {"partition": each, "from": before[each].offset, "to": after[each].offset}
+            for each in sorted(after)
+        ],
+    }
+    rows = [(each, before[each].offset, after[each].offset) for each in sorted(after)]
+    show(session, value, Table(("partition", "from", "to"), rows))
+    if not session.as_json and not execute:
+        write_line("nothing was changed; add --execute to do it")
+
+
+def pause(session: Session, name: NameArgument) -> None:
+    """Have a cursor deliver nothing until it is resumed."""
+    _set_paused(session, name, paused=True)
+
+
+def resume(session: Session, name: NameArgument) -> None:
+    """Let a paused cursor go on."""
+    _set_paused(session, name, paused=False)
+
+
+def _set_paused(session: Session, name: str, *, paused: bool) -> None:
+    from tidemill.client.cursors import admin
+
+    session.run(lambda cluster: admin.pause_cursor(cluster, name, paused=paused))
+    _tell(
+        session, f"cursor {name} is {'paused' if paused else 'resumed'}", {"cursor": name, "paused": paused}
+    )
+
+
+def delete(session: Session, name: NameArgument, force: ForceOption = False) -> None:
+    """Delete a cursor and its position. Opened again, it begins anew.
+
+    A position in a file or in a database stays: the cluster only forgets that there is one.
+    """
+    from tidemill.client.cursors import admin
+
+    async def ask(cluster: Cluster) -> CursorInfo:
+        info = await admin.describe_cursor(cluster, name)
+        await admin.delete_cursor(cluster, name, force=force)
+        return info
+
+    info = session.run(ask)
+    told = f"deleted cursor {name}"
+    if not info.is_position_kept:
+        told = f"the cluster has forgotten cursor {name}; its position stays {_HOMES[info.home.name]}"
+    _tell(session, told, {"cursor": name, "deleted": True})
+
+
+def replay(
+    session: Session,
+    name: Annotated[str, typer.Argument(metavar="WORKER", help="The name of the worker that parked them.")],
+    letters: Annotated[
+        str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic that has the records.")
+    ],
+    execute: Annotated[
+        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
+    ] = False,
+) -> None:
+    """Send the records that an ordered worker has parked back to their topics, each once."""
+    from tidemill.cli.output import Table, show, write_line
+    from tidemill.client.cursors.replay import replay as send_back
+
+    found = session.run(lambda cluster: send_back(cluster, name, letters, execute=execute))
+    value = {
+        "worker": name,
+        "executed": execute,
+        "records": found.records,
+        "doubles": found.doubles,
+        "topics": found.topics,
+        "without_contents": found.without_contents,
+    }
+    show(session, value, Table(("topic", "records"), sorted(found.topics.items())))
+    if session.as_json:
+        return
+    if found.doubles:
+        write_line(f"{found.doubles} letters are of records that were parked twice; they are left out")
+    if found.without_contents:
+        write_line(
+            f"{found.without_contents} records were too large to be parked whole, and are not sent back: the "
+            "headers __dlq.errors.topic, .partition and .offset of their letters say where they are. Read "
+            "them there (tidemill topic consume), and produce them again if they are to be handled"
+        )
+    if not found.records:
+        write_line(f"worker {name} has parked no records in {letters} that were not sent back already")
+    elif not execute:
+        write_line("nothing was sent; add --execute to do it. All readers of the topic see the records again")
+
+
+def _tell(session: Session, text: str, value: dict[str, Any]) -> None:
+    from tidemill.cli.output import write_json, write_line
+
+    if session.as_json:
+        write_json(value)
+    else:
+        write_line(text)
+
+
+_HOMES: Final = {
+    "CLUSTER": "by the cluster",
+    "TRANSACTIONS": "in its transactions",
+    "FILE": "in a file",
+    "DATABASE": "in a database",
+    "UNKNOWN": "by the cluster or in its transactions",
+}
+
+
+def _state(info: CursorInfo, behind: Lag | None = None) -> str:
+    state = "owned" if info.owners else "idle"
+    if info.paused:
+        state = f"paused, {state}"
+    has_problem = behind is not None and any(each.problem for each in behind.partitions.values())
+    return f"{state}, cannot go on (see describe)" if has_problem else state
+
+
+def _value(info: CursorInfo, behind: Lag | None = None) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "cursor": info.name,
+        "topic": info.topic,
+        "region": info.region,
+        "kept_in": info.home.name.lower(),
+        "paused": info.paused,
+        "owners": info.owners,
+        "created_ms": info.created_ms,
+        "committed_ms": info.committed_ms,
+        "partitions": [
+            {
+                "partition": each.partition,
+                "offset": each.position.offset,
+                "leader_epoch": each.position.leader_epoch,
+                "started": each.position.started,
+                "finished": list(each.finished),
+                "epoch": each.epoch,
+                "owner": each.owner,
+                "alive": each.alive,
+                "committed_ms": each.committed_ms,
+            }
+            for each in info.partitions
+        ],
+    }
+    if behind is not None:
+        value |= {"lag_records": behind.records, "lag_seconds": behind.seconds}
+        for each in value["partitions"]:
+            found = behind.partitions[each["partition"]]
+            each |= {"lag_records": found.records, "lag_seconds": found.seconds, "problem": found.problem}
+    return value

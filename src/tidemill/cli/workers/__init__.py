@@ -1,0 +1,1 @@
+"""``tidemill worker``: running workers that are defined in a module."""

@@ -1,0 +1,1 @@
+"""Where the positions of cursors are kept: in memory, the cluster, a file, a database, or a transaction."""

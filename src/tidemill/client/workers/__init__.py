@@ -1,0 +1,1 @@
+"""Workers: handlers that are run for every record of a topic."""

@@ -1,0 +1,1 @@
+"""Cursors: regions, positions and checkpoints, and the coordinator that keeps those of a cluster."""

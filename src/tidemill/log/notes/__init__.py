@@ -1,0 +1,1 @@
+"""Small files beside the segments, each written whole, with a checksum."""

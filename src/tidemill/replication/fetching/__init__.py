@@ -1,0 +1,1 @@
+"""Replication between nodes: followers fetch, their leader answers them."""

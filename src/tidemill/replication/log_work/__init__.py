@@ -1,0 +1,1 @@
+"""What runs beside reads and appends, in threads: flushes, compaction, and the search for damage."""

@@ -1,0 +1,1 @@
+"""Share groups on the nodes that lead their partitions: the shells of share partitions, and sessions."""
