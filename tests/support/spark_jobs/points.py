@@ -52,7 +52,9 @@ class Points:
         file = self.directory / "notes"
         if not file.exists():
             return []
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        # The other process may be in the middle of a line: a write that crosses a page shows up in two pieces.
+        whole, _, _unfinished = file.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     # --- the side of the process under test
 

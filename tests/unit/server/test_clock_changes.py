@@ -62,7 +62,7 @@ async def test_a_pin_lives_as_long_as_it_is_used_whatever_the_clock_does(
     world: TableWorld, table: TableDefinition, clock: ManualClock, steady: ManualClock, jump_ms: int
 ) -> None:
     pin = await world.done(
-        "PinTable", table_id=table.table_id, min_offsets=(), max_wait_ms=0, idle_ms=HOUR_MS
+        "PinTable", table_id=table.table_id, min_offsets=(), max_wait_ms=60_000, idle_ms=HOUR_MS
     )
     clock.advance(jump_ms)
     steady.advance(HOUR_MS - 1)

@@ -108,7 +108,7 @@ def _log(broker: Broker, table: TableDefinition, bucket: int) -> Any:
 
 
 async def pinned_ids(world: TableWorld, table: TableDefinition) -> list[int]:
-    pin = await world.done("PinTable", table_id=table.table_id, min_offsets=(), max_wait_ms=0, idle_ms=0)
+    pin = await world.done("PinTable", table_id=table.table_id, min_offsets=(), max_wait_ms=60_000, idle_ms=0)
     found = [
         row["id"]
         for bucket in (0, 1)
