@@ -35,6 +35,16 @@ def run(db: tidemill.Tidemill, choice: Choice, **options: bool) -> Redriven:
     return asyncio.run(work())
 
 
+def take(share: tidemill.Share, count: int) -> list[tidemill.ShareRecord]:
+    """The next ``count`` records, and whatever comes with the last of them."""
+    found: list[tidemill.ShareRecord] = []
+    while len(found) < count:
+        more = share.poll(timeout=60)
+        assert more, f"{len(found)} of {count} records came"
+        found += more
+    return found
+
+
 def kill_all(db: tidemill.Tidemill, *reasons: str) -> None:
     """Have a group reject a record for each reason, and wait for the letters."""
     db.produce_many("outbox", [(f"k{number}", why) for number, why in enumerate(reasons)])
@@ -56,7 +66,7 @@ def test_letters_are_chosen_sent_back_once_and_name_their_group(db: tidemill.Tid
     some = run(db, Choice("emails", reason="address"))
     assert (some.sent, some.kept) == ({"outbox": 2}, 1)
     with db.share("emails", "outbox") as share:
-        back = sorted(share.poll(timeout=10) + share.poll(timeout=1), key=lambda record: record.key or b"")
+        back = sorted(take(share, 2), key=lambda record: record.key or b"")
         assert [(record.key, record.text()) for record in back] == [
             (b"k0", "no such address"),
             (b"k2", "no such address"),
@@ -93,7 +103,7 @@ def test_redrives_that_run_side_by_side_send_each_letter_once(db: tidemill.Tidem
 
     assert sum(done.sent["outbox"] for done in asyncio.run(work())) == 40
     with db.share("readers", "outbox", read_committed=True) as share:
-        seen = [record.text() for record in share.poll(timeout=10) + share.poll(timeout=1)]
+        seen = [record.text() for record in take(share, 80)]
         assert sorted(map(int, seen)) == sorted([*range(40), *range(40)])
 
 
@@ -126,7 +136,7 @@ def test_a_redrive_that_dies_before_its_commit_is_done_once_by_the_next(
     assert sent == 2
     assert run(db, Choice("emails")).sent == {}
     with db.share("readers", "outbox", read_committed=True) as share:
-        seen = share.poll(timeout=10) + share.poll(timeout=1)
+        seen = take(share, 4)
         assert len(seen) == 4, "the two that died, and each of them again"
 
 

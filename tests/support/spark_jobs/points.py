@@ -52,7 +52,7 @@ class Points:
         file = self.directory / "notes"
         if not file.exists():
             return []
-        # The other process may be in the middle of a line: a write that crosses a page shows up in two pieces.
+        # The other process may be in the middle of a line: a write across a page comes in two pieces.
         whole, _, _unfinished = file.read_text().rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 

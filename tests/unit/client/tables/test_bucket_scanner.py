@@ -495,7 +495,7 @@ async def test_closing_while_the_open_waits_for_a_place_does_not_wait_for_it(
     caller = asyncio.ensure_future(scanner.next_batch())
     await settle()
     caller.cancel()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await scanner.close()
     count = len(node.calls)
     await settle()

@@ -88,7 +88,9 @@ async def test_a_range_is_split_in_answers_of_some_pieces(world: TableWorld, tab
 
 
 async def test_a_pin_is_split_as_it_was(world: TableWorld, table: TableDefinition) -> None:
-    pinned = await world.done("PinTable", table_id=table.table_id, min_offsets=(), max_wait_ms=60_000, idle_ms=0)
+    pinned = await world.done(
+        "PinTable", table_id=table.table_id, min_offsets=(), max_wait_ms=60_000, idle_ms=0
+    )
     await world.delete(table, list(range(0, COUNT, 2)))
     now = await split(world, table, max_rows=40)
     then = await split(world, table, max_rows=40, pin_id=pinned.pin_id)
