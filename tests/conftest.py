@@ -54,5 +54,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             assert item.path.name in _ON_SPARK, (
                 f"{item.path.name} uses the Spark session: name it in _ON_SPARK"
             )
-            # The first of them starts Spark.
-            item.add_marker(pytest.mark.timeout(300))

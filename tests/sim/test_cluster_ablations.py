@@ -96,8 +96,6 @@ from unit.replication import test_replica_rules
 from unit.replication.test_replica_rules import NOW, A, B, Cluster
 from unit.server.handlers.cluster import test_elections
 
-pytestmark = pytest.mark.timeout(600)
-
 Patches = list[tuple[object, str, object]]
 
 

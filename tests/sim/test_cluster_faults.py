@@ -68,7 +68,6 @@ def run_story(seed: int, kind: str | None = None) -> ClusterStory:
     return run_virtual(tell, seed=seed)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
 def test_no_fault_loses_doubles_or_reorders_anything(first: int) -> None:
     told: Counter[str] = Counter()

@@ -15,8 +15,6 @@ from sim.test_compaction_faults import CompactedStory
 from sim.test_log_faults import Story as LogStory
 from sim.test_node_faults import Story, run_story
 
-pytestmark = pytest.mark.timeout(600)
-
 TESTS = Path(__file__).parent.parent
 SEEDS = 3
 CLUSTER_SEEDS = (0, 1, 2, 4)

@@ -11,7 +11,7 @@ from typing import Any
 
 from support.links import Way
 from support.processes import ClientFailed, ClientProcess
-from support.real_cluster import ETCD, SESSION_TIMEOUT_MS, RealCluster, RealNode
+from support.real_cluster import ETCD, SHORT_SESSION_TIMEOUT_MS, RealCluster, RealNode
 from support.real_tables import TableLoad
 
 __all__ = ("PARTITIONS", "Campaign", "Loads")
@@ -20,7 +20,7 @@ PARTITIONS = 3
 #: Acknowledgements, and transactions, that each load gets in every state.
 _ACKS = 5
 #: A node that hangs or is cut off comes back when another has been elected in its place.
-_LONGER_THAN_A_SESSION_SECONDS = SESSION_TIMEOUT_MS / 1000 + 1
+_LONGER_THAN_A_SESSION_SECONDS = SHORT_SESSION_TIMEOUT_MS / 1000 + 1
 
 
 class Loads:
@@ -86,9 +86,9 @@ class Loads:
 
     def stop(self) -> dict[str, Any]:
         """End them all; what became of each of the plain ones, and of the last of the transactions."""
-        outcome: dict[str, Any] = self._plain.call("stop_load", deadline_seconds=180)
+        outcome: dict[str, Any] = self._plain.call("stop_load", deadline_seconds=400)
         try:
-            (outcome["txn"],) = self._transactions.call("stop_load", deadline_seconds=180).values()
+            (outcome["txn"],) = self._transactions.call("stop_load", deadline_seconds=400).values()
         except ClientFailed as error:
             if "txn_req_cnt" not in str(error):
                 raise
@@ -164,7 +164,7 @@ class Campaign:
         self._some_time()
         self._cluster.etcd.kill()
         load.wait_for_acks()
-        time.sleep(self._rng.uniform(0, 2 * SESSION_TIMEOUT_MS / 1000))
+        time.sleep(self._rng.uniform(0, 2 * SHORT_SESSION_TIMEOUT_MS / 1000))
         self._cluster.etcd.restart()
 
     def cut_link(self, node: RealNode, load: Loads) -> None:

@@ -147,7 +147,7 @@ class EtcdServer:
         """Return when the lease has expired."""
         async with grpc.aio.insecure_channel(self.endpoints) as channel:
             request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while (await rpc.LeaseStub(channel).LeaseTimeToLive(request)).TTL != -1:  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)  # only asking shows it
 
@@ -188,12 +188,12 @@ class EtcdServer:
                 raise RuntimeError(f"etcd ended\n{self.log_text()}")
             url = f"{'https' if self.tls else 'http'}://{self.endpoints}/health"
             try:
-                with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+                with urllib.request.urlopen(url, timeout=120, context=context) as answer:
                     return bool(json.load(answer)["health"] == "true")
             except OSError:
                 return False
 
-        wait_until(is_healthy, "etcd is healthy", 60.0)
+        wait_until(is_healthy, "etcd is healthy", 120.0)
 
     def _choose_ports(self) -> None:
         self._client_port, self._peer_port = free_ports(2)

@@ -93,7 +93,7 @@ class Exchange:
 
     async def until_answered(self, answer: Answer) -> None:
         """Wait for an answer that a timer of the node sends."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not answer.arrived:
                 await self.settle()
 

@@ -9,9 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.processes import ClientProcess
+from support.processes import ClientProcess, NodeProcess
+from support.raw import RawClient
 
-__all__ = ("killed_member_is_replaced", "share_and_take_over", "static_member_returns")
+__all__ = (
+    "SHORT_SESSION_MS",
+    "end_sessions_soon",
+    "killed_member_is_replaced",
+    "share_and_take_over",
+    "static_member_returns",
+)
+
+
+#: For tests in which a member dies. Other sessions are long: a busy machine costs nobody a partition.
+SHORT_SESSION_MS = 6_000
+_GROUP_RESOURCE = 32
+
+
+def end_sessions_soon(node: NodeProcess, group: str, kind: str) -> None:
+    """Have a group miss its members soon; ``kind`` is "consumer" (KIP-848) or "share"."""
+    config = {"name": f"{kind}.session.timeout.ms", "config_operation": 0, "value": f"{SHORT_SESSION_MS}"}
+    resource = {"resource_type": _GROUP_RESOURCE, "resource_name": group, "configs": [config]}
+    with RawClient(node.address) as client:
+        answer = client.request("IncrementalAlterConfigs", 1, {"resources": [resource]})
+    assert not answer.responses[0].error_code, answer.responses[0].error_message
 
 
 def share_and_take_over(one: ClientProcess, two: ClientProcess, topic: str, **config: Any) -> None:
@@ -35,7 +56,7 @@ def share_and_take_over(one: ClientProcess, two: ClientProcess, topic: str, **co
 
 
 def killed_member_is_replaced(one: ClientProcess, two: ClientProcess, topic: str, **config: Any) -> None:
-    """A member that dies without a word loses its partitions when its session ends."""
+    """A member that dies without a word loses its partitions when its session, a short one, ends."""
     one.call("create_topic", topic=topic, partitions=2)
     join = {"name": topic, "group": topic, "topic": topic, **config}
     one.call("member_join", **join)

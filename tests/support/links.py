@@ -80,7 +80,7 @@ class Links:
         self._call(self._set(()))
 
     def _call(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     async def _set(self, cuts: Iterable[Way]) -> None:
         self._cuts = frozenset(cuts)

@@ -22,7 +22,7 @@ BATCH = 16
 
 def main(servers: str, name: str, topic: str, kind: str, path: str, concurrency: str) -> None:
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(path, timeout=60)
+        return sqlite3.connect(path, timeout=120)
 
     def write_row(record: Any, connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO effects VALUES (?, ?)", (record.key.decode(), record.offset))

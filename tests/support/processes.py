@@ -29,13 +29,13 @@ __all__ = ("ClientFailed", "ClientProcess", "NodeProcess", "process_environment"
 _TESTS = Path(__file__).resolve().parents[1]
 _AS_INSTALLED = Path(__file__).with_name("as_installed")
 _RUN_NODE = Path(__file__).with_name("run_node.py")
-_START_DEADLINE_SECONDS = 60.0
-_STOP_DEADLINE_SECONDS = 60.0
-_CALL_DEADLINE_SECONDS = 240.0
+_START_DEADLINE_SECONDS = 120.0
+_STOP_DEADLINE_SECONDS = 120.0
+_CALL_DEADLINE_SECONDS = 400.0
 _POLL_SECONDS = 0.02
 
 
-def wait_until(condition: Callable[[], Any], what: str, deadline_seconds: float = 30.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, deadline_seconds: float = 120.0) -> Any:
     """What ``condition`` returns once it is true. For states that only asking shows."""
     deadline = time.monotonic() + deadline_seconds
     while True:
@@ -213,13 +213,13 @@ class NodeProcess:
 
     def readiness(self) -> dict[str, Any]:
         """The answer of ``/readyz``."""
-        with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=30) as response:
+        with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=120) as response:
             answer: dict[str, Any] = json.load(response)
         return answer
 
     def metric(self, name: str) -> float:
         """One of those of ``/metrics`` that have no labels."""
-        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=120) as response:
             lines = response.read().decode().splitlines()
         (found,) = (line for line in lines if line.startswith(f"{name} "))
         return float(found.split()[1])

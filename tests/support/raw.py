@@ -14,7 +14,7 @@ from tidemill.wire.requests import decode_response
 
 __all__ = ("RawClient", "batch_of", "fetch_body", "produce_body")
 
-_DEADLINE_SECONDS = 60.0
+_DEADLINE_SECONDS = 120.0
 
 
 def batch_of(*values: bytes, **options: Any) -> bytes:

@@ -37,7 +37,7 @@ _REJECTED_EVERY = 7
 _BATCH = 25
 #: Writers wait for the members when they are so far ahead: a slow machine must come to an end, too.
 _BACKLOG_MAX = 500
-_STUCK_SECONDS = 60.0
+_STUCK_SECONDS = 120.0
 
 
 class ShareLoad:
@@ -115,7 +115,7 @@ class ShareLoad:
     async def until_accepted(self, more: int) -> None:
         """Wait until so many more records are accepted."""
         goal = self.accepted + more
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(2 * _STUCK_SECONDS):
             while self.accepted < goal:  # noqa: ASYNC110 - members do not know who waits
                 await asyncio.sleep(0.02)
 

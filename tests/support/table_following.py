@@ -44,11 +44,11 @@ class Follower:
     def __exit__(self, *exc: object) -> None:
         self._closing = True
         self._db.close()
-        self._thread.join(30)
+        self._thread.join(120)
         if exc[0] is None and self.failure is not None:
             raise self.failure
 
-    def wait_for(self, ends: dict[tuple[str, int], int], deadline_seconds: float = 60.0) -> None:
+    def wait_for(self, ends: dict[tuple[str, int], int], deadline_seconds: float = 120.0) -> None:
         """Wait until everything below these offsets has been seen, or the follow has failed."""
 
         def reached() -> bool:

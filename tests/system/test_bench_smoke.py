@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SPARK_CONF = ROOT / "tests" / "support" / "spark_conf"
 
@@ -112,7 +110,6 @@ ROWS = {
 }
 
 
-@pytest.mark.timeout(600)
 def test_a_quick_run_of_the_benchmarks_fills_every_row(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench", "--quick", "--directory", str(tmp_path)],

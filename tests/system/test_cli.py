@@ -19,7 +19,7 @@ import pytest
 
 import tidemill
 
-_DEADLINE_SECONDS = 60
+_DEADLINE_SECONDS = 120
 _COMMAND = [sys.executable, "-m", "tidemill.cli"]
 _SRC = Path(__file__).parents[2] / "src"
 _AS_INSTALLED = Path(__file__).parents[1] / "support" / "as_installed"

@@ -14,7 +14,7 @@ import pytest
 
 import tidemill
 
-_DEADLINE_SECONDS = 90
+_DEADLINE_SECONDS = 240
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,6 @@ from tidemill.records.partitioner import partition_for_key
 from tidemill.records.record import Record
 from tidemill.wire.encode import encode_response
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 async def cluster(node: NodeProcess) -> AsyncIterator[Cluster]:

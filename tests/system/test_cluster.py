@@ -27,7 +27,7 @@ from support.campaign import PARTITIONS, Campaign, Loads
 from support.etcd import NO_ETCD, has_etcd
 from support.history import History, check
 from support.processes import ClientProcess, wait_until
-from support.real_cluster import RealCluster, RealNode
+from support.real_cluster import SHORT_SESSION_TIMEOUT_MS, RealCluster, RealNode
 from support.real_tables import TableLoad
 from system.clients.exchange import EXCHANGE_SECONDS, PAUSE_SECONDS
 
@@ -35,7 +35,7 @@ CLIENT = "cluster of three nodes"
 feature = pytest.mark.feature
 
 _EVENTS = int(os.environ.get("CLUSTER_EVENTS") or 10)
-_SECONDS_PER_EVENT = 60
+_SECONDS_PER_EVENT = 120
 #: A follower that does not reach its leader leaves the in-sync set after this: sooner than a user's.
 _REPLICA_LAG_MS = 4_000
 _ACKS = 5
@@ -43,7 +43,7 @@ _MAX_MESSAGE_BYTES = 20_000
 _CONFIG = {"max.message.bytes": str(_MAX_MESSAGE_BYTES), "segment.bytes": "1048576"}
 _DRAINS = ("drain", "python drain", "txn drain")
 
-pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
 StartClient = Callable[..., ClientProcess]
 
@@ -51,7 +51,12 @@ StartClient = Callable[..., ClientProcess]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
     directory = tmp_path_factory.mktemp("cluster")
-    with RealCluster(directory, has_links=True, replica_lag_ms=_REPLICA_LAG_MS) as running:
+    with RealCluster(
+        directory,
+        has_links=True,
+        replica_lag_ms=_REPLICA_LAG_MS,
+        session_timeout_ms=SHORT_SESSION_TIMEOUT_MS,
+    ) as running:
         yield running
 
 
@@ -79,7 +84,7 @@ def start_load(load: ClientProcess, topic: str, histories: dict[str, Path]) -> N
     "produce: idempotent",
     "consume: from the earliest record",
 )
-@pytest.mark.timeout(300 + _SECONDS_PER_EVENT * _EVENTS)
+@pytest.mark.timeout(600 + _SECONDS_PER_EVENT * _EVENTS)
 def test_kills_pauses_cut_links_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
     cluster: RealCluster, tmp_path: Path, start_client: StartClient, topic: str
 ) -> None:
@@ -184,7 +189,7 @@ def test_no_error_of_a_rolling_restart_reaches_a_client_that_retries(
         node.start()
         cluster.wait_in_sync(topic, 3)
     load.call("wait_for_acks", more=_ACKS)
-    outcome = load.call("stop_load", deadline_seconds=180)
+    outcome = load.call("stop_load", deadline_seconds=400)
     errors = watch.call("stop_reader", name="steady", ends=watch.call("end_offsets", **target))
     assert check(joined(histories, *histories), "steady") == []
     assert errors == []
@@ -216,7 +221,7 @@ class Member:
                     self.values.append(message.value().decode())
             return len(self.values) >= count
 
-        wait_until(has_read, f"{count} values are read", 90)
+        wait_until(has_read, f"{count} values are read")
 
     def commit(self) -> None:
         def is_committed() -> bool:
@@ -226,7 +231,7 @@ class Member:
                 return bool(error.args[0].name() == "_NO_OFFSET")
             return True
 
-        wait_until(is_committed, "the offsets are committed", 90)
+        wait_until(is_committed, "the offsets are committed")
 
     def close(self) -> None:
         self._consumer.close()
@@ -236,12 +241,12 @@ def coordinator(cluster: RealCluster, group: str) -> RealNode:
     def found() -> RealNode | None:
         admin = AdminClient(cluster.config)
         try:
-            node_id = admin.describe_consumer_groups([group])[group].result(30).coordinator.id
+            node_id = admin.describe_consumer_groups([group])[group].result(120).coordinator.id
         except KafkaException:
             return None
         return next((node for node in cluster if node.running and node.node_id == node_id), None)
 
-    node: RealNode = wait_until(found, f"the coordinator of {group} is known", 60)
+    node: RealNode = wait_until(found, f"the coordinator of {group} is known")
     return node
 
 

@@ -12,7 +12,7 @@ from support.etcd import NO_ETCD, EtcdServer, has_etcd
 from support.processes import process_environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cluster"
-pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

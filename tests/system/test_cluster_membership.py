@@ -13,10 +13,10 @@ from support.etcd import NO_ETCD, has_etcd
 from support.processes import wait_until
 from support.real_cluster import RealCluster, RealNode
 
-pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
 _DISK_BYTES = 64 * 1024 * 1024
-_WAIT_SECONDS = 90
+_WAIT_SECONDS = 240
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.etcd import NO_ETCD, has_etcd
 from support.processes import process_environment, wait_until
-from support.real_cluster import RealCluster, RealNode
+from support.real_cluster import SHORT_SESSION_TIMEOUT_MS, RealCluster, RealNode
 
-pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
 WORDS = "etcd has lost data or was restored. Stop all nodes, restore etcd's newest copy"
-_WAIT_SECONDS = 90
+_WAIT_SECONDS = 240
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RealCluster]:
-    with RealCluster(tmp_path, nodes=2) as running:
+    with RealCluster(tmp_path, nodes=2, session_timeout_ms=SHORT_SESSION_TIMEOUT_MS) as running:
         yield running
         print(running.logs())  # noqa: T201
 
@@ -54,7 +54,7 @@ def test_nodes_go_on_without_an_etcd_that_was_restored_until_an_operator_accepts
     cluster: RealCluster, topic: str
 ) -> None:
     cluster.create_topic(topic, replication_factor=2)
-    producer = Producer(cluster.config | {"message.timeout.ms": 60_000, "acks": "all"})
+    producer = Producer(cluster.config | {"message.timeout.ms": 200_000, "acks": "all"})
 
     def write(value: str) -> None:
         failed: list[str] = []
@@ -75,7 +75,7 @@ def test_nodes_go_on_without_an_etcd_that_was_restored_until_an_operator_accepts
     write("meanwhile")
     admin = AdminClient(cluster.config)
     with pytest.raises(KafkaException, match=r"etcd has lost data or was restored"):
-        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
+        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(120)
     said = doctor(cluster["n1"])
     assert "etcd has lost data or was restored" in " ".join(said.split())
     assert "log repair" not in said

@@ -22,7 +22,7 @@ from tidemill.cluster.frames import encode
 from tidemill.cluster.handshake import NONCE_BYTES
 from tidemill.cluster.messages import HelloRequest, RequestHeader
 
-pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
 _RACKS = {"n1": "a", "n2": "b", "n3": "c"}
 _VALUE_BYTES = 1_000
@@ -78,7 +78,7 @@ def read(cluster: RealCluster, topic: str, count: int, **config: str) -> list[st
         values.extend(each.value().decode() for each in found if each.error() is None)
         return len(values) >= count
 
-    wait_until(is_read, f"{count} records of {topic} are read", 60)
+    wait_until(is_read, f"{count} records of {topic} are read")
     consumer.close()
     return values
 
@@ -149,7 +149,7 @@ def test_a_node_that_etcd_does_not_take_says_why(
 
 def sent(node: RealNode, topic: str) -> float:
     """The bytes of records of a topic that the node has given to consumers."""
-    with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=120) as response:
         metrics = parse_metrics(response.read().decode())
     return metrics["tidemill_topic_bytes_out_total"].value(topic=topic)
 

@@ -23,16 +23,18 @@ from tidemill.config.values import parse_address
 from tidemill.errors import TableError
 from tidemill.net.connection import Connection
 
-pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
 BUCKETS = 6
 KEYS = 300
-SOON = 60.0
+SOON = 120.0
+#: One test waits for the end of a session.
+_SESSION_MS = 10_000
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
-    with RealCluster(tmp_path_factory.mktemp("cluster")) as running:
+    with RealCluster(tmp_path_factory.mktemp("cluster"), session_timeout_ms=_SESSION_MS) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.etcd import NO_ETCD, EtcdServer, has_etcd
 from support.processes import NodeProcess, process_environment
 
-pytestmark = [pytest.mark.skipif(not has_etcd(), reason=NO_ETCD), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from support.group_stories import killed_member_is_replaced, share_and_take_over, static_member_returns
+from support.group_stories import (
+    SHORT_SESSION_MS,
+    killed_member_is_replaced,
+    share_and_take_over,
+    static_member_returns,
+)
 from support.processes import ClientProcess, NodeProcess
 from support.stored import stored_codecs
 
@@ -117,7 +122,7 @@ def test_members_share_partitions_and_take_over_when_one_leaves(
 def test_a_killed_members_partitions_go_to_the_others(
     client: ClientProcess, other_client: ClientProcess, topic: str
 ) -> None:
-    killed_member_is_replaced(client, other_client, topic)
+    killed_member_is_replaced(client, other_client, topic, session_timeout_ms=SHORT_SESSION_MS)
 
 
 @feature("groups: static members")

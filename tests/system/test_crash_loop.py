@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.history import History, check
 from support.processes import ClientProcess, NodeProcess
 
@@ -94,7 +92,6 @@ def drain(client: ClientProcess, name: str, path: Path, *, topic: str, isolated:
     return errors
 
 
-@pytest.mark.timeout(300)
 def test_ten_kills_under_load_lose_repeat_and_invent_nothing(tmp_path: Path, start_client: Any) -> None:
     seed = int(os.environ.get("CRASH_LOOP_SEED") or random.randrange(2**32))
     print(f"CRASH_LOOP_SEED={seed}")  # noqa: T201

@@ -98,15 +98,15 @@ def kill_again_and_again(db: Tidemill, kind: str, where: str) -> None:
         with worker.stdout as output:
             assert output.readline().strip() == b"open"
             if kills >= KILLS:
-                assert worker.wait(100) == 0
+                assert worker.wait(120) == 0
                 return
             time.sleep(choose.uniform(0, 0.15))
             worker.send_signal(signal.SIGKILL)
-            worker.wait(60)
+            worker.wait(120)
         kills += 1
 
 
-@pytest.mark.timeout(120 + 5 * KILLS)
+@pytest.mark.timeout(600 + 15 * KILLS)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_effects_in_a_database_happen_exactly_once(db: Tidemill, kind: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
@@ -130,12 +130,13 @@ def test_effects_in_a_database_happen_exactly_once(db: Tidemill, kind: str, tmp_
         connection.close()
 
 
-@pytest.mark.timeout(120 + 5 * KILLS)
+@pytest.mark.timeout(600 + 15 * KILLS)
 def test_records_written_in_the_cursors_transactions_are_there_exactly_once(db: Tidemill) -> None:
     kill_again_and_again(db, "transaction", "")
     with db.cursor(None, "out") as cursor:
         found: list[int] = []
-        while batch := cursor.poll_batch(1_000, timeout_ms=1_000):
+        # On a busy machine nothing may come for a while although something is there.
+        while (batch := cursor.poll_batch(1_000, timeout_ms=1_000)) or cursor.lag().records:
             records: Any = batch
             found += [int(each.value) for each in records]
     assert sorted(found) == list(range(RECORDS))

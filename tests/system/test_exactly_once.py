@@ -9,8 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.processes import NodeProcess
 
 _RECORDS = 100_000
@@ -19,7 +17,6 @@ _PARTITIONS = 4
 _KILLS = 6
 
 
-@pytest.mark.timeout(420)
 def test_a_copy_in_transactions_under_kills_has_every_record_once(tmp_path: Path, start_client: Any) -> None:
     seed = int(os.environ.get("EXACTLY_ONCE_SEED") or random.randrange(2**32))
     print(f"EXACTLY_ONCE_SEED={seed}")  # noqa: T201

@@ -68,7 +68,7 @@ def read_all(node: NodeProcess, count: int) -> list[str]:
     # There is no room for a commit.
     consumer = Consumer(settings | {"enable.auto.commit": False})
     consumer.assign([TopicPartition("t", 0, 0)])
-    found = consumer.consume(count, timeout=60)
+    found = consumer.consume(count, timeout=120)
     consumer.close()
     return [record.value().decode() for record in found]
 
@@ -82,7 +82,7 @@ def problems(node: NodeProcess) -> list[str]:
 def leader_epoch(node: NodeProcess) -> int:
     admin = admin_of(node)
     place = TopicPartition("t", 0)
-    found: int = admin.list_offsets({place: OffsetSpec.latest()})[place].result(60).leader_epoch
+    found: int = admin.list_offsets({place: OffsetSpec.latest()})[place].result(120).leader_epoch
     return found
 
 
@@ -110,7 +110,7 @@ def test_a_killed_node_starts_on_a_full_disk_serves_reads_and_goes_on_by_itself(
         assert "disk full" in findings["health"]["detail"]
         assert "log repair" not in findings["health"]["advice"]
         filler.unlink()
-        wait_until(lambda: not problems(node), "the node takes note of the room", 60)
+        wait_until(lambda: not problems(node), "the node takes note of the room")
         assert produce(node, "5") is None
         assert read_all(node, 6)[5] == "5"
         assert leader_epoch(node) == 1, "the crash has begun an epoch, late but before the first write"
@@ -121,12 +121,12 @@ def test_a_node_stops_in_an_orderly_way_on_a_full_disk_and_starts_again(disk: Pa
         assert produce(node, "a") is None
         filler = fill(disk)
         assert produce(node, "x" * 10_000) is not None
-        wait_until(lambda: problems(node), "the refused write is told", 60)
+        wait_until(lambda: problems(node), "the refused write is told")
         node.stop()
         node.start()
         assert read_all(node, 1) == ["a"]
         filler.unlink()
-        wait_until(lambda: not problems(node), "the node takes note of the room", 60)
+        wait_until(lambda: not problems(node), "the node takes note of the room")
         assert produce(node, "b") is None
 
 
@@ -147,7 +147,7 @@ def check_tables_are_read_and_not_written(node: NodeProcess, count: int) -> None
 def test_tables_are_read_on_a_full_disk_also_after_a_crash_and_deleting_makes_room(disk: Path) -> None:
     with NodeProcess(disk, disk_reserve_bytes=64 * 1024 * 1024) as node:
         admin = admin_of(node)
-        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(60)
+        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(120)
         with tidemill.connect(node.bootstrap_servers) as db:
             table = db.create_table("shop.orders", "id bigint, v string", primary_key="id", buckets=4)
             table.upsert(numbered(0, 500))
@@ -166,14 +166,14 @@ def test_tables_are_read_on_a_full_disk_also_after_a_crash_and_deleting_makes_ro
             client.request("ApiVersions", 2, {})
             assert client.produce("t", plain_batch("x")).error_code == ErrorCode.kafka_storage_error
         with pytest.raises(KafkaException, match="KAFKA_STORAGE_ERROR"):
-            admin.create_topics([NewTopic("more", 1, 1)])["more"].result(60)
+            admin.create_topics([NewTopic("more", 1, 1)])["more"].result(120)
         # Again, now that the reserve is given up: from the room that is left of it.
         node.kill()
         node.start()
         check_tables_are_read_and_not_written(node, 500)
         assert "the reserve is given up" in problems(node)[0]
-        admin.delete_topics(["large"])["large"].result(60)
-        wait_until(lambda: not problems(node), "the node goes on by itself with the room of the topic", 60)
+        admin.delete_topics(["large"])["large"].result(120)
+        wait_until(lambda: not problems(node), "the node goes on by itself with the room of the topic")
         assert (disk / "disk-reserve").stat().st_size == DISK_BYTES // 16
         assert produce(node, "b") is None
         with tidemill.connect(node.bootstrap_servers) as db:
@@ -185,7 +185,7 @@ def test_tables_are_read_on_a_full_disk_also_after_a_crash_and_deleting_makes_ro
 def test_a_topic_is_deleted_with_no_byte_free(disk: Path) -> None:
     with NodeProcess(disk) as node:
         admin = admin_of(node)
-        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(60)
+        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(120)
         producer = Producer({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
         for _ in range(4):
             producer.produce("large", b"x" * 900_000)
@@ -195,9 +195,9 @@ def test_a_topic_is_deleted_with_no_byte_free(disk: Path) -> None:
         consumer.close()
         fill(disk)
         place = TopicPartition("large", 0, 2)
-        assert admin.delete_records([place])[place].result(60).low_watermark == 2
-        admin.delete_topics(["large"])["large"].result(60)
-        wait_until(lambda: not problems(node), "the node takes note of the room", 60)
+        assert admin.delete_records([place])[place].result(120).low_watermark == 2
+        admin.delete_topics(["large"])["large"].result(120)
+        wait_until(lambda: not problems(node), "the node takes note of the room")
         assert produce(node, "b") is None
 
 
@@ -217,7 +217,7 @@ def test_a_start_on_a_full_disk_without_a_reserve_serves_topics_and_says_what_is
             with pytest.raises(TidemillError, match="No space left"):
                 table.lookup([{"id": 1}])
         filler.unlink()
-        wait_until(lambda: not problems(node), "the node goes on by itself", 60)
+        wait_until(lambda: not problems(node), "the node goes on by itself")
         with tidemill.connect(node.bootstrap_servers) as db:
             assert db.table("shop.orders").scan().count() == 10
 
@@ -271,5 +271,5 @@ def test_a_member_that_cannot_join_for_want_of_space_is_told_so(disk: Path, prot
         assert found is None
         assert error
         filler.unlink()
-        wait_until(lambda: not problems(node), "the node takes note of the room", 60)
+        wait_until(lambda: not problems(node), "the node takes note of the room")
         assert subscribed(node, protocol, "new") == ("a", None)

@@ -21,7 +21,7 @@ CLIENT = "kcat"
 pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is missing: apt-get install kcat")
 feature = pytest.mark.feature
 
-_DEADLINE_SECONDS = 60
+_DEADLINE_SECONDS = 120
 
 Kcat = Callable[..., str]
 

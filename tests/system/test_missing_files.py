@@ -57,7 +57,7 @@ def produce(db: EmbeddedNode, value: str) -> int | KafkaError:
 def consume(db: EmbeddedNode, offset: int, count: int) -> list[tuple[int, str]]:
     consumer = Consumer({"bootstrap.servers": db.bootstrap_servers, "group.id": "g"})
     consumer.assign([TopicPartition("plain", 0, offset)])
-    found = consumer.consume(count, timeout=60)
+    found = consumer.consume(count, timeout=120)
     consumer.close()
     assert not any(record.error() for record in found)
     return [(record.offset(), record.value().decode()) for record in found]
@@ -189,7 +189,7 @@ def test_topic_consume_shows_what_there_is_and_names_the_stopped_partition(data:
 
     with tidemill.open(data) as db:
         admin = AdminClient({"bootstrap.servers": db.bootstrap_servers})
-        admin.create_topics([NewTopic("halves", 2)])["halves"].result(60)
+        admin.create_topics([NewTopic("halves", 2)])["halves"].result(120)
         producer = Producer({"bootstrap.servers": db.bootstrap_servers})
         for index in range(2):
             producer.produce("halves", f"of {index}", partition=index)

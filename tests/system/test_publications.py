@@ -183,7 +183,7 @@ async def test_a_transaction_larger_than_what_writers_may_be_ahead_neither_waits
         attempt = await Attempt.open(db.cluster, "large", 0)
         assert attempt is not None
         before = node.resident_bytes()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             for first in range(0, count, step):
                 await write_rows(attempt, table, rows(range(first, first + step), 1))
         assert (await table.scan(columns=["id"]).to_arrow()).num_rows == 10
@@ -195,7 +195,7 @@ async def test_a_transaction_larger_than_what_writers_may_be_ahead_neither_waits
 
 def command_line(node: NodeProcess, *arguments: str) -> str:
     command = [sys.executable, "-m", "tidemill.cli", "--server", node.bootstrap_servers, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

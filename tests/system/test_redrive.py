@@ -39,7 +39,7 @@ def take(share: tidemill.Share, count: int) -> list[tidemill.ShareRecord]:
     """The next ``count`` records, and whatever comes with the last of them."""
     found: list[tidemill.ShareRecord] = []
     while len(found) < count:
-        more = share.poll(timeout=60)
+        more = share.poll(timeout=120)
         assert more, f"{len(found)} of {count} records came"
         found += more
     return found
@@ -124,11 +124,11 @@ def test_a_redrive_that_dies_before_its_commit_is_done_once_by_the_next(
     monkeypatch.setattr(redriving, "_PATIENCE_SECONDS", 5.0)
     with monkeypatch.context() as patch:
         patch.setattr(AsyncShareTransaction, "end", die)
-        patch.setattr(transactional, "_TRANSACTION_MS", 500)
+        patch.setattr(transactional, "_TRANSACTION_MS", 2_000)
         with pytest.raises(Died):
             run(db, Choice("emails"))
     sent = 0
-    for _ in range(20):
+    for _ in range(240):
         sent += sum(run(db, Choice("emails")).sent.values())
         if sent == 2:
             break

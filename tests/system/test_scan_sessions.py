@@ -29,7 +29,7 @@ from tidemill.net.connection import Connection
 
 EXPIRED, UNKNOWN, INVALID, TOO_MANY = 1066, 1067, 1068, 1069
 SMALL = 128
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 120
 
 
 class CuttingProxy:

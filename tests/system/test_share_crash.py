@@ -20,7 +20,7 @@ from support.share_load import ShareLoad
 
 _KILLS = int(os.environ.get("SHARE_KILLS") or 0)
 
-pytestmark = pytest.mark.timeout(300 + 30 * _KILLS)
+pytestmark = pytest.mark.timeout(600 + 60 * _KILLS)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_what_a_transaction_writes_and_accepts_counts_together(db: tidemill.Tide
                 transaction.accept(again)
         assert share.counts.accepted == 2
     with db.share("readers", "invoices", read_committed=True) as invoices:
-        assert [record.json() for record in invoices.poll(timeout=10)] == [{"of": "a"}]
+        assert [record.json() for record in invoices.poll(timeout=120)] == [{"of": "a"}]
     # Accepted is never delivered again, whoever comes next.
     with db.share("billing", "orders") as share:
         assert share.poll(timeout=1.0) == []

@@ -9,11 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 SHOP = Path(__file__).parents[2] / "examples" / "shop"
 SPARK_CONF = Path(__file__).parents[1] / "support" / "spark_conf"
-pytestmark = pytest.mark.timeout(600)
 
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -75,7 +75,6 @@ def driver(node: NodeProcess, own: Path, tmp_path_factory: pytest.TempPathFactor
         yield running
 
 
-@pytest.mark.timeout(300)
 def test_a_stream_and_a_batch_run_on_a_cluster_that_shares_nothing(
     node: NodeProcess, driver: SparkDriver, own: Path
 ) -> None:
@@ -102,7 +101,6 @@ def test_a_stream_and_a_batch_run_on_a_cluster_that_shares_nothing(
             assert seen == []
 
 
-@pytest.mark.timeout(400)
 def test_of_a_slow_task_and_its_twin_one_is_published(
     node: NodeProcess, driver: SparkDriver, tmp_path: Path
 ) -> None:

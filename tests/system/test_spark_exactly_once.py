@@ -124,7 +124,6 @@ def assert_replayed(points: Points, deaths: Sequence[str]) -> None:
         assert (sum(first), sum(again)) == (BATCH, rows)
 
 
-@pytest.mark.timeout(300)
 def test_what_a_failed_task_has_written_does_not_count(
     node: NodeProcess, driver: SparkDriver, tmp_path: Path
 ) -> None:
@@ -150,7 +149,6 @@ def test_what_a_failed_task_has_written_does_not_count(
     assert story.open_transactions(*copies.targets) == []
 
 
-@pytest.mark.timeout(400)
 def test_a_query_outlives_a_node_that_is_killed_at_every_moment_of_a_batch(
     node: NodeProcess, driver: SparkDriver, tmp_path: Path
 ) -> None:
@@ -234,7 +232,6 @@ def dead_driver(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> 
     return DeadDriver(node, tmp_path_factory.mktemp("dead"))
 
 
-@pytest.mark.timeout(300)
 def test_two_targets_of_foreach_batch_get_a_batch_once_though_the_driver_dies_between_them(
     driver: SparkDriver, dead_driver: DeadDriver
 ) -> None:
@@ -246,7 +243,6 @@ def test_two_targets_of_foreach_batch_get_a_batch_once_though_the_driver_dies_be
     assert [each["rows"] for each in written] == [BATCH // 2, BATCH // 2, 0, 0]
 
 
-@pytest.mark.timeout(300)
 def test_a_driver_that_is_slower_than_its_transactions_fails_and_publishes_nothing(
     node: NodeProcess, driver: SparkDriver, tmp_path: Path
 ) -> None:
@@ -267,7 +263,6 @@ def test_a_driver_that_is_slower_than_its_transactions_fails_and_publishes_nothi
         story.check(target, 1)
 
 
-@pytest.mark.timeout(300)
 def test_rows_of_a_batch_write_whose_driver_died_are_never_seen_and_hold_nobody_up(
     node: NodeProcess, dead_driver: DeadDriver
 ) -> None:

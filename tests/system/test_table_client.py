@@ -309,9 +309,9 @@ def test_a_follow_ends_when_another_thread_closes_the_connection(
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert seen.wait(30)
+    assert seen.wait(120)
     db.close()
-    thread.join(30)
+    thread.join(120)
     (error,) = ended
     assert "closed" in str(error)
 

@@ -103,7 +103,6 @@ def assert_follows(follower: Follower, log: dict[int, list[Seen]], topic: str) -
 # --- the issue's own case
 
 
-@pytest.mark.timeout(240)
 def test_changes_of_a_kafka_client_are_seen_once_and_in_order_through_kills(
     tmp_path: Path, start_client: Any
 ) -> None:

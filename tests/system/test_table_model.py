@@ -33,7 +33,6 @@ def _seeds() -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", _seeds())
 def test_tables_equal_their_models_whatever_happens(tmp_path: Path, start_client: Any, seed: int) -> None:
     with (
@@ -99,7 +98,6 @@ class BigTable:
         assert set(table.scan(columns=["id"], where="n < 20").to_arrow().column("id").to_pylist()) == few
 
 
-@pytest.mark.timeout(200)
 def test_a_table_larger_than_memory_works(tmp_path: Path) -> None:
     settings = SETTINGS | {"kv_snapshot_log_bytes": 8 << 20}
     with NodeProcess(tmp_path / "data", **settings) as node, tidemill.connect(node.bootstrap_servers) as db:
@@ -144,7 +142,6 @@ def damage_file(path: Path, rng: random.Random, first_part: float) -> bool:
         return False
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("reading", ["lookups", "scans", "writes"])
 def test_damage_that_is_found_while_the_node_runs_is_repaired(tmp_path: Path, reading: str) -> None:
     """Table files are shared with the snapshots, so these are damaged too: the log has everything."""
@@ -173,7 +170,6 @@ def test_damage_that_is_found_while_the_node_runs_is_repaired(tmp_path: Path, re
         big.check()
 
 
-@pytest.mark.timeout(200)
 def test_a_snapshot_of_damaged_state_does_not_bring_the_damage_back(tmp_path: Path) -> None:
     """The snapshot's checksums are those of the damaged bytes: only reading the rows shows it."""
     settings = SETTINGS | {"kv_snapshot_log_bytes": 1 << 30}
@@ -190,7 +186,6 @@ def test_a_snapshot_of_damaged_state_does_not_bring_the_damage_back(tmp_path: Pa
         big.check()
 
 
-@pytest.mark.timeout(200)
 def test_old_records_of_a_log_go_only_when_snapshots_have_what_they_said(tmp_path: Path) -> None:
     """A table whose log is deleted rather than compacted: then the snapshots are part of the truth."""
     settings = SETTINGS | {"kv_snapshot_log_bytes": 1 << 30, "log_retention_check_interval_ms": 100}

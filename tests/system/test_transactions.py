@@ -21,7 +21,7 @@ CLIENTS = (
     "kafka_python",
     "aiokafka",
     # The first test that needs Java's clients may have to download them.
-    pytest.param("java", marks=pytest.mark.timeout(600)),
+    pytest.param("java"),
 )
 NOTHING_COMMITTED = -1001
 

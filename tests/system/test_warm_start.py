@@ -33,7 +33,7 @@ def test_the_first_page_of_metrics_loads_nothing_large(tmp_path: Path) -> None:
     """What is loaded then holds the event loop, and so everybody."""
     with NodeProcess(tmp_path / "data") as node:
         before = node.modules()
-        with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=60) as response:
+        with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=120) as response:
             assert b"tidemill_" in response.read()
         loaded = node.modules() - before
         assert not [name for name in loaded if name.startswith("anyio")]

@@ -20,7 +20,7 @@ from aiokafka.structs import OffsetAndMetadata
 from system.clients.exchange import EXCHANGE_SECONDS, PAUSE_SECONDS, Told
 from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 CREATE_TIME, APPEND_TIME = 0, 1
 
 # --- tools
@@ -336,7 +336,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
         self.state = MemberState()
         settings = {
             "auto_offset_reset": "earliest",
-            "session_timeout_ms": 6_000,
+            "session_timeout_ms": 45_000,
             "heartbeat_interval_ms": 200,
         }
         self._consumer = AIOKafkaConsumer(bootstrap_servers=BOOTSTRAP, group_id=group, **(settings | config))

@@ -40,7 +40,7 @@ from confluent_kafka.admin import (
 from system.clients.exchange import EXCHANGE_SECONDS, Exchange, serve_exchange
 from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve, until
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 BASE = {"bootstrap.servers": BOOTSTRAP, "log_level": 3, "reconnect.backoff.max.ms": 200}
 
 # --- tools
@@ -364,7 +364,7 @@ class Member(threading.Thread):
         self._leave = threading.Event()
         self._consumer = Consumer(
             BASE
-            | {"group.id": group, "auto.offset.reset": "earliest", "session.timeout.ms": 6_000}
+            | {"group.id": group, "auto.offset.reset": "earliest", "session.timeout.ms": 45_000}
             | {"heartbeat.interval.ms": 200}
             | config
         )

@@ -60,7 +60,7 @@ class Member:
     def wait(self, deliveries: int) -> list[tuple[str, int, str]]:
         with self._changed:
             arrived = self._changed.wait_for(
-                lambda: self._failure or len(self._deliveries) >= deliveries, timeout=60
+                lambda: self._failure or len(self._deliveries) >= deliveries, timeout=120
             )
             assert self._failure is None, self._failure
             assert arrived, f"wanted {deliveries} deliveries: {self._deliveries}"
@@ -68,7 +68,7 @@ class Member:
 
     def leave(self) -> list[tuple[str, int, str]]:
         self._leaving.set()
-        self._thread.join(60)
+        self._thread.join(120)
         return self.wait(0)
 
 

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from system.clients.worker import BOOTSTRAP, scenario, serve
 
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 120.0
 _producers: dict[str, Producer] = {}
 
 

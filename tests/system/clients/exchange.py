@@ -13,7 +13,7 @@ from system.clients.worker import scenario
 
 __all__ = ("EXCHANGE_SECONDS", "PAUSE_SECONDS", "Exchange", "Told", "serve_exchange")
 
-EXCHANGE_SECONDS = 75.0
+EXCHANGE_SECONDS = 300.0
 #: Between two records, so that they are spread over what happens meanwhile.
 PAUSE_SECONDS = 0.01
 

@@ -19,7 +19,7 @@ from kafka.structs import OffsetAndMetadata
 from system.clients.exchange import EXCHANGE_SECONDS, Exchange, serve_exchange
 from system.clients.worker import BOOTSTRAP, MemberState, scenario, serve, until
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 CREATE_TIME, APPEND_TIME = 0, 1
 
 # --- tools
@@ -345,7 +345,7 @@ class Member(threading.Thread, ConsumerRebalanceListener):  # type: ignore[misc]
         self._leave = threading.Event()
         settings = {
             "auto_offset_reset": "earliest",
-            "session_timeout_ms": 6_000,
+            "session_timeout_ms": 45_000,
             "heartbeat_interval_ms": 200,
         }
         self._consumer = KafkaConsumer(bootstrap_servers=BOOTSTRAP, group_id=group, **(settings | config))

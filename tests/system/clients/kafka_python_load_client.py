@@ -32,9 +32,9 @@ class KafkaPythonLoad(threading.Thread):
             bootstrap_servers=SERVERS,
             enable_idempotence=True,
             linger_ms=2,
-            delivery_timeout_ms=120_000,
+            delivery_timeout_ms=600_000,
             request_timeout_ms=10_000,
-            max_block_ms=120_000,
+            max_block_ms=600_000,
         )
         self.start()
 

@@ -10,7 +10,7 @@ from kafka.structs import OffsetAndMetadata
 
 from system.clients.worker import BOOTSTRAP, scenario, serve
 
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 120.0
 _producers: dict[str, KafkaProducer] = {}
 
 

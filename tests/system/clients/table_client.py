@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from system.clients.worker import BOOTSTRAP, scenario, serve
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 Table = dict[str, str]
 

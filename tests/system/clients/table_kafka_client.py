@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPa
 
 from system.clients.worker import BOOTSTRAP, scenario, serve, until
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 BASE = {
     "bootstrap.servers": BOOTSTRAP,
     "log_level": 2,

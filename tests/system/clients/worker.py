@@ -33,7 +33,7 @@ def scenario(function: _F) -> _F:
     return function
 
 
-def until(condition: Callable[[], Any], deadline_seconds: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], deadline_seconds: float = 120.0) -> Any:
     """What ``condition`` returns once it is true, asked again and again."""
     deadline = time.monotonic() + deadline_seconds
     while not (found := condition()):
@@ -69,7 +69,7 @@ class MemberState:
                 lambda: (
                     (partitions is None or len(self.assigned) == partitions) and len(self.values) >= values
                 ),
-                timeout=60,
+                timeout=120,
             )
             assert arrived, f"wanted {partitions} partitions and {values} values: {vars(self)}"
             return {

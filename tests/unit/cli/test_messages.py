@@ -22,7 +22,7 @@ from tidemill.embedded.node import EmbeddedNode
 from tidemill.log.notes.repaired import REPAIRED_NAME
 from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 120
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tidemill.client.loop_thread import LoopThread
 from tidemill.errors import ConnectionClosed, TidemillError
 
-SOON = 20
+SOON = 120
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def topic(name: str, partitions: int = 1, **fields: Any) -> CreateTopic:
 async def reached(controller: Controller, revision: int) -> None:
     moved = asyncio.Event()
     end = controller.subscribe(lambda old, new, delta: moved.set())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while controller.image.revision < revision:
             await moved.wait()
             moved.clear()
@@ -337,7 +337,7 @@ async def test_a_store_that_closes_stops_the_controller_and_says_so() -> None:
         image = controller.image
         await store.close()
         assert controller._watcher is not None
-        await asyncio.wait({controller._watcher}, timeout=5)
+        await asyncio.wait({controller._watcher}, timeout=120)
         assert isinstance(controller.failure, StoreClosed)
         with pytest.raises(StoreClosed):
             await controller.submit(topic("t"))

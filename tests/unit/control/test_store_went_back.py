@@ -41,7 +41,7 @@ def topic(name: str) -> CreateTopic:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - the state itself
             await asyncio.sleep(0.01)
 
@@ -212,7 +212,7 @@ async def opened(server: EtcdServer) -> AsyncIterator[EtcdStore]:
 
 
 async def submit_once_it_works(controller: Controller, command: CreateTopic) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             try:
                 await controller.submit(command)
@@ -253,7 +253,7 @@ async def test_a_real_etcd_that_lost_data_under_a_running_controller_stops_it(
 
 
 async def take(batches: AsyncIterator[ChangeBatch]) -> ChangeBatch:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         return await anext(batches)
 
 

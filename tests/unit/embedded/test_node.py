@@ -108,7 +108,7 @@ def test_a_start_that_fails_removes_the_ephemeral_directory(
 def test_http_is_served_if_it_is_asked_for() -> None:
     with tidemill.open(http="127.0.0.1:0") as node:
         assert node.http_url is not None
-        with urlopen(f"{node.http_url}/readyz", timeout=10) as answer:
+        with urlopen(f"{node.http_url}/readyz", timeout=120) as answer:
             assert answer.status == 200
 
 

@@ -517,7 +517,7 @@ class Gate:
         def gated(draft: GroupDraft, event: Any) -> Any:
             self.runs += 1
             self.entered.set()
-            assert self.opened.wait(30)
+            assert self.opened.wait(120)
             assert threading.current_thread() is not threading.main_thread()
             return run(draft, event)
 
@@ -550,7 +550,7 @@ async def test_a_heartbeat_that_changes_nothing_does_not_wait_for_the_thread(nod
     gate.opened.clear()
     gate.entered.clear()
     joining = asyncio.ensure_future(node.coordinator.consumer_heartbeat(heartbeat_of("b")))
-    await asyncio.to_thread(gate.entered.wait, 30)
+    await asyncio.to_thread(gate.entered.wait, 120)
     reply = await node.coordinator.consumer_heartbeat(heartbeat_of("a", 1))
     assert (reply.error, reply.member_epoch, reply.assignment) == (NONE, 1, None)
     assert not joining.done()
@@ -566,7 +566,7 @@ async def test_the_work_is_done_again_if_the_group_has_changed_meanwhile(
         await node.coordinator.consumer_heartbeat(heartbeat_of("z", regex=None, topics=frozenset({"t1"})))
     gate.opened.clear()
     joining = asyncio.ensure_future(node.coordinator.consumer_heartbeat(heartbeat_of("b")))
-    await asyncio.to_thread(gate.entered.wait, 30)
+    await asyncio.to_thread(gate.entered.wait, 120)
     # By name and small, so it is not kept waiting.
     small = heartbeat_of("a", regex=None, topics=frozenset({"t1"}))
     epoch = 1 if is_new else 2
@@ -586,7 +586,7 @@ async def test_overdue_members_of_a_large_group_are_removed_in_a_thread(node: No
     before = gate.runs
     gate.entered.clear()
     await node.clock.advance(node.settings.consumer_session_timeout_ms + 1)
-    await asyncio.to_thread(gate.entered.wait, 30)
+    await asyncio.to_thread(gate.entered.wait, 120)
     (described,) = await node.coordinator.describe_consumer_groups(["g"])
     assert (described.state, described.members) == ("Empty", ())
     assert gate.runs == before + 1, "both at once"

@@ -101,12 +101,12 @@ async def test_an_address_in_use_is_told(node: Node) -> None:
 async def test_run_until_serves_http_around_the_whole_life_of_the_node(node: Node) -> None:
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.get_running_loop().create_task(run_until(node, stop, ready.set))
-    await asyncio.wait_for(ready.wait(), 10)
+    await asyncio.wait_for(ready.wait(), 120)
     ready_before = node.ready
     async with httpx.AsyncClient(base_url=f"http://{node.http_address}", trust_env=False) as client:
         assert (await client.get("/readyz")).status_code == 200
     stop.set()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 120)
     assert (ready_before, node.ready) == (True, False)
     assert node.directory._lock is None
 
@@ -125,13 +125,13 @@ async def test_a_start_that_fails_takes_http_down_again(tmp_path: Path) -> None:
 async def test_a_second_node_is_told_of_the_first_before_of_its_http_port(node: Node, tmp_path: Path) -> None:
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.get_running_loop().create_task(run_until(node, stop, ready.set))
-    await asyncio.wait_for(ready.wait(), 30)
+    await asyncio.wait_for(ready.wait(), 120)
     assert node.http_address is not None
     same = Settings(data_dir=node.settings.data_dir, listen=node.address, http=node.http_address)
     with pytest.raises(DataDirectoryInUse, match=rf"in use by process .* listening on {node.address}; stop"):
         await run_until(Node(same), asyncio.Event(), lambda: None)
     stop.set()
-    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(running, 120)
 
 
 async def test_an_http_port_in_use_lets_go_of_the_directory_and_of_nothing_else(node: Node) -> None:

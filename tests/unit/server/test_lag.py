@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from support.batches import plain_batch
+from support.machine import slowness
 from support.prometheus_text import Family, parse_metrics
 from tidemill.config.settings import Settings
 from tidemill.config.values import Address
@@ -202,10 +203,10 @@ async def test_a_scrape_of_ten_thousand_partitions_never_holds_the_loop_for_twen
     for number in range(5):
         await commit(node, f"g{number}", "t", dict.fromkeys(range(2_000), 0))
     assert await scrape_bytes(node) > 2_000_000
-    # The collector's work is not the page's. The best of three: what is over the limit is over it always.
+    # The collector's work is not the page's. The best of five: what is over the limit is over it always.
     gc.disable()
     try:
-        longest = min([await longest_turn_seconds(node) for _ in range(3)])
+        longest = min([await longest_turn_seconds(node) for _ in range(5)])
     finally:
         gc.enable()
-    assert longest < 0.020
+    assert longest < 0.020 * slowness()

@@ -33,6 +33,7 @@ from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import Coordinators
 from tidemill.server.node import Node
+from tidemill.server.requests import dispatch
 
 LOCAL = Address("127.0.0.1", 0)
 Make = Callable[..., Node]
@@ -282,8 +283,10 @@ async def test_clients_are_served_and_see_a_stop(make: Make, monkeypatch: pytest
         subscribed.set()
 
     monkeypatch.setattr(partition, "subscribe", note)
-    await asyncio.wait_for(subscribed.wait(), 10)
-    await asyncio.wait_for(node.stop(), 0.9)
+    await asyncio.wait_for(subscribed.wait(), 120)
+    # Nobody is waited for until the time for it is over.
+    monkeypatch.setattr(dispatch, "_CLOSE_TIMEOUT_SECONDS", 10_000)
+    await asyncio.wait_for(node.stop(), 120)
     assert await idle.read_to_end() == b""
     last = await polling.receive("Fetch", 11)
     assert last.responses[0].partitions[0].error_code == ErrorCode.none
@@ -297,19 +300,20 @@ async def test_a_write_under_way_is_answered_at_a_stop(make: Make, monkeypatch: 
     await node.start()
     await create(node, "t")
     await write(node, "t", "first")
+    monkeypatch.setattr(dispatch, "_CLOSE_TIMEOUT_SECONDS", 10_000)
     begun, go_on = threading.Event(), threading.Event()
     file = node.broker.find.partition(node.broker.find.topic("t"), 0).local_log.segments[-1].file
     sync = file.sync
 
     def slow_sync() -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(120)
         sync()
 
     monkeypatch.setattr(file, "sync", slow_sync)
     client = await StreamClient.connect(node.address)
     client.send("Produce", 9, **produce_body("t", "v"))
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 120)
     stopping = asyncio.get_running_loop().create_task(node.stop())
     await asyncio.sleep(0.01)
     go_on.set()

@@ -38,7 +38,7 @@ def test_thread_that_waits_for_a_pipe_is_let_go(tmp_path: Path) -> None:
         thread = threading.Thread(target=lambda: read.append(file.read(10) or b""))
         thread.start()
         file.stop()
-        thread.join(10)
+        thread.join(120)
         assert read == [b""]
         os.write(held, b"late")
         assert file.read(10) == b""
@@ -81,7 +81,7 @@ async def test_leaving_early_stops_the_work_and_ends_its_thread() -> None:
 
     def make() -> Iterator[int]:
         yield 1
-        assert stopped.wait(10)
+        assert stopped.wait(120)
         yield 2
 
     async with aclosing(run_ahead(make(), stopped.set)) as items:

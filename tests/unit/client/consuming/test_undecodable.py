@@ -81,7 +81,7 @@ async def consume(node: Node, *options: str) -> tuple[int | None, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, errors = await asyncio.wait_for(process.communicate(), 60)
+    out, errors = await asyncio.wait_for(process.communicate(), 120)
     return process.returncode, out.decode(), errors.decode()
 
 

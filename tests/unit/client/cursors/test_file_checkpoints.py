@@ -141,7 +141,7 @@ async def test_the_lock_is_kept_until_a_cancelled_commit_has_ended(
 
     def write_slowly(to: Path, data: bytes) -> None:
         reached.set()
-        go_on.wait(60)
+        go_on.wait(120)
         write_checkpoint(to, data)
 
     async with await connect_async(world.db.bootstrap_servers) as db:
@@ -150,7 +150,7 @@ async def test_the_lock_is_kept_until_a_cancelled_commit_has_ended(
         await cursor.poll_batch(3)
         monkeypatch.setattr(file_checkpoints, "write_checkpoint", write_slowly)
         commit = asyncio.ensure_future(cursor.commit())
-        await asyncio.to_thread(reached.wait, 60)
+        await asyncio.to_thread(reached.wait, 120)
         commit.cancel()
         with pytest.raises(asyncio.CancelledError):
             await commit
@@ -226,7 +226,7 @@ def test_a_kill_at_any_step_loses_nothing_and_repeats_at_most_one_batch(
             str(effects),
             step,
         ]
-        return subprocess.run([*command, str(batch)], check=False, timeout=60).returncode
+        return subprocess.run([*command, str(batch)], check=False, timeout=120).returncode
 
     assert run(2) == -9
     before = [int(line) for line in effects.read_text().split()]

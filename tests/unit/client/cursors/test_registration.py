@@ -103,7 +103,7 @@ def test_a_worker_with_a_database_shows_how_far_it_is(world: World, name: str, t
     def handle(record: Any, connection: sqlite3.Connection) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER)")
 
-    options = Ordered(checkpoint=lambda: sqlite3.connect(tmp_path / "effects.db", timeout=60))
+    options = Ordered(checkpoint=lambda: sqlite3.connect(tmp_path / "effects.db", timeout=120))
     world.db.worker(name, topic, handle, ordered=options).run_until_empty()
     assert shown(world, name) == 9
     (found,) = [each for each in world.db.run(list_cursors(world.cluster, topic)) if each.name == name]

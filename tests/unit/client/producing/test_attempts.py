@@ -65,7 +65,7 @@ async def ids(table: AsyncTable) -> list[int]:
 
 async def is_over(cluster: Cluster, job: str) -> None:
     """Wait until nothing of the job is open."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while any(info.open_attempts for info in await list_jobs(cluster) if info.job == job):
             continue
 
@@ -268,7 +268,7 @@ async def test_records_do_not_overtake_those_that_wait_for_a_new_partition(node:
         assert await publish(db.cluster, attempt.job, 0, [attempt.identity])
         reader = RecordReader(db.cluster, {(topic, 0): 0})
         found: list[bytes | None] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(found) < 3:
                 found += [message.record.value for message in await reader.poll()]
         await reader.close()

@@ -29,7 +29,7 @@ def db() -> Iterator[Tidemill]:
 
 
 def _read(address: object, path: str = "/metrics") -> dict[str, Family]:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as response:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=120) as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return parse_metrics(response.read().decode())
 
@@ -48,7 +48,7 @@ def test_the_page_tells_what_workers_have_done_and_how_far_they_are_behind(db: T
             raise Reject("no such thing")
         if number == 4:
             reached.set()
-            assert go_on.wait(60)
+            assert go_on.wait(120)
 
     options = Ordered(batch_size=1, restart=Bounded(9, within_seconds=60))
     ordered = db.worker("ordered", "tasks", handle, ordered=options, dead_letter="letters", retry_backoff=0)
@@ -57,7 +57,7 @@ def test_the_page_tells_what_workers_have_done_and_how_far_they_are_behind(db: T
     workers = [ordered, restarting, shared]
     shared.run_until_empty()
     ordered.start()
-    assert reached.wait(60)
+    assert reached.wait(120)
     with MetricsServer(lambda: [db.run(measure(each._awaited)) for each in workers], "127.0.0.1:0") as server:
         found = _read(server.address)
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -139,6 +139,6 @@ def test_an_address_that_other_machines_reach_needs_permission(db: Tidemill, hos
 def test_with_permission_other_machines_can_read_them() -> None:
     with (
         MetricsServer(list, "0.0.0.0:0", allow_unauthenticated=True) as server,
-        urllib.request.urlopen(f"http://127.0.0.1:{server.address.port}/metrics", timeout=60) as page,
+        urllib.request.urlopen(f"http://127.0.0.1:{server.address.port}/metrics", timeout=120) as page,
     ):
         assert page.status == 200

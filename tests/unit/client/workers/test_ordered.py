@@ -302,7 +302,7 @@ def test_letters_that_are_too_large_together_are_parked_whole(db: Tidemill, name
     all_fail = threading.Barrier(4)
 
     def handle(record: Any) -> None:
-        all_fail.wait(60)
+        all_fail.wait(120)
         raise Reject("no")
 
     worker = db.worker(name, topic, handle, ordered=True, dead_letter=letters, concurrency=4)
@@ -425,11 +425,11 @@ def test_a_stop_in_a_batch_stores_what_is_done(db: Tidemill, name: str, topic: s
         seen.append(record.offset)
         if record.offset == 5:
             in_handler.set()
-            assert go_on.wait(60)
+            assert go_on.wait(120)
 
     worker = db.worker(name, topic, handle, ordered=True)
     worker.start()
-    assert in_handler.wait(60)
+    assert in_handler.wait(120)
     worker.stop()
     go_on.set()
     worker.join()
@@ -453,7 +453,7 @@ def test_a_handler_that_does_not_end_keeps_no_process_from_ending(
     ).run_until_empty()
     assert [thread.daemon for thread in threads] == [True, True]
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -496,13 +496,13 @@ def test_a_paused_worker_takes_nothing_until_it_is_resumed(
 
     def handle(record: Any) -> None:
         in_handler.set()
-        assert go_on.wait(60)
+        assert go_on.wait(120)
         seen.append(record.offset)
         if len(seen) == 40:
             done.set()
 
     with db.worker(name, topic, handle, ordered=Ordered(batch_size=2), concurrency=concurrency) as worker:
-        assert in_handler.wait(60)
+        assert in_handler.wait(120)
         worker.pause()
         go_on.set()
         # Another one of the same event loop gets to the end meanwhile.
@@ -513,7 +513,7 @@ def test_a_paused_worker_takes_nothing_until_it_is_resumed(
         wait_until(lambda: len(seen) >= polled, "what was polled is done")
         assert sorted(seen) == list(range(polled))
         worker.resume()
-        assert done.wait(60)
+        assert done.wait(120)
     assert sorted(seen) == list(range(40))
 
 
@@ -586,7 +586,7 @@ def test_a_worker_whose_parked_records_could_not_be_replayed_is_refused(
 
 def test_different_keys_run_side_by_side_and_each_in_order(db: Tidemill, name: str, topic: str) -> None:
     _send(db, topic, "abcd" * 50)
-    together = threading.Barrier(4, timeout=60)
+    together = threading.Barrier(4, timeout=120)
     seen: dict[bytes, list[int]] = {}
 
     def handle(record: Any) -> None:
@@ -609,7 +609,7 @@ def test_what_other_lanes_have_done_does_not_come_again_after_an_error(
 
     def handle(record: Any) -> None:
         if record.key == b"x":
-            assert others_done.wait(60)
+            assert others_done.wait(120)
             if seen.count(0) == 0:
                 seen.append(0)
                 raise ValueError("once")
@@ -645,7 +645,7 @@ def test_a_position_that_cannot_be_stored_now_runs_no_record_beside_itself(
         if record.key == b"x":
             beside.extend(running)
             running.append(record.offset)
-            assert go_on.wait(60)
+            assert go_on.wait(120)
             running.remove(record.offset)
 
     options = Ordered(batch_size=1)
@@ -660,7 +660,7 @@ def test_a_position_that_cannot_be_stored_now_runs_no_record_beside_itself(
 
 def _connect(path: Path) -> Callable[[], sqlite3.Connection]:
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(path, timeout=60)
+        return sqlite3.connect(path, timeout=120)
 
     return connect
 
@@ -693,7 +693,7 @@ def test_effects_in_a_database_happen_once_although_handlers_fail(
     options = Ordered(checkpoint=_connect(path), batch_size=8, restart=Bounded(100, within_seconds=1_000))
     worker = db.worker(name, topic, handle, ordered=options, concurrency=concurrency)
     # Lanes fail with others under way: all of it is one restart.
-    worker.run_until_empty(timeout=100)
+    worker.run_until_empty(timeout=120)
     assert sorted(_effects(path)) == list(range(60))
     if concurrency == 1:
         assert _effects(path) == list(range(60))
@@ -718,7 +718,7 @@ def test_a_worker_goes_on_behind_records_that_were_deleted_only_if_it_is_told_to
             lambda record, *_: seen.append(record.offset),
             ordered=Ordered(checkpoint=checkpoint, **options),
         )
-        worker.run_until_empty(timeout=100)
+        worker.run_until_empty(timeout=120)
 
     _send(db, topic, range(4))
     run()
@@ -754,7 +754,7 @@ def test_lanes_that_read_before_they_write_wait_for_each_other(
             connection.execute(write.format(connection.execute(read).fetchone()[0] + 1))
 
     options = Ordered(checkpoint=kinds[opened_by], restart=Bounded(0, within_seconds=1))
-    db.worker(name, topic, handle, ordered=options, concurrency=3).run_until_empty(timeout=100)
+    db.worker(name, topic, handle, ordered=options, concurrency=3).run_until_empty(timeout=120)
     engine.dispose()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT records FROM total").fetchone() == (30,)
@@ -792,25 +792,24 @@ def test_a_handler_that_does_not_end_keeps_no_worker_and_its_effects_are_taken_b
     path = tmp_path / "effects.db"
     _table(path)
     _send(db, topic, range(4))
-    in_handler, go_on = threading.Event(), threading.Event()
+    in_handler, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def handle(record: Any, connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO effects VALUES (?)", (record.offset,))
         if record.offset == 2:
             in_handler.set()
-            go_on.wait(5)
+            go_on.wait(120)
+            ended.set()
 
     worker = db.worker(name, topic, handle, ordered=Ordered(checkpoint=_connect(path)), stop_timeout=0.05)
     worker.start()
-    assert in_handler.wait(60)
-    began = time.monotonic()
+    assert in_handler.wait(120)
     worker.stop_and_join()
-    took = time.monotonic() - began
+    assert not ended.is_set(), "the worker has waited for its handler"
     go_on.set()
     # It waits until the handler has ended, and its transaction with it.
     db.worker(name, topic, handle, ordered=Ordered(checkpoint=_connect(path))).run_until_empty()
     assert _effects(path) == [0, 1, 2, 3]
-    assert took < 5
 
 
 def test_a_stop_with_rollback_of_a_record_that_is_done_again_takes_all_back(
@@ -874,7 +873,7 @@ def test_a_lane_whose_cursor_was_taken_over_parks_nothing(
         concurrency=2,
     )
     worker.start()
-    with sqlite3.connect(path, timeout=60) as connection:
+    with sqlite3.connect(path, timeout=120) as connection:
         connection.execute("UPDATE tidemill_cursors SET epoch = epoch + 1")
     _send(db, topic, "ab")
     with pytest.raises(CursorFenced, match=name):
@@ -928,7 +927,7 @@ def test_a_database_that_refuses_the_position_uses_the_budget_and_parks_nothing(
     handling: set[int] = set()
 
     def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=60)
+        connection = sqlite3.connect(path, timeout=120)
         connection.set_authorizer(authorize)
         return connection
 
@@ -1013,7 +1012,7 @@ def test_what_is_written_in_a_transaction_counts_once_although_handlers_fail(
             raise ValueError(f"after the effect, with {before}")
 
     options = _in_transaction(batch_size=8, restart=Bounded(100, within_seconds=1_000))
-    counts = db.worker(name, topic, handle, ordered=options).run_until_empty(timeout=100)
+    counts = db.worker(name, topic, handle, ordered=options).run_until_empty(timeout=120)
     assert counts.restarts == len(failed) == 4
     assert [each.value for each in _records(db, out)] == [b"%d" % number for number in range(40)]
     assert sorted(table.scan().to_arrow().to_pylist(), key=itemgetter("id")) == [
@@ -1119,7 +1118,7 @@ def test_a_handler_that_is_given_up_writes_nothing(db: Tidemill, name: str, topi
         transaction.send(out, record.value)
         if record.offset == 2 and not late:
             in_handler.set()
-            go_on.wait(60)
+            go_on.wait(120)
             try:
                 transaction.send(out, b"late")
             except NoOpenTransaction as error:
@@ -1127,7 +1126,7 @@ def test_a_handler_that_is_given_up_writes_nothing(db: Tidemill, name: str, topi
 
     worker = db.worker(name, topic, handle, ordered=_in_transaction(), stop_timeout=0.05)
     worker.start()
-    assert in_handler.wait(60)
+    assert in_handler.wait(120)
     worker.stop_and_join()
     go_on.set()
     db.worker(name, topic, handle, ordered=_in_transaction()).run_until_empty()

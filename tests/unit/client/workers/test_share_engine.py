@@ -44,7 +44,7 @@ def make_worker(
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - the state is that of nodes, which tell nobody
             await asyncio.sleep(0.002)
 
@@ -72,7 +72,7 @@ async def test_the_end_of_a_handler_decides_what_becomes_of_its_record(
     peer["t", 0].write(b"good", b"bad", b"flaky")
     peer["t", 1].write(b"later", b"good")
     worker = make_worker(peer, handler, concurrency=concurrency)
-    counts = await worker.run_until_empty(timeout=20)
+    counts = await worker.run_until_empty(timeout=120)
     assert peer["t", 0].states == ["done", "dead", "done"]
     assert peer["t", 1].states == ["done", "done"]
     assert peer["t", 0].reasons == {1: "no such address"}
@@ -94,7 +94,7 @@ async def test_a_handler_may_settle_its_record_itself() -> None:
             raise ValueError("settled, and yet")
         record.accept()
 
-    counts = await make_worker(peer, handle).run_until_empty(timeout=20)
+    counts = await make_worker(peer, handle).run_until_empty(timeout=120)
     assert peer["t", 0].states == ["done", "done"]
     assert (counts.handled, counts.accepted, counts.released) == (4, 0, 0)
 
@@ -104,7 +104,7 @@ async def test_as_many_handlers_run_side_by_side_as_asked_for(is_async: bool) ->
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(*[b"x"] * 20)
     running, most = 0, 0
-    gate = threading.Barrier(5, timeout=20)
+    gate = threading.Barrier(5, timeout=120)
 
     def handle(record: ShareRecord) -> None:
         gate.wait()
@@ -113,13 +113,13 @@ async def test_as_many_handlers_run_side_by_side_as_asked_for(is_async: bool) ->
         nonlocal running, most
         running += 1
         most = max(most, running)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while most < 5:  # noqa: ASYNC110 - all five must be here
                 await asyncio.sleep(0.001)
         running -= 1
 
     worker = make_worker(peer, handle_awaited if is_async else handle, concurrency=5)
-    counts = await worker.run_until_empty(timeout=30)
+    counts = await worker.run_until_empty(timeout=120)
     assert counts.accepted == 20
     assert most in (0, 5)
 
@@ -128,7 +128,7 @@ async def test_a_slow_worker_holds_no_more_records_than_it_works_on() -> None:
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(*[b"x"] * 50)
     go = threading.Event()
-    worker = make_worker(peer, lambda record: go.wait(20), concurrency=3)
+    worker = make_worker(peer, lambda record: go.wait(120), concurrency=3)
     async with worker:
         await until(lambda: worker.counts.running == 3)
         await asyncio.sleep(0.1)
@@ -145,7 +145,7 @@ async def test_a_stop_lets_handlers_end_and_gives_back_what_waits(is_async: bool
     def handle(record: ShareRecord) -> None:
         if record.offset >= 10:
             started.set()
-            go.wait(20)
+            go.wait(120)
 
     async def handle_awaited(record: ShareRecord) -> None:
         if record.offset >= 10:
@@ -162,7 +162,7 @@ async def test_a_stop_lets_handlers_end_and_gives_back_what_waits(is_async: bool
     await until(lambda: peer["t", 0].states.count("acquired") == 1)
     assert not joined.done()
     go.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await joined
     assert peer["t", 0].states == ["done"] * 11 + ["available"] * 89
     # No handler has seen them, so that was no delivery.
@@ -185,7 +185,7 @@ async def test_a_stop_gives_back_what_waits_as_the_node_can_hear_it(
 
     worker = make_worker(peer, handle)
     await worker.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await started.wait()
         await until(lambda: peer["t", 0].states.count("acquired") > 1)
         await worker.stop_and_join()
@@ -207,7 +207,7 @@ async def test_a_record_that_was_delivered_often_is_here_alone(is_async: bool) -
     async def handle_awaited(record: ShareRecord) -> None:
         handle(record)
 
-    await make_worker(peer, handle_awaited if is_async else handle).run_until_empty(timeout=20)
+    await make_worker(peer, handle_awaited if is_async else handle).run_until_empty(timeout=120)
     assert peer["t", 0].states == ["done"] * 10
     assert held == [1] * 10
 
@@ -231,7 +231,7 @@ async def test_a_handler_that_fails_at_every_start_kills_only_what_it_has_seen()
 
         worker = make_worker(peer, handle, stop_timeout=0.01)
         await worker.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await hangs.wait()
             await worker.stop_and_join()
     counts = peer["t", 0].counts
@@ -248,7 +248,7 @@ async def test_a_handler_that_does_not_end_is_left_and_its_record_goes_back() ->
     worker = make_worker(peer, handle, stop_timeout=0.05)
     await worker.start()
     await until(lambda: worker.counts.running == 1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await worker.stop_and_join()
     assert peer["t", 0].states == ["available"]
     assert worker.counts.running == 0
@@ -266,14 +266,14 @@ async def test_a_handler_that_takes_longer_than_its_lock_keeps_its_record(is_asy
 
     def handle(record: ShareRecord) -> None:
         # The thread of a plain handler is blocked: whoever renews its lock is not it.
-        assert renewed.wait(20)
+        assert renewed.wait(120)
 
     async def watch() -> None:
         await until(lambda: peer.renewals >= 2)
         renewed.set()
 
     watching = asyncio.create_task(watch())
-    counts = await make_worker(peer, handle_awaited if is_async else handle).run_until_empty(timeout=20)
+    counts = await make_worker(peer, handle_awaited if is_async else handle).run_until_empty(timeout=120)
     await watching
     assert (counts.accepted, counts.lost) == (1, 0)
     assert peer["t", 0].counts == [1]
@@ -287,7 +287,7 @@ async def test_a_handler_that_takes_longer_than_its_timeout_is_cancelled() -> No
         if record.delivery_count == 1:
             await asyncio.Event().wait()
 
-    counts = await make_worker(peer, handle, timeout=0.05).run_until_empty(timeout=20)
+    counts = await make_worker(peer, handle, timeout=0.05).run_until_empty(timeout=120)
     assert (counts.released, counts.accepted) == (1, 1)
     assert peer["t", 0].counts == [2]
 
@@ -307,7 +307,7 @@ async def test_what_a_handler_waited_for_may_be_cancelled(kind: str) -> None:
         other.cancel()
         await other
 
-    counts = await make_worker(peer, handle, concurrency=2).run_until_empty(timeout=20)
+    counts = await make_worker(peer, handle, concurrency=2).run_until_empty(timeout=120)
     assert (counts.failed, counts.released, counts.accepted, counts.running) == (3, 3, 3, 0)
     assert peer["t", 0].states == ["done"] * 3
 
@@ -330,7 +330,7 @@ async def test_a_lane_that_ends_for_another_reason_ends_the_worker_with_it(is_as
     worker = make_worker(peer, handle_awaited if is_async else handle, concurrency=2)
     await worker.start()
     with pytest.raises(TidemillError, match="one of its 2 lanes has ended by RuntimeError: no words"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await worker.join()
     assert peer["t", 0].states == ["available", "available"]
     assert peer.members == {}
@@ -344,7 +344,7 @@ async def test_a_retry_with_a_delay_that_cannot_be_is_a_failure_of_the_handler()
         if record.delivery_count == 1:
             raise Retry(delay=-1)
 
-    counts = await make_worker(peer, handle).run_until_empty(timeout=20)
+    counts = await make_worker(peer, handle).run_until_empty(timeout=120)
     assert (counts.failed, counts.accepted) == (1, 1)
 
 
@@ -366,7 +366,7 @@ async def test_what_ends_a_worker_reaches_join() -> None:
     await worker.start()
     peer.refuse("ShareFetch", ErrorCode.group_authorization_failed)
     with pytest.raises(ApiError, match="GROUP_AUTHORIZATION_FAILED"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await worker.join()
     peer.refuse("ShareGroupHeartbeat", ErrorCode.group_max_size_reached)
     with pytest.raises(ApiError, match="GROUP_MAX_SIZE_REACHED"):
@@ -405,7 +405,7 @@ async def test_logs_have_fields_and_tell_each_failure(caplog: pytest.LogCaptureF
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(b"bad", b"flaky", key=b"k")
     with caplog.at_level(logging.INFO, "tidemill.worker"):
-        await make_worker(peer, judge).run_until_empty(timeout=20)
+        await make_worker(peer, judge).run_until_empty(timeout=120)
     lines = [json.loads(JsonFormatter().format(each)) for each in caplog.records]
     assert [line["message"] for line in lines if "outcome" not in line] == [
         "worker emails: started on share group emails",

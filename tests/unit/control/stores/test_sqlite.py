@@ -193,7 +193,7 @@ async def test_a_watch_hears_of_a_commit_whose_caller_was_cancelled(tmp_path: Pa
 
     def slow_commit(txn: Txn) -> int:
         entered.set()
-        go_on.wait(5)
+        go_on.wait(120)
         return commit_now(txn)
 
     store._engine.commit = slow_commit  # type: ignore[method-assign]  # A commit that a test can hold.
@@ -203,11 +203,11 @@ async def test_a_watch_hears_of_a_commit_whose_caller_was_cancelled(tmp_path: Pa
         # The store does one thing after the other: the watch has found nothing and waits.
         await store.read()
     caller = asyncio.create_task(commit(store, a=b"1"))
-    assert await asyncio.to_thread(entered.wait, 5)
+    assert await asyncio.to_thread(entered.wait, 120)
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
     go_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         assert (await heard).changes == (Change("a", b"1"),)
     await watch.aclose()
     await store.close()

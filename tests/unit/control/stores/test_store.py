@@ -153,7 +153,7 @@ def put(key: str, value: bytes = b"x", lease_id: int = 0) -> Txn:
 
 
 async def take(batches: AsyncIterator[ChangeBatch], count: int) -> list[ChangeBatch]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         return [await anext(batches) for _ in range(count)]
 
 
@@ -441,7 +441,7 @@ async def test_closing_ends_watches_and_refuses_calls(opened: Any) -> None:
         waiting = asyncio.create_task(anext(watch, None))
         await asyncio.sleep(0)
         await store.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             assert await waiting is None
         with pytest.raises(StoreClosed):
             await store.commit(put("a"))

@@ -78,7 +78,7 @@ async def two_on_one() -> AsyncIterator[tuple[Disturbed, Controller, Controller]
 async def reached(controller: Controller, other: Controller) -> None:
     moved = asyncio.Event()
     end = controller.subscribe(lambda old, new, delta: moved.set())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while controller.image.revision < other.image.revision:
             await moved.wait()
             moved.clear()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -360,7 +359,6 @@ class ConsumerGroupHistoriesOnDrafts(ConsumerGroupHistories):
 ConsumerGroupHistories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.timeout(300)
 class TestConsumerGroupHistories(ConsumerGroupHistories.TestCase):  # type: ignore[misc, valid-type]
     """Run by pytest."""
 
@@ -368,6 +366,5 @@ class TestConsumerGroupHistories(ConsumerGroupHistories.TestCase):  # type: igno
 ConsumerGroupHistoriesOnDrafts.TestCase.settings = ConsumerGroupHistories.TestCase.settings
 
 
-@pytest.mark.timeout(300)
 class TestConsumerGroupHistoriesOnDrafts(ConsumerGroupHistoriesOnDrafts.TestCase):  # type: ignore[misc, valid-type]
     """Run by pytest."""

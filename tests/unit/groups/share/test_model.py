@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -296,12 +295,10 @@ ShareGroupHistories.TestCase.settings = settings(max_examples=60, stateful_step_
 OnDrafts.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.timeout(300)
 class TestShareGroupHistories(ShareGroupHistories.TestCase):  # type: ignore[misc, valid-type]
     """Run by pytest."""
 
 
-@pytest.mark.timeout(300)
 class TestShareGroupHistoriesOnDrafts(OnDrafts.TestCase):  # type: ignore[misc, valid-type]
     """Run by pytest."""
 

@@ -391,7 +391,7 @@ def test_a_stalled_writer_does_not_keep_a_store_from_closing(
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert stalling.refused.acquire(timeout=30)
+    assert stalling.refused.acquire(timeout=120)
     store.close()
     writer.join()
     assert "closed" in outcomes[0]

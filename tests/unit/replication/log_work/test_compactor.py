@@ -220,11 +220,11 @@ async def test_deleting_a_topic_waits_for_the_run_that_reads_it(
 
     def stop_here() -> None:
         reading.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
 
     storage.before_next("read", ".log", stop_here)
     task = asyncio.create_task(compactor.compact([partition]))
-    await asyncio.to_thread(reading.wait, 30)
+    await asyncio.to_thread(reading.wait, 120)
     waiting = asyncio.create_task(asyncio.to_thread(compactor.wait_until_off, partition.topic_id))
     await asyncio.to_thread(compactor.wait_until_off, uuid4())  # Another topic need not wait.
     assert not waiting.done()

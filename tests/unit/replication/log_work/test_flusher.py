@@ -66,7 +66,7 @@ def hold(storage: FaultyStorage) -> tuple[threading.Event, threading.Event]:
 
     def wait() -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(120)
 
     storage.before_next("sync", ".log", wait)
     return begun, go_on
@@ -86,7 +86,7 @@ async def test_what_comes_during_a_flush_is_taken_by_the_next_one(
     partition = make()
     begun, go_on = hold(storage)
     first = wait_committed(partition, append(partition))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 120)
     later = [wait_committed(partition, append(partition)) for _ in range(5)]
     assert partition.high_watermark == 0
     go_on.set()
@@ -101,7 +101,7 @@ async def test_partitions_are_flushed_side_by_side(
     slow, fast = make(0), make(1)
     begun, go_on = hold(storage)
     waiting = wait_committed(slow, append(slow))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 120)
     await wait_committed(fast, append(fast))
     assert not waiting.done()
     go_on.set()
@@ -132,7 +132,7 @@ async def test_a_waiter_that_raises_does_not_hang_the_drain(
         raise KeyError("a bug in a waiter")
 
     partition.when_committed(append(partition), broken)
-    await asyncio.wait_for(flusher.drain([partition]), 10)
+    await asyncio.wait_for(flusher.drain([partition]), 120)
     assert partition.high_watermark == 1
 
 
@@ -141,7 +141,7 @@ async def test_flush_ms_delays_a_flush_and_a_waiter_brings_it_forward(flusher: F
     end = append(partition)
     await asyncio.sleep(0.01)
     assert flusher.flush_count == 0
-    await asyncio.wait_for(wait_committed(partition, end), 10)
+    await asyncio.wait_for(wait_committed(partition, end), 120)
     assert flusher.flush_count == 1
 
 
@@ -153,7 +153,7 @@ async def test_flush_messages_brings_a_delayed_flush_forward(flusher: Flusher, m
     reached = asyncio.Event()
     partition.subscribe("reader", reached.set)
     append(partition)
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 120)
     assert partition.high_watermark == 2
 
 
@@ -162,7 +162,7 @@ async def test_a_delayed_flush_comes_by_itself(flusher: Flusher, make: Make) -> 
     reached = asyncio.Event()
     partition.subscribe("reader", reached.set)
     append(partition)
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 120)
     assert partition.high_watermark == 1
 
 
@@ -174,7 +174,7 @@ async def test_a_delayed_flush_comes_by_itself_after_the_clock_was_set_back(
     partition.subscribe("reader", reached.set)
     # By the clock as it was then; it was set back by an hour before the flush was planned.
     partition.append(plain_batch("v"), wall_clock_ms() + 3_600_000)
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 120)
     assert partition.high_watermark == 1
 
 
@@ -186,15 +186,15 @@ async def test_drain_flushes_everything_delayed_or_not(
         append(partition)
     begun, go_on = hold(storage)
     draining = asyncio.get_running_loop().create_task(flusher.drain(partitions))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 120)
     assert not draining.done()
     go_on.set()
-    await asyncio.wait_for(draining, 10)
+    await asyncio.wait_for(draining, 120)
     assert [partition.high_watermark for partition in partitions] == [1, 1, 1]
 
 
 async def test_drain_of_nothing_returns(flusher: Flusher, make: Make) -> None:
-    await asyncio.wait_for(flusher.drain([make()]), 10)
+    await asyncio.wait_for(flusher.drain([make()]), 120)
 
 
 @pytest.mark.parametrize(("call", "path"), [("sync_dir", "logs/t/0"), ("open", "leader-epochs")])
@@ -206,7 +206,7 @@ async def test_a_flush_that_could_open_no_file_is_tried_again(
     offset = append(partition)
     storage.fail_next(call, path, TooManyFiles("too many open files"))
     before = len(storage.calls)
-    await asyncio.wait_for(wait_committed(partition, offset), 10)
+    await asyncio.wait_for(wait_committed(partition, offset), 120)
     assert partition.failure is None
     tries = [number for number, each in enumerate(storage.calls) if each[0] == call and path in each[1]]
     tries = [number for number in tries if number >= before]

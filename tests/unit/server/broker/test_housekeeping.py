@@ -25,7 +25,7 @@ async def test_a_chore_that_fails_is_logged_by_its_name_and_tried_again(
 
     housekeeping = Housekeeping([Chore("the washing-up", 1, fail)])
     housekeeping.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await enough.wait()
     await housekeeping.stop()
     assert "the washing-up failed; it is tried again later" in caplog.text
@@ -47,7 +47,7 @@ async def test_a_chore_that_takes_long_does_not_hold_up_others_and_is_ended_by_a
 
     housekeeping = Housekeeping([Chore("endless", 1, endless), Chore("quick", 1, quick)])
     housekeeping.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await begun.wait()
         done.clear()
         await done.wait()

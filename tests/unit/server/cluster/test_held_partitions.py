@@ -46,7 +46,7 @@ class World:
         return self.broker.replicas.has_files("t", self.broker.find.topic("t").id, index)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 

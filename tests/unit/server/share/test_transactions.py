@@ -45,19 +45,19 @@ class World(ShareWorld):
 
     async def settled(self) -> None:
         """Wait until no transaction holds records."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while self.led().machine.has_pending:  # noqa: ASYNC110 - the state itself
                 await asyncio.sleep(0.01)
 
     async def started_after(self, member: Member, offset: int) -> None:
         """Wait until the start is at an offset, while a member asks for records and gets none."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while (await self.persister.read_summary(self.key(), -1)).start_offset < offset:
                 assert (await member.fetch()).acquired == []
 
     async def started_at(self, offset: int) -> None:
         """Wait until the start of the share partition is stored at an offset."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while (await self.persister.read_summary(self.key(), -1)).start_offset < offset:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -291,7 +291,7 @@ async def test_a_letter_that_an_earlier_leader_left_open_is_decided_by_the_next_
     with monkeypatch.context() as patch:
         patch.setattr(InternalProducer, "commit", hang)
         assert await member.settle(0, 0, REJECT, reason="no such customer") == 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while all(  # noqa: ASYNC110 - the state itself
                 each.producer_id == -1
                 for each in (await share.persister.read_state(share.key(), share.led().leader_epoch)).batches

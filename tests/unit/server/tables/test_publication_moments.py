@@ -94,7 +94,7 @@ async def begin_publication(world: TableWorld, table: TableDefinition) -> asynci
     log = _log(world.broker, table, 0)
     moved = asyncio.Event()
     log.subscribe(task, moved.set)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while log.last_stable_offset < log.local_log.end_offset or log.local_log.producers.transactions.open:
             moved.clear()
             await moved.wait()

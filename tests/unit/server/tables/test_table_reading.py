@@ -25,7 +25,7 @@ from tidemill.tables.state.bucket import Bucket
 MakeBroker = Callable[..., Awaitable[Broker]]
 Ask = Callable[..., Awaitable[Any]]
 
-SOON = 20
+SOON = 120
 MINUTE_MS = 60_000
 
 

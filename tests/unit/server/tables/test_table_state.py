@@ -26,7 +26,7 @@ from tidemill.tables.state.changes import prepare
 from tidemill.tables.state.folding import read_for_fold
 from tidemill.tables.state.metrics import measure_tables
 
-SOON = 20
+SOON = 120
 
 
 def row(number: int, region: str = "eu") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tidemill.kv.rocks.store import RocksStore
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanning.sessions import BucketKey
 
-SOON = 20
+SOON = 120
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ class World:
             return await work()
 
         assert self.db._loop is not None
-        return asyncio.run_coroutine_threadsafe(call(), self.db._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(call(), self.db._loop).result(120)
 
     @property
     def partition(self) -> Partition:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from support.machine import slowness
 from support.predicates import SCHEMA, batches, fitting_predicates, predicates
 from tidemill.errors import TableCode, TableError
 from tidemill.tables.predicates.literals import Value
@@ -244,7 +245,7 @@ class TestBytes:
     def test_hostile_bytes_are_refused_quickly(self, data: bytes) -> None:
         started = clock.process_time()
         refusal(decode, data)
-        assert clock.process_time() - started < 2
+        assert clock.process_time() - started < 2 * slowness()
 
 
 class TestRows:
@@ -476,7 +477,7 @@ class TestRows:
         started = clock.process_time()
         assert bound.mask(batch).true_count == 10_000
         # One by one they would take seconds.
-        assert clock.process_time() - started < 0.5
+        assert clock.process_time() - started < 0.5 * slowness()
         assert bind(Not(chain), batch.schema).mask(batch).true_count == 90_000
 
     def test_numbers_with_equal_hashes_are_bound_quickly(self) -> None:
@@ -486,7 +487,7 @@ class TestRows:
         started = clock.process_time()
         bind(In(A, tuple(numbers)), schema)
         bind(Or(tuple(Compare(A, "<", number) for number in numbers)), schema)
-        assert clock.process_time() - started < 2
+        assert clock.process_time() - started < 2 * slowness()
 
     @pytest.mark.parametrize(
         ("data_type", "literal"),

@@ -69,7 +69,7 @@ async def opened(directory: Path, log: Any) -> AsyncIterator[Bucket]:
 
 async def test_a_log_from_its_first_record_on_is_enough(tmp_path: Path) -> None:
     async with opened(tmp_path / "bucket", empty_log(first_offset=0)) as bucket:
-        await bucket.ready(0, 30)
+        await bucket.ready(0, 120)
         assert bucket.applied_offset == 0
 
 
@@ -78,7 +78,7 @@ async def test_a_log_whose_first_records_were_deleted_is_not_taken_for_the_whole
 ) -> None:
     async with opened(tmp_path / "bucket", empty_log(first_offset=5)) as bucket:
         with pytest.raises(TableError, match="cannot be rebuilt") as caught:
-            await bucket.ready(0, 30)
+            await bucket.ready(0, 120)
         assert caught.value.table_code is TableCode.state_damaged
 
 
@@ -105,20 +105,20 @@ async def test_whoever_waits_for_an_offset_need_not_wait_for_all_that_is_folded_
 
     def fold_one(bucket: Bucket, store: RocksStore, *_: object) -> None:
         if store.applied_offset == 5:
-            assert held.wait(30)
+            assert held.wait(120)
         store.write([], [], [], store.applied_offset + 1)
 
     monkeypatch.setattr(Bucket, "_fold_step", fold_one)
     log, grow = log_of_batches()
     async with opened(tmp_path / "bucket", log) as bucket:
-        await bucket.ready(0, 30)
+        await bucket.ready(0, 120)
         grow(10)
         try:
             await bucket.ready(3, 10)
             assert bucket.applied_offset <= 5
         finally:
             held.set()
-        await bucket.ready(10, 30)
+        await bucket.ready(10, 120)
 
 
 async def test_state_that_was_given_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,20 +126,20 @@ async def test_state_that_was_given_up_is_waited_for(tmp_path: Path, monkeypatch
 
     def note_damage(bucket: Bucket, error: CorruptData) -> None:
         noting.set()
-        assert held.wait(30)
+        assert held.wait(120)
 
     monkeypatch.setattr(Bucket, "_note_damage", note_damage)
     async with opened(tmp_path / "bucket", empty_log(first_offset=0)) as bucket:
-        await bucket.ready(0, 30)
+        await bucket.ready(0, 120)
         giving_up = asyncio.ensure_future(
             bucket.give_up_state(CorruptData("a bit has flipped", path="x", position=0))
         )
         try:
-            assert await asyncio.to_thread(noting.wait, 30)
+            assert await asyncio.to_thread(noting.wait, 120)
             with pytest.raises(TableError, match="not yet at 0"):
                 await bucket.ready(-1, 0.01)
         finally:
             held.set()
         await giving_up
-        await bucket.ready(-1, 30)
+        await bucket.ready(-1, 120)
         assert bucket.store.applied_offset == 0

@@ -265,7 +265,7 @@ async def test_deleting_what_is_written_but_not_durable_waits_for_the_flush(node
 
     node.produce(9, produce_part("t", plain_batch("d")), acks=0)
     late = delete_before(4, 1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not late.arrived:
             await asyncio.sleep(0.001)
             await node.settle()

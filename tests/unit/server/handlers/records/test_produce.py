@@ -437,7 +437,7 @@ async def test_a_large_batch_is_not_looked_at_again_by_the_loop_if_the_topic_cha
         prepared = prepare(partition, data, now_ms, **options)
         if threading.current_thread() is not threading.main_thread():
             looked.release()
-            assert changed.wait(30), "the topic was not changed"
+            assert changed.wait(120), "the topic was not changed"
         return prepared
 
     monkeypatch.setattr(Partition, "prepare", prepare_and_wait)
@@ -448,7 +448,7 @@ async def test_a_large_batch_is_not_looked_at_again_by_the_loop_if_the_topic_cha
     answer = node.produce(9, part)
     try:
         for _ in range(2):
-            assert await asyncio.to_thread(looked.acquire, timeout=30)
+            assert await asyncio.to_thread(looked.acquire, timeout=120)
         await node.node.broker.controller.submit(SetTopicConfigs(name="t", configs={"retention.ms": "5000"}))
     finally:
         changed.set()

@@ -393,7 +393,7 @@ async def test_batches_for_one_bucket_keep_their_order_however_long_each_is_look
         assert checked.changes is not None
         seen.append(len(checked.changes.offsets))
         if len(checked.changes.offsets) == 1:
-            first_may_go_on.wait(60)
+            first_may_go_on.wait(120)
         return checked
 
     monkeypatch.setattr(service, "_check", slow_check)
@@ -402,7 +402,7 @@ async def test_batches_for_one_bucket_keep_their_order_however_long_each_is_look
     second = asyncio.ensure_future(
         world.produce(table.name, 0, batch_of((b"1", b'{"id":1,"name":"b"}'), (b"2", b'{"id":2}')))
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while len(seen) < 2:  # noqa: ASYNC110 - a thread's progress
             await asyncio.sleep(0.001)
     assert not second.done()
@@ -461,7 +461,7 @@ async def test_a_table_that_is_dropped_while_a_batch_is_looked_at_is_unknown(
     may_go_on, check = threading.Event(), service._check
 
     def slow_check(*arguments: Any) -> Any:
-        may_go_on.wait(60)
+        may_go_on.wait(120)
         return check(*arguments)
 
     monkeypatch.setattr(service, "_check", slow_check)

@@ -18,7 +18,7 @@ from tidemill.server.broker.gated_writes import GatedWrites
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state import service
 
-SOON = 20
+SOON = 120
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ async def test_a_fetch_that_waits_looks_only_when_something_happens(
 async def test_a_fetch_that_finds_nothing_ends_with_its_time(share: ShareWorld) -> None:
     member = share.member("m1")
     for max_wait in (0, 1, 30):
-        assert (await asyncio.wait_for(member.fetch(max_wait=max_wait), 30)).acquired == []
+        assert (await asyncio.wait_for(member.fetch(max_wait=max_wait), 120)).acquired == []
 
 
 async def test_a_fetch_for_no_records_does_not_wait(share: ShareWorld) -> None:
@@ -134,7 +134,7 @@ async def test_a_waiting_fetch_is_woken_by_the_end_of_a_lock(share: ShareWorld, 
     waiting = asyncio.ensure_future(share.member("m2").fetch(max_wait=LONG_MS))
     await share.settle()
     clock.advance(20)
-    assert (await asyncio.wait_for(waiting, 30)).acquired == [(0, 0, 2)]
+    assert (await asyncio.wait_for(waiting, 120)).acquired == [(0, 0, 2)]
 
 
 async def test_the_delivery_limit_ends_a_record(share: ShareWorld) -> None:
@@ -356,7 +356,7 @@ async def test_a_fetch_that_waits_for_a_lock_is_woken_when_one_is_free(share: Sh
     await share.settle()
     assert not waiting.done()
     await one.acknowledge((50, 99, [ACCEPT]))
-    assert (await asyncio.wait_for(waiting, 30)).acquired == [(100, 149, 1)]
+    assert (await asyncio.wait_for(waiting, 120)).acquired == [(100, 149, 1)]
 
 
 async def test_record_limit_mode_gives_exactly_so_many(share: ShareWorld) -> None:
@@ -552,7 +552,7 @@ async def test_a_release_with_a_delay_is_stored(share: ShareWorld, clock: Manual
     waiting = asyncio.ensure_future(member.fetch(max_wait=LONG_MS))
     await share.settle()
     clock.advance(50)
-    assert (await asyncio.wait_for(waiting, 30)).acquired == [(0, 0, 2)]
+    assert (await asyncio.wait_for(waiting, 120)).acquired == [(0, 0, 2)]
 
 
 async def test_a_record_that_nobody_has_looked_at_goes_back_uncounted_and_at_once(share: ShareWorld) -> None:
@@ -652,7 +652,7 @@ async def test_delivery_time_over_the_wire(share: ShareWorld, clock: ManualClock
     waiting = asyncio.ensure_future(member.fetch(max_wait=LONG_MS))
     await share.settle()
     clock.advance(40)
-    assert (await asyncio.wait_for(waiting, 30)).values == ["later"]
+    assert (await asyncio.wait_for(waiting, 120)).values == ["later"]
 
 
 async def test_all_of_many_delays_that_end_together_are_noticed(
@@ -667,7 +667,7 @@ async def test_all_of_many_delays_that_end_together_are_noticed(
     clock.advance(5)
     found: list[int] = []
     while len(found) < len(singly):
-        found += (await asyncio.wait_for(other.fetch(max_wait=LONG_MS), 30)).offsets
+        found += (await asyncio.wait_for(other.fetch(max_wait=LONG_MS), 120)).offsets
     assert sorted(found) == list(range(0, 1_200, 2))
 
 
@@ -678,7 +678,7 @@ async def test_a_member_that_leaves_with_very_many_pieces_keeps_their_counts(sha
     # What stays locked is in pieces, and more of them than go back in one turn.
     assert await member.acknowledge(*((offset, offset, [ACCEPT]) for offset in range(1, 1_400, 2))) == 0
     await member.close()
-    await asyncio.wait_for(until(lambda: not share.broker.share.of_group(GROUP)), 30)
+    await asyncio.wait_for(until(lambda: not share.broker.share.of_group(GROUP)), 120)
     stored = share.persister.states[share.key()].batches
     counts = {batch.first_offset: batch.delivery_count for batch in stored if batch.first_offset % 2 == 0}
     assert counts == dict.fromkeys(range(0, 1_400, 2), 1)
@@ -745,7 +745,7 @@ async def test_dead_letters_are_written_before_records_end(
     assert await member.settle(0, 0, REJECT, reason="no such user") == 0
     (batch,) = share.persister.states[share.key()].batches
     assert (batch.state, batch.reason) == (DeliveryState.ARCHIVING, "no such user")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await until(lambda: share.persister.states[share.key()].start_offset == 1)
     assert letters.written == [(0, 0, 1, "no such user")]
 
@@ -780,7 +780,7 @@ async def test_dead_letters_are_given_up_when_their_state_is_gone(share: ShareWo
         await share.persister.delete(share.key())
     else:
         await share.initialize(start=0, state_epoch=7)
-    await asyncio.wait_for(until(lambda: not share.broker.share.of_group(GROUP)), 30)
+    await asyncio.wait_for(until(lambda: not share.broker.share.of_group(GROUP)), 120)
     assert letters.written == [], "nobody waits for them any more"
     if change == "begun anew":
         assert (await share.member("m2").fetch()).values == ["a", "b"]
@@ -926,7 +926,7 @@ async def test_an_acknowledgement_that_comes_as_its_share_partition_ends_is_answ
         return led
 
     monkeypatch.setattr(service, "find", found_too_late)
-    code = await asyncio.wait_for(member.acknowledge((0, 0, [ACCEPT])), 10)
+    code = await asyncio.wait_for(member.acknowledge((0, 0, [ACCEPT])), 120)
     assert code == ErrorCode.not_leader_or_follower
     transaction = Transaction("x", 1, 0)
     with pytest.raises(ApiError) as caught:

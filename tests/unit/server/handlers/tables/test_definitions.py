@@ -433,7 +433,7 @@ async def test_a_dropped_table_takes_its_log_its_state_and_its_leases_with_it(
     assert (len(image.tables), len(image.topics), len(image.leases)) == (0, 0, 0)
     assert (await world.done("ListDatabases")).databases[0].name == "shop"
     assert not (await world.done("DropTable", name=table.name, if_exists=True)).dropped
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while files(tmp_path):  # noqa: ASYNC110 - they go in threads that tell nobody
             await asyncio.sleep(0.01)
 

@@ -94,7 +94,7 @@ async def test_a_look_up_sees_what_was_acknowledged_before_it_although_the_state
     may_go_on, apply = threading.Event(), folding.apply
 
     def apply_later(*arguments: Any) -> None:
-        may_go_on.wait(60)
+        may_go_on.wait(120)
         apply(*arguments)
 
     monkeypatch.setattr(folding, "apply", apply_later)

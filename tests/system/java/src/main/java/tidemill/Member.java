@@ -32,7 +32,7 @@ final class Member implements ConsumerRebalanceListener {
         all.put("enable.auto.commit", true);
         if (!"consumer".equals(configs.get("group.protocol"))) {
             // In the new protocol these are the server's to say.
-            all.put("session.timeout.ms", 6_000);
+            all.put("session.timeout.ms", 45_000);
             all.put("heartbeat.interval.ms", 200);
         }
         all.putAll(configs);
