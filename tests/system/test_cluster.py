@@ -29,6 +29,7 @@ from support.history import History, check
 from support.processes import ClientProcess, wait_until
 from support.real_cluster import SHORT_SESSION_TIMEOUT_MS, RealCluster, RealNode
 from support.real_tables import TableLoad
+from support.seeds import choose_seed
 from system.clients.exchange import EXCHANGE_SECONDS, PAUSE_SECONDS
 
 CLIENT = "cluster of three nodes"
@@ -88,8 +89,7 @@ def start_load(load: ClientProcess, topic: str, histories: dict[str, Path]) -> N
 def test_kills_pauses_cut_links_and_an_etcd_that_dies_lose_repeat_and_invent_nothing(
     cluster: RealCluster, tmp_path: Path, start_client: StartClient, topic: str
 ) -> None:
-    seed = int(os.environ.get("CLUSTER_SEED") or random.randrange(2**32))
-    print(f"CLUSTER_SEED={seed}")  # noqa: T201
+    seed = choose_seed("CLUSTER_SEED")
     cluster.create_topic(topic, partitions=PARTITIONS, config=_CONFIG)
     transactions = f"{topic}-transactions"
     cluster.create_topic(transactions, partitions=PARTITIONS)

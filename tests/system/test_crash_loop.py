@@ -9,7 +9,6 @@ node is killed, not what runs at that moment, so a seed narrows a failure down w
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from support.history import History, check
 from support.processes import ClientProcess, NodeProcess
+from support.seeds import choose_seed
 
 _KILLS = 10
 _PARTITIONS = 4
@@ -93,8 +93,7 @@ def drain(client: ClientProcess, name: str, path: Path, *, topic: str, isolated:
 
 
 def test_ten_kills_under_load_lose_repeat_and_invent_nothing(tmp_path: Path, start_client: Any) -> None:
-    seed = int(os.environ.get("CRASH_LOOP_SEED") or random.randrange(2**32))
-    print(f"CRASH_LOOP_SEED={seed}")  # noqa: T201
+    seed = choose_seed("CRASH_LOOP_SEED")
     rng = random.Random(seed)
     names = ("one", "two", "txn", "steady", "late", "committed", "drain", "txn drain", "committed drain")
     histories = {name: tmp_path / f"{name}.jsonl" for name in names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.processes import NodeProcess
+from support.seeds import choose_seed
 
 _RECORDS = 100_000
 _BATCH = 750
@@ -18,8 +18,7 @@ _KILLS = 6
 
 
 def test_a_copy_in_transactions_under_kills_has_every_record_once(tmp_path: Path, start_client: Any) -> None:
-    seed = int(os.environ.get("EXACTLY_ONCE_SEED") or random.randrange(2**32))
-    print(f"EXACTLY_ONCE_SEED={seed}")  # noqa: T201
+    seed = choose_seed("EXACTLY_ONCE_SEED")
     rng = random.Random(seed)
     with NodeProcess(tmp_path / "data", default_partitions=_PARTITIONS) as node:
         copier = start_client("copier", node)

@@ -20,11 +20,15 @@ import pytest
 
 from support.hostile import HOSTILE
 from support.hostile_readers import HOSTILE_READERS, HOSTILE_READERS_OF_MANY, KEPT_OPEN
+from support.machine import slowness
 from support.processes import NodeProcess
 from support.raw import RawClient
 
-#: The rule is 20 ms. On a core that others share the same work takes up to half as much processor time again.
+#: The rule is 20 ms. On a core that others share the same work takes up to half as much processor time again,
+#: and on a slower one in proportion.
 TURN_CPU_SECONDS_MAX = 0.030
+#: What a request does, it does every time; what the machine does to it, it does not.
+ATTEMPTS = 4
 DEADLINE_SECONDS = 300.0
 #: A ping may take this long on any machine, or so many times the longest of the idle node.
 PING_SECONDS_MAX = 0.250
@@ -87,22 +91,26 @@ def longest_turns(node: NodeProcess) -> dict[str, float]:
 
 def too_long(node: NodeProcess) -> dict[str, float]:
     """The turns that were too long, by API: also those of work that a request has left behind."""
-    return {api: turn for api, turn in longest_turns(node).items() if turn >= TURN_CPU_SECONDS_MAX}
+    found = {api: turn for api, turn in longest_turns(node).items() if turn >= TURN_CPU_SECONDS_MAX}
+    if not found:
+        return {}
+    limit = TURN_CPU_SECONDS_MAX * slowness()
+    return {api: turn for api, turn in found.items() if turn >= limit}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_no_request_holds_the_event_loop(name: str, nodes: Nodes, idle_node: NodeProcess) -> None:
-    pings = throw_beside_another_client(name, nodes.of(name), idle_node)
-    if not too_long(nodes.running) and not pings.are_too_long:
-        return
-    # Once more at a new node: a machine that others use may have been the reason.
-    nodes.replace()
-    pings = throw_beside_another_client(name, nodes.running, idle_node)
-    found = too_long(nodes.running)
-    if found:
+    nodes.of(name)
+    found: list[str] = []
+    for _ in range(ATTEMPTS):
+        pings = throw_beside_another_client(name, nodes.running, idle_node)
+        turns = too_long(nodes.running)
+        if not turns and not pings.are_too_long:
+            return
+        found.append(f"processor seconds of turns by API: {turns}; {pings}")
+        # Again at a new node: a machine that others use may have been the reason.
         nodes.replace()
-    assert not found, f"processor seconds of turns by API; {pings}"
-    assert not pings.are_too_long, str(pings)
+    raise AssertionError("\n".join(found))
 
 
 class Pings(NamedTuple):

@@ -16,6 +16,7 @@ import pytest
 
 from support.processes import NodeProcess
 from support.real_cluster import RealCluster
+from support.seeds import choose_seed
 from support.share_load import ShareLoad
 
 _KILLS = int(os.environ.get("SHARE_KILLS") or 0)
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.timeout(600 + 60 * _KILLS)
 @pytest.fixture
 def seed(record_property: Callable[[str, object], None]) -> int:
     """Chooses what happens; a failed run names it."""
-    chosen = int(os.environ.get("SHARE_SEED") or random.randrange(2**32))
+    chosen = choose_seed("SHARE_SEED")
     record_property("SHARE_SEED", chosen)
     return chosen
 

@@ -7,8 +7,6 @@ alone would not show a change that was lost, repeated or out of place.
 from __future__ import annotations
 
 import json
-import os
-import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ import pytest
 
 import tidemill
 from support.processes import ClientProcess, NodeProcess, wait_until
+from support.seeds import choose_seed
 from support.table_following import Follower, Seen
 from support.table_nodes import SOON, new_name, records_of
 from tidemill.client.sync_client import Tidemill
@@ -106,8 +105,7 @@ def assert_follows(follower: Follower, log: dict[int, list[Seen]], topic: str) -
 def test_changes_of_a_kafka_client_are_seen_once_and_in_order_through_kills(
     tmp_path: Path, start_client: Any
 ) -> None:
-    seed = int(os.environ.get("TABLE_FOLLOW_SEED") or random.randrange(2**32))
-    print(f"TABLE_FOLLOW_SEED={seed}")  # noqa: T201
+    seed = choose_seed("TABLE_FOLLOW_SEED")
     with (
         NodeProcess(tmp_path / "data", **SOON) as node,
         tidemill.connect(node.bootstrap_servers) as db,

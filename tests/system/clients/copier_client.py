@@ -54,7 +54,7 @@ class Copier(threading.Thread):
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
-                "session.timeout.ms": 6000,
+                "session.timeout.ms": 45_000,
             }
         )
         self._consumer.subscribe([self._source])
