@@ -25,8 +25,8 @@ _BUILDS = _ROOT / "build" / "java-clients"
 _JAVA_MIN = 17
 #: Options of Maven and the time that it has: without a network first, so that a registry is asked only for
 #: what is not there yet.
-_MAVEN_RUNS = ((("-o",), 120.0), ((), 300.0))
-_JAVAC_DEADLINE_SECONDS = 120.0
+_MAVEN_RUNS = ((("-o",), 300.0), ((), 300.0))
+_JAVAC_DEADLINE_SECONDS = 300.0
 #: A JVM of these tests lives for seconds: what its second compiler makes faster, it costs first.
 _JVM_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx512m")
 

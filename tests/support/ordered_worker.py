@@ -43,7 +43,7 @@ def main(servers: str, name: str, topic: str, kind: str, path: str, concurrency:
     handler, checkpoint = handlers[kind]
     # A killed worker's lease is not waited for long.
     options = Ordered(batch_size=BATCH, lease_ms=1_000, checkpoint=checkpoint)
-    with tidemill.connect(servers) as db:
+    with tidemill.connect(servers, timeout_ms=120_000) as db:
         db.worker(name, topic, handler, ordered=options, concurrency=int(concurrency)).run()
 
 

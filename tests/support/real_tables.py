@@ -172,7 +172,7 @@ class TableLoad(threading.Thread):
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncTidemill]:
-        async with await tidemill.connect_async(self._servers) as client:
+        async with await tidemill.connect_async(self._servers, timeout_ms=120_000) as client:
             yield client
 
     async def _certain(self, action: Callable[[], Awaitable[_T]]) -> _T:

@@ -75,7 +75,7 @@ class ShareLoad:
         """Write and work until the block ends; then everything that was written is worked off."""
         async with contextlib.AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(await connect_async(self._servers, timeout_ms=60_000))
+                await stack.enter_async_context(await connect_async(self._servers, timeout_ms=120_000))
                 for _ in range(1 + self._members // 4)
             ]
             await clients[0].configure_share(

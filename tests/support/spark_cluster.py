@@ -23,7 +23,7 @@ _SPARK_CLASS = Path(pyspark.__file__).with_name("bin") / "spark-class"
 _DEPLOY = "org.apache.spark.deploy"
 _MASTER_READY = r"Starting Spark master at (spark://\S+)"
 _WORKER_READY = r"(Successfully registered with master)"
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from support.spark_jobs.points import Points
 __all__ = ("COLD_SECONDS", "READING", "Copies", "wait_held")
 
 #: What a cold session may take for anything, on a machine that is busy.
-COLD_SECONDS = 180.0
+COLD_SECONDS = 400.0
 READING = {"startingOffsets": "earliest", "maxRowsPerTrigger": BATCH}
 
 

@@ -16,7 +16,7 @@ from support.processes import ClientProcess, wait_until
 __all__ = ("SparkDriver", "descendants", "is_running")
 
 _SCRIPT = Path(__file__).with_name("spark_jobs") / "driver.py"
-_COLD_START_SECONDS = 180.0
+_COLD_START_SECONDS = 400.0
 _numbers = itertools.count()
 
 

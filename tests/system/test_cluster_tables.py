@@ -47,7 +47,7 @@ def show_logs(cluster: RealCluster) -> Iterator[None]:
 
 @asynccontextmanager
 async def connected(cluster: RealCluster) -> AsyncIterator[AsyncTidemill]:
-    async with await tidemill.connect_async(cluster.bootstrap_servers) as client:
+    async with await tidemill.connect_async(cluster.bootstrap_servers, timeout_ms=120_000) as client:
         yield client
 
 

@@ -59,7 +59,7 @@ def produce(node: NodeProcess, value: str) -> KafkaError | None:
         {"bootstrap.servers": node.bootstrap_servers, "message.timeout.ms": 3_000, "log_level": 0}
     )
     producer.produce("t", value, on_delivery=lambda error, sent: told.append(error))
-    producer.flush(60)
+    producer.flush(120)
     return told[0]
 
 
@@ -155,7 +155,7 @@ def test_tables_are_read_on_a_full_disk_also_after_a_crash_and_deleting_makes_ro
         producer = Producer({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
         for _ in range(6):
             producer.produce("large", b"x" * 900_000)
-        producer.flush(60)
+        producer.flush(120)
         fill(disk)
         node.kill()
         node.start()
@@ -189,7 +189,7 @@ def test_a_topic_is_deleted_with_no_byte_free(disk: Path) -> None:
         producer = Producer({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
         for _ in range(4):
             producer.produce("large", b"x" * 900_000)
-        producer.flush(60)
+        producer.flush(120)
         consumer = Consumer({"bootstrap.servers": node.bootstrap_servers, "group.id": "g", "log_level": 0})
         consumer.commit(offsets=[TopicPartition("large", 0, 2)], asynchronous=False)
         consumer.close()

@@ -29,8 +29,8 @@ _API_VERSIONS = "ApiVersions"
 def impatient_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """A node with tight limits."""
     limits = {
-        "frame_deadline_ms": 500,
-        "handshake_deadline_ms": 1_000,
+        "frame_deadline_ms": 1_500,
+        "handshake_deadline_ms": 2_500,
         "max_frame_bytes": 4 * MIB,
         "max_inflight_bytes": 32 * MIB,
         "max_connections": _MAX_CONNECTIONS,
@@ -135,7 +135,7 @@ def stalled(tmp_path: Path, topic: str) -> Iterator[tuple[NodeProcess, list[RawC
     """
     limits = {
         "frame_deadline_ms": 3_600_000,
-        "stall_timeout_ms": 2_000,
+        "stall_timeout_ms": 6_000,
         "max_frame_bytes": 10 * MIB,
         "max_inflight_bytes": 52 * MIB,
     }

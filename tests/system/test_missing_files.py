@@ -50,7 +50,7 @@ def produce(db: EmbeddedNode, value: str) -> int | KafkaError:
     told: list[int | KafkaError] = []
     producer = Producer({"bootstrap.servers": db.bootstrap_servers, "message.timeout.ms": 3_000})
     producer.produce("plain", value, on_delivery=lambda error, sent: told.append(error or sent.offset()))
-    producer.flush(60)
+    producer.flush(120)
     return told[0]
 
 
@@ -193,7 +193,7 @@ def test_topic_consume_shows_what_there_is_and_names_the_stopped_partition(data:
         producer = Producer({"bootstrap.servers": db.bootstrap_servers})
         for index in range(2):
             producer.produce("halves", f"of {index}", partition=index)
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
     shutil.rmtree(directories(data, "halves")[1])
     with tidemill.open(data) as db:
         command = [sys.executable, "-m", "tidemill.cli", "topic", "consume", "halves", "--exit"]

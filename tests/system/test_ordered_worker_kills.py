@@ -196,7 +196,7 @@ def test_workers_go_on_when_nodes_of_the_cluster_are_killed(tmp_path: Path) -> N
     _make_database(database)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(RealCluster(tmp_path / "cluster"))
-        db = stack.enter_context(tidemill.connect(cluster.bootstrap_servers))
+        db = stack.enter_context(tidemill.connect(cluster.bootstrap_servers, timeout_ms=120_000))
         cluster.create_topic("effects")
         in_topic = _InTopic(stack.enter_context(db.cursor(None, "effects")))
         effects: dict[str, Callable[[], list[int]]] = {

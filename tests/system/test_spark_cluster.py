@@ -84,7 +84,7 @@ def test_a_stream_and_a_batch_run_on_a_cluster_that_shares_nothing(
     producer = Producer({"bootstrap.servers": node.bootstrap_servers})
     for number in range(RECORDS):
         producer.produce("numbers", value=str(number))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     with tidemill.connect(node.bootstrap_servers) as client:
         table = client.create_table(
             "cluster.numbers", "id bigint, offset bigint, partition int", primary_key="id", buckets=2

@@ -198,7 +198,7 @@ def test_a_topic_is_read_as_kafkas_source_shows_it(
             timestamp=1_700_000_000_000 + index,
             headers=[("h", b"x"), ("none", None)] if index == 5 else None,
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     plain = load(topic=topic)
     assert plain.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
     rows = {bytes(row["key"]).decode(): row for row in load(topic=topic, includeHeaders=True).collect()}
@@ -220,7 +220,7 @@ def test_times_and_offsets_bound_what_is_read_of_a_topic(node: NodeProcess, load
     start_ms = 1_700_000_000_000
     for index in range(100):
         producer.produce(topic, value=str(index), partition=0, timestamp=start_ms + 1_000 * index)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
     def offsets(**options: object) -> list[int]:
         return sorted(row["offset"] for row in load(topic=topic, **options).collect())
@@ -244,7 +244,7 @@ def test_several_topics_and_patterns_are_read_together(node: NodeProcess, load: 
     producer = Producer({"bootstrap.servers": node.bootstrap_servers})
     for index in range(3):
         producer.produce(f"{topic}.{index}", value=b"x")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert load(topic=f"{topic}.0,{topic}.2").count() == 2
     assert load(topicPattern=topic.replace("-", "[-]") + r"\.\d").count() == 3
 
@@ -300,7 +300,7 @@ def test_records_that_were_deleted_stop_a_read_unless_that_is_allowed(
     producer = Producer({"bootstrap.servers": node.bootstrap_servers})
     for index in range(10):
         producer.produce(topic, value=str(index), partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     for done in admin.delete_records([TopicPartition(topic, 0, 4)]).values():
         done.result()

@@ -88,7 +88,7 @@ def produce(node: NodeProcess, topic: str, values: range, partitions: int = 1, *
     for value in values:
         producer.produce(topic, value=str(value), partition=value % partitions)
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def numbers(rows: list[Any]) -> list[int]:
@@ -140,7 +140,7 @@ def test_a_stream_begins_at_a_time(node: NodeProcess, load: Any, topic: str, tmp
     now_ms = time.time_ns() // 1_000_000
     for index, age_ms in enumerate((3_600_000, 900_000, 60_000, 0)):
         producer.produce(topic, value=str(index), partition=0, timestamp=now_ms - age_ms)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     for number, (start, expected) in enumerate(
         [("-10 minutes", [2, 3]), ("-2 hours", [0, 1, 2, 3]), (str(now_ms - 900_000), [1, 2, 3])]
     ):
@@ -168,7 +168,7 @@ def test_a_batch_takes_about_as_many_bytes_as_it_may(
     for index in range(200):
         producer.produce(topic, value=f"{index}".ljust(1_000), partition=0)
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     collected.run(load(topic=topic, startingOffsets="earliest", maxBytesPerTrigger=50_000))
     assert numbers(collected.rows) == list(range(200))
     sizes = [len(rows) for rows in collected.batches.values() if rows]
@@ -196,7 +196,7 @@ def test_partitions_that_come_while_the_query_runs_are_read_from_their_beginning
         producer = Producer({"bootstrap.servers": node.bootstrap_servers})
         for value in (3, 4):
             producer.produce(topic, value=str(value), partition=1)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         _until(lambda: sorted(seen) == [0, 1, 2, 3, 4], query)
     finally:
         query.stop()

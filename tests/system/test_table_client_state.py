@@ -146,7 +146,7 @@ def test_a_fresh_lease_has_what_is_there_now(table: Table) -> None:
 
 def test_a_lease_that_nobody_renews_expires(table: Table) -> None:
     table.upsert(numbered(0, 10))
-    lease = table.lease(duration_ms=3_000)
+    lease = table.lease(duration_ms=6_000)
     held = lease.acquire()
     assert ids(table.scan(lease=held)) == list(range(10))
     wait_until(lambda: table.leases() == [], "the end of the lease")
@@ -156,8 +156,8 @@ def test_a_lease_that_nobody_renews_expires(table: Table) -> None:
 
 def test_a_lease_lasts_as_long_as_its_block(table: Table) -> None:
     table.upsert(numbered(0, 10))
-    with table.lease(duration_ms=2_000) as lease:
-        deadline = time.monotonic() + 3
+    with table.lease(duration_ms=6_000) as lease:
+        deadline = time.monotonic() + 8
         while time.monotonic() < deadline:
             assert ids(table.scan(lease=lease)) == list(range(10))
     assert table.leases() == []
@@ -276,7 +276,7 @@ def test_an_iteration_goes_on_with_the_same_rows_after_the_node_was_killed(
 
 def test_a_reader_may_take_its_time_for_a_batch(tmp_path: Path) -> None:
     with (
-        NodeProcess(tmp_path / "data", scan_idle_ms=500, kv_check_interval_ms=100) as node,
+        NodeProcess(tmp_path / "data", scan_idle_ms=1_500, kv_check_interval_ms=100) as node,
         tidemill.connect(node.bootstrap_servers) as db,
     ):
         table = db.create_table(new_name("slow"), COLUMNS, primary_key="id", buckets=6)
@@ -286,7 +286,7 @@ def test_a_reader_may_take_its_time_for_a_batch(tmp_path: Path) -> None:
             rows += batch.num_rows
             if number in (0, 10):
                 # Longer than the server would wait for one who says nothing.
-                time.sleep(1.2)
+                time.sleep(3)
         assert rows == 600
         scanner = table.bucket_scanner(0, fetch_max_bytes=100)
         scanner.next_batch()

@@ -109,7 +109,7 @@ def test_a_lease_survives_a_renewal_that_fails(db: EmbeddedNode, monkeypatch: py
         return await real(lease)
 
     monkeypatch.setattr(AsyncLease, "renew", renew)
-    with table.lease(duration_ms=1_500) as lease:
+    with table.lease(duration_ms=6_000) as lease:
         assert failed.wait(DEADLINE_SECONDS)
         first = next(each for each in table.leases() if each.lease_id == lease.lease_id).expires_at_ms
         deadline = time.monotonic() + DEADLINE_SECONDS

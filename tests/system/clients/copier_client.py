@@ -149,7 +149,7 @@ def fill(topic: str, records: int) -> None:
                 break
             except BufferError:
                 producer.poll(0.1)
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
 
 
 @scenario

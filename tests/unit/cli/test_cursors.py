@@ -121,7 +121,7 @@ def test_a_cursor_in_use_is_reset_only_by_force_which_fences_its_owner(db: Tidem
 
 
 def test_a_cursor_is_paused_and_resumed(db: Tidemill) -> None:
-    with db.cursor("pausing", "orders", lease_ms=300) as cursor:
+    with db.cursor("pausing", "orders", lease_ms=3_000) as cursor:
         cursor.poll_batch(1)
         assert "paused" in run(db, "pause", "pausing")
         cursor.commit()

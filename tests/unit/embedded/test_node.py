@@ -167,7 +167,7 @@ def run_unclosed(ending: str, tmp_path: Path, path: Path | None) -> subprocess.C
         [sys.executable, "-c", UNCLOSED.format(path=path and str(path), ending=ending)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert done.stdout == "{'id': 1}\n", done.stderr

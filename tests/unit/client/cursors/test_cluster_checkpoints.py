@@ -71,14 +71,14 @@ def test_whoever_takes_over_fences_the_other(world: World, name: str) -> None:
 
 def test_a_cursor_that_is_in_use_is_waited_for(world: World, name: str) -> None:
     topic = world.topic()
+    began = time.monotonic()
     first = world.db.cursor(name, topic, lease_ms=600)
     # Its process dies: no more signs of life, and no release.
     store = first._awaited.store
     world.db._opened.thread.run(_cancel(store._signs))
     store._signs = None
-    began = time.monotonic()
     with world.db.cursor(name, topic, lease_ms=600) as second:
-        assert time.monotonic() - began > 0.2
+        assert time.monotonic() - began >= 0.6
         assert second.positions[0].offset == 0
     first.close()
 
@@ -89,12 +89,12 @@ async def _cancel(task: Any) -> None:
 
 def test_an_owner_that_lives_keeps_the_cursor(world: World, name: str) -> None:
     topic = world.topic()
-    with world.db.cursor(name, topic, lease_ms=300):
+    with world.db.cursor(name, topic, lease_ms=2_000):
         cluster = world.cluster
-        before, cluster.timeout_ms = cluster.timeout_ms, 900
+        before, cluster.timeout_ms = cluster.timeout_ms, 3_000
         try:
             with pytest.raises(CursorInUse, match="is owned by"):
-                world.db.cursor(name, topic, lease_ms=300)
+                world.db.cursor(name, topic, lease_ms=2_000)
         finally:
             cluster.timeout_ms = before
 

@@ -47,9 +47,9 @@ def test_a_second_process_waits_for_the_lease_instead_of_fencing_the_first(
 ) -> None:
     topic = world.topic()
     world.send(topic, range(5))
-    with world.db.cursor(name, topic, checkpoint=ledger, lease_ms=300) as first:
-        with patience(world, 700), pytest.raises(CursorInUse, match="one cursor in the whole cluster"):
-            world.db.cursor(name, topic, checkpoint=ledger, lease_ms=300)
+    with world.db.cursor(name, topic, checkpoint=ledger, lease_ms=2_000) as first:
+        with patience(world, 3_000), pytest.raises(CursorInUse, match="one cursor in the whole cluster"):
+            world.db.cursor(name, topic, checkpoint=ledger, lease_ms=2_000)
         first.poll_batch(2)
         ledger.execute("BEGIN")
         first.commit()

@@ -372,7 +372,7 @@ async def test_an_error_that_does_not_pass_reaches_whoever_waits() -> None:
 
 async def test_locks_of_waiting_records_are_renewed_and_those_in_hand_are_not() -> None:
     peer = PeerCluster({"t": 1})
-    peer.lock_ms = 2_000
+    peer.lock_ms = 4_000
     peer["t", 0].write(*[b"x"] * 4)
     async with member(peer) as share:
         first, second = await take(share, 2)

@@ -257,7 +257,7 @@ async def test_a_handler_that_does_not_end_is_left_and_its_record_goes_back() ->
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_handler_that_takes_longer_than_its_lock_keeps_its_record(is_async: bool) -> None:
     peer = PeerCluster({"t": 1})
-    peer.lock_ms = 1_000
+    peer.lock_ms = 4_000
     peer["t", 0].write(b"a")
     renewed = threading.Event()
 
