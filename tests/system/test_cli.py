@@ -164,7 +164,7 @@ def test_version_and_help_come_without_a_node() -> None:
 
 
 def test_help_loads_neither_rich_nor_the_protocol() -> None:
-    script = "import sys, tidemill.cli.app; print(*sys.modules)"
+    script = "import sys, tidemill.cli.app; tidemill.cli.app.make_app(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment(), check=True)
     assert not {b"rich", b"kio", b"uvloop", b"starlette"} & set(done.stdout.split())
 

@@ -64,6 +64,7 @@ def environment(**changes: str) -> dict[str, str]:
 _FORKING = """
 import importlib, json, os, sys
 import pandas, pyarrow.compute, tidemill.cli.app, tidemill.client.async_client
+tidemill.cli.app.make_app()
 for name in ("describing", "read_rows", "schema", "write_rows"):
     importlib.import_module("tidemill.cli.tables." + name)
 for line in sys.stdin:
@@ -187,7 +188,7 @@ def walk(path, command):
         yield from walk((*path, name), each)
     if not hasattr(command, "commands"):
         yield path, command
-root = typer.main.get_command(tidemill.cli.app.app)
+root = typer.main.get_command(tidemill.cli.app.make_app())
 for group in ("db", "table"):
     for path, command in walk((group,), root.commands[group]):
         print(*path, "Example" in command.help and "tidemill " + " ".join(path) in command.help)

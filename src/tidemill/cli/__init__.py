@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ("main",)
 
 
 def main() -> None:
     """Run the command that the process was called with, and exit with its code."""
-    from tidemill.cli.app import app
+    from tidemill.cli.app import make_app
 
-    app(prog_name="tidemill")
+    make_app(sys.argv[1:])(prog_name="tidemill")

@@ -190,6 +190,8 @@ class MetadataImage:
     @property
     def live_nodes(self) -> frozenset[int]:
         """The ids of the nodes that are live."""
+        if not self.replicated:
+            return frozenset(self.nodes)
         return frozenset(node_id for node_id in self.nodes if self.live(node_id))
 
     def node_epoch(self, node_id: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tidemill
-from tidemill.cli.app import app
+from tidemill.cli.app import make_app
 from tidemill.client.admin.topics import create_topic, delete_topic
 from tidemill.client.cursors.records import CursorRecord
 from tidemill.client.producing.producer import Producer
@@ -37,7 +37,7 @@ def db() -> Iterator[Tidemill]:
 
 
 def run(db: Tidemill, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["cursor", *arguments, "--server", db.bootstrap_servers])
+    result = CliRunner().invoke(make_app(), ["cursor", *arguments, "--server", db.bootstrap_servers])
     assert result.exit_code == code, result.output
     return result.output
 

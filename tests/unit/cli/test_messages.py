@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tidemill
-from tidemill.cli.app import app
+from tidemill.cli.app import make_app
 from tidemill.embedded.node import EmbeddedNode
 from tidemill.log.notes.repaired import REPAIRED_NAME
 from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
@@ -36,7 +36,9 @@ def node() -> Iterator[EmbeddedNode]:
 def run(*arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
     """stdout and stderr of a command that must end with ``code``."""
     unset = {name: None for name in os.environ if name.startswith("TIDEMILL_")}
-    result = CliRunner().invoke(app, list(arguments), prog_name="tidemill", env={**unset, **environment})
+    result = CliRunner().invoke(
+        make_app(arguments), list(arguments), prog_name="tidemill", env={**unset, **environment}
+    )
     assert result.exit_code == code, result.output
     return result.stdout, result.stderr
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tidemill
-from tidemill.cli.app import app
+from tidemill.cli.app import make_app
 from tidemill.cli.share import _age
 from tidemill.client.admin.share_groups import ShareRecords
 from tidemill.client.sync_client import Tidemill
@@ -22,7 +22,7 @@ def db() -> Iterator[Tidemill]:
 
 
 def run(db: Tidemill, *arguments: str) -> str:
-    result = CliRunner().invoke(app, ["share", *arguments, "--server", db.bootstrap_servers])
+    result = CliRunner().invoke(make_app(), ["share", *arguments, "--server", db.bootstrap_servers])
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -83,6 +83,8 @@ class TransactionStates:
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """The last stable offset: where a reader of committed data must stop."""
+        if not self._open and not self._ending:
+            return high_watermark
         if self._ending:
             self._ending = [entry for entry in self._ending if entry[1] >= high_watermark]
         first = min(self._open.values(), default=high_watermark)

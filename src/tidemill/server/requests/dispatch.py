@@ -37,6 +37,9 @@ _DETAIL_MAX = 200
 _HEAVY_ELEMENTS: Final = 1_000
 #: So many characters of text count as one element.
 _TEXT_PER_ELEMENT: Final = 4_096
+#: Made once, because every field of an answer is compared with them.
+_TEXTS: Final = (str, bytes)
+_ARRAYS: Final = (list, tuple)
 
 
 class BrokerDispatcher:
@@ -224,18 +227,18 @@ def _count(body: Mapping[str, Any], enough: int) -> int:
     """Elements of all arrays in the body, counted until there are more than enough; long texts count, too."""
     total = 0
     for value in body.values():
-        if isinstance(value, str | bytes):
+        if isinstance(value, _TEXTS):
             total += len(value) // _TEXT_PER_ELEMENT
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             total += _count(value, enough - total)
             if total > enough:
                 break
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, _ARRAYS):
             total += len(value)
             if total > enough:
                 break
             for element in value:
-                if not isinstance(element, Mapping):
+                if not isinstance(element, dict):
                     break
                 total += _count(element, enough - total)
                 if total > enough:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tidemill
-from tidemill.cli.app import app
+from tidemill.cli.app import make_app
 from tidemill.cli.cluster.throttle import throttle_text
 from tidemill.client.admin.replicas import NodeThrottle, set_throttle
 from tidemill.client.admin.topics import create_topic
@@ -34,7 +34,7 @@ def db(node: Tidemill) -> Tidemill:
 
 
 def run(db: Tidemill, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["cluster", *arguments, "--server", db.bootstrap_servers])
+    result = CliRunner().invoke(make_app(), ["cluster", *arguments, "--server", db.bootstrap_servers])
     assert result.exit_code == code, result.output
     return result.output
 

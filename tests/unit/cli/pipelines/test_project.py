@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tidemill.cli.app import app
+from tidemill.cli.app import make_app
 from tidemill.cli.pipelines.project import create_project, find_project
 from tidemill.cli.pipelines.spark import default_configuration, server_command, spark_environment
 from tidemill.errors import ConfigError
@@ -68,7 +68,7 @@ def test_outside_a_project_the_command_says_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["pipeline", "run"])
+    result = CliRunner().invoke(make_app(), ["pipeline", "run"])
     assert result.exit_code == 1
     assert "tidemill pipeline init NAME" in result.output
 

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from tidemill.coordination.turns import begin_slice, in_slices, slice_is_over
@@ -44,6 +44,9 @@ from tidemill.server.requests.call import Call
 from tidemill.wire.hot import FetchPartition, encode_fetch_response
 from tidemill.wire.requests import ms
 
+if TYPE_CHECKING:
+    from tidemill.control.image import MetadataImage, TopicImage
+
 __all__ = ("fetch",)
 
 _TOPIC_ID_MIN_VERSION = 13
@@ -54,6 +57,8 @@ _NO_REPLICA = -1
 _READ_COMMITTED = 1
 _NOT_KNOWN: Final = -1
 _NO_TOPIC_ID = UUID(int=0)
+#: Bound once, because every partition compares with them, and ``Role.LEADER`` costs more than the comparison.
+_LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 #: A request for more partitions is answered with breaks from the start, so that others have their turn.
 _STEPPED_PARTITIONS_MIN = 500
 _JOINED_BYTES_MAX = 4_096
@@ -168,6 +173,7 @@ class _Fetch:
         "_session",
         "_subscribed",
         "_timer",
+        "_topic",
         "_waiting_since",
         "_wanted",
         "_woken",
@@ -191,6 +197,9 @@ class _Fetch:
         #: The consumer's rack, if that says where it should read: this node's is another.
         self._rack = self._foreign_rack()
         self._subscribed: list[Partition] = []
+        #: The topic that was looked at last, of which the next partition most likely is, too; its name or id;
+        #: and the image that it was found in.
+        self._topic: tuple[TopicImage, str | UUID, MetadataImage] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since = 0.0
         self._woken = False
@@ -247,11 +256,7 @@ class _Fetch:
     def _partition(self, wanted: SessionPartition) -> Partition:
         if self._call.authorizer is not None:
             self._authorize(wanted)
-        topic = (
-            self._broker.find.topic(wanted.topic)
-            if isinstance(wanted.topic, str)
-            else self._broker.find.topic_by_id(wanted.topic)
-        )
+        topic = self._find_topic(wanted.topic)
         try:
             partition = self._broker.find.partition(topic, wanted.index, wanted.current_leader_epoch)
             partition.check_leads()
@@ -264,9 +269,18 @@ class _Fetch:
             return follower
         return partition
 
+    def _find_topic(self, name: str | UUID) -> TopicImage:
+        find = self._broker.find
+        image = find.image
+        if self._topic is not None and self._topic[1] is name and self._topic[2] is image:
+            return self._topic[0]
+        topic = find.topic(name) if isinstance(name, str) else find.topic_by_id(name)
+        self._topic = topic, name, image
+        return topic
+
     def _closer_replica(self, partition: Partition, offset: int) -> int:
         """An in-sync replica in the consumer's rack that has something for it; -1 if there is none."""
-        if self._rack is None or partition.role is not Role.LEADER or offset >= partition.high_watermark:
+        if self._rack is None or partition.role is not _LEADER or offset >= partition.high_watermark:
             return _NO_REPLICA
         image = self._broker.image
         for node_id in partition.as_leader.in_sync_followers(offset):
@@ -306,7 +320,7 @@ class _Fetch:
 
     def _diverged(self, partition: Partition, wanted: SessionPartition) -> tuple[int, int] | None:
         """(epoch, end offset) if the reader's last epoch and position cannot both be of this log."""
-        if wanted.last_fetched_epoch < 0 or partition.role is not Role.LEADER:
+        if wanted.last_fetched_epoch < 0 or partition.role is not _LEADER:
             return None
         return partition.divergence(wanted.last_fetched_epoch, wanted.fetch_offset)
 
@@ -390,8 +404,7 @@ class _Fetch:
             if diverging is None:
                 limit = min(bytes_left, max(0, wanted.max_bytes))
                 if (limit > 0 or first) and closer == _NO_REPLICA:
-                    is_leader = partition.role is Role.LEADER
-                    read = partition.read if is_leader else partition.as_follower.read
+                    read = partition.read if partition.role is _LEADER else partition.as_follower.read
                     records = read(
                         wanted.fetch_offset,
                         limit,
@@ -446,7 +459,7 @@ class _Fetch:
 
 def _check_position(partition: Partition, offset: int) -> None:
     """Raise ``ApiError`` unless a reader may stand at ``offset``, on a leader or on a follower."""
-    if partition.role is Role.FOLLOWER:
+    if partition.role is _FOLLOWER:
         partition.as_follower.check_position(offset)
     else:
         partition.check_position(offset)
