@@ -386,25 +386,37 @@ def own_many(address: Address) -> Throw:
     return "ConsumerGroupHeartbeat", 1, body | {"subscribed_topic_names": ["t"], "topic_partitions": owned}
 
 
-def publish_many(address: Address) -> Throw:
-    """A publication of 300 attempts, each of many partitions; a publication may have 1,000."""
-    create(address, "published", partitions=100)
+def attempts_of_many_partitions(address: Address, job: str, count: int) -> list[dict[str, Any]]:
+    """Open so many attempts of batch 1 of a job, each of 100 partitions and hardly two of the same ones."""
+    create(address, job, partitions=120)
     with RawClient(address, 300) as client:
         client.request("ApiVersions", 2, {})
         attempts = []
-        for _ in range(300):
-            opened = client.request("OpenAttempt", 0, {"job": "j", "batch": 1, "timeout_ms": 600_000})
+        for number in range(count):
+            opened = client.request("OpenAttempt", 0, {"job": job, "batch": 1, "timeout_ms": 600_000})
             attempt = {
                 "transactional_id": opened.transactional_id,
                 "producer_id": opened.producer_id,
                 "producer_epoch": opened.producer_epoch,
             }
             attempts.append(attempt)
-            asked = attempt | {"topics": [{"name": "published", "partitions": list(range(100))}]}
+            partitions = [(number + each) % 120 for each in range(100)]
+            asked = attempt | {"topics": [{"name": job, "partitions": partitions}]}
             client.request(
                 "AddPartitionsToTxn", 2, {f"v3_and_below_{key}": value for key, value in asked.items()}
             )
-    return "PublishAttempts", 0, {"job": "j", "batch": 1, "attempts": attempts}
+    return attempts
+
+
+def publish_many(address: Address) -> Throw:
+    """A publication of as many attempts as there may be, beside others that it aborts."""
+    attempts = attempts_of_many_partitions(address, "published", 1_200)
+    return "PublishAttempts", 0, {"job": "published", "batch": 1, "attempts": attempts[:1_000]}
+
+
+def abort_many_attempts(address: Address) -> Throw:
+    attempts_of_many_partitions(address, "aborted", 1_000)
+    return "AbortAttempts", 0, {"job": "aborted", "batch": 1, "attempts": []}
 
 
 def find_coordinators_of_long_keys(address: Address) -> Throw:
@@ -854,6 +866,7 @@ HOSTILE: dict[str, Callable[[Address], Throw]] = {
         subscribe_to_many,
         own_many,
         publish_many,
+        abort_many_attempts,
         find_coordinators_of_long_keys,
         join_with_large_metadata,
         create_table_with_many_columns,

@@ -38,8 +38,14 @@ from tidemill.log.truncation import CutPlan, TruncationJob, plan_cut
 from tidemill.records.batch import LENGTH_PREFIX_BYTES, STAMPED_BYTES, BatchHeader, parse_header, stamp_prefix
 from tidemill.records.control import Marker
 
-__all__ = ("Appended", "PartitionLog")
+__all__ = ("SMALL_SEGMENTS_MAX", "Appended", "PartitionLog")
 
+#: So many segments of a log may be as small and as short-lived as its topic says: opening, flushing and
+#: deleting look at each of them on the event loop.
+SMALL_SEGMENTS_MAX = 1_000
+#: What the others have before the log rolls: Kafka's minimum of ``segment.bytes``, and a minute.
+_LATER_SEGMENT_BYTES_MIN = 1024 * 1024
+_LATER_SEGMENT_AGE_MS_MIN = 60_000
 #: Stands for the listed bound of a log without an inventory: no offset is too high.
 _NO_LIST = 2**63 - 1
 
@@ -219,7 +225,7 @@ class PartitionLog(ReadableLog):
         for batch in fetched.batches[start + 1 :]:
             size_bytes += batch.header.size_bytes
             is_far = batch.header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-            if size_bytes > self.config.segment_bytes or is_far:
+            if size_bytes > self._segment_bytes_max or is_far:
                 break
             stop += 1
         batches = fetched.batches[start:stop]
@@ -332,12 +338,24 @@ class PartitionLog(ReadableLog):
         return self.roll()
 
     def _must_roll(self, active: Segment, header: BatchHeader, now_ms: int) -> bool:
-        too_old = active.age_ms(now_ms) >= self.config.segment_age_max_ms
+        age_ms_max = self.config.segment_age_max_ms
+        if self._has_many_segments:
+            age_ms_max = max(age_ms_max, _LATER_SEGMENT_AGE_MS_MIN)
         return (
-            too_old
-            or active.size_bytes + header.size_bytes > self.config.segment_bytes
+            active.age_ms(now_ms) >= age_ms_max
+            or active.size_bytes + header.size_bytes > self._segment_bytes_max
             or active.next_offset + header.last_offset_delta - active.base_offset > RELATIVE_OFFSET_MAX
         )
+
+    @property
+    def _segment_bytes_max(self) -> int:
+        """The size that the active segment may grow to."""
+        configured = self.config.segment_bytes
+        return max(configured, _LATER_SEGMENT_BYTES_MIN) if self._has_many_segments else configured
+
+    @property
+    def _has_many_segments(self) -> bool:
+        return len(self._segments) >= SMALL_SEGMENTS_MAX
 
     def roll(self) -> Segment:
         """Start a new segment, unless the active one is empty.

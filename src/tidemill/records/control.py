@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.records.batch import HEADER_BYTES, NO_SEQUENCE, pack_batch
 from tidemill.records.record import Record, build_batch, read_records
 
 __all__ = ("Marker", "build_marker", "read_marker")
@@ -33,18 +35,23 @@ def build_marker(
     >>> read_marker(batch)
     Marker(commit=True, coordinator_epoch=3)
     """
-    record = Record(
-        _KEY.pack(0, _COMMIT if marker.commit else _ABORT),
-        _VALUE.pack(0, marker.coordinator_epoch),
-        timestamp_ms=timestamp_ms,
-    )
-    return build_batch(
-        [record],
+    return pack_batch(
+        _body(marker),
+        base_offset=0,
         leader_epoch=leader_epoch,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
         attributes=_TRANSACTIONAL_CONTROL,
+        last_offset_delta=0,
+        timestamps=(timestamp_ms, timestamp_ms),
+        producer=(producer_id, producer_epoch, NO_SEQUENCE),
+        record_count=1,
     )
+
+
+@lru_cache(maxsize=64)
+def _body(marker: Marker) -> bytes:
+    """The record of a marker's batch. The ends of thousands of transactions have the same one."""
+    key = _KEY.pack(0, _COMMIT if marker.commit else _ABORT)
+    return build_batch([Record(key, _VALUE.pack(0, marker.coordinator_epoch), 0)])[HEADER_BYTES:]
 
 
 def read_marker(data: bytes | memoryview) -> Marker | None:

@@ -7,6 +7,7 @@ step in which that is still true: an end that came in between keeps it closed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -53,13 +54,14 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
         clock: Clock,
         next_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
+        one_draft = asyncio.Lock()
         super().__init__(
             Shards(
                 TRANSACTIONS_TOPIC,
                 logs,
                 clock,
                 lambda partition, log, on_stop: TransactionShard(
-                    partition, log, partitions, settings, clock, on_stop
+                    partition, log, partitions, settings, clock, on_stop, one_draft
                 ),
             )
         )

@@ -75,9 +75,7 @@ class JobCoordinator:
         """
         shard = await self._shard_of(job)
         try:
-            published = await shard.call(
-                None, lambda now_ms: shard.publications.publish(job, batch, listed, now_ms)
-            )
+            published = await shard.publish(job, batch, listed)
         except TidemillError as failure:
             raise _for_client(failure) from failure
         await self._wait_until_visible(shard, job, batch)
@@ -87,8 +85,9 @@ class JobCoordinator:
         """Abort the listed attempts, or all of the job up to the batch; gives how many there were."""
         shard = await self._shard_of(job)
         try:
-            aborted = await shard.call(
-                None, lambda now_ms: shard.publications.abort(job, batch, listed, now_ms)
+            shard.publications.check_abort(job, batch, listed)
+            aborted = await (
+                shard.abort_attempts(job, listed) if listed else shard.abort_attempts_up_to(job, batch)
             )
         except TidemillError as failure:
             raise _for_client(failure) from failure

@@ -5,6 +5,8 @@
   after a crash all of it holds or nothing does.
 - A batch that was published before is recognised by the last published batch, and changes nothing any more.
 - A publication is checked wholly before anything is appended, also for its size.
+- It is worked out as a draft, a large one in a thread, and takes effect if nothing that it rests on has
+  changed meanwhile. Aborts need not be atomic: a step aborts only so many.
 """
 
 from __future__ import annotations
@@ -16,19 +18,22 @@ from tidemill.transactions import attempts as steps
 from tidemill.transactions.attempts import parse_slot, slot_id
 from tidemill.transactions.jobs import NOTHING_PUBLISHED, Job, Publication
 from tidemill.transactions.messages import Producer
-from tidemill.transactions.records import chunks, stored_bytes
+from tidemill.transactions.records import chunks, encode_record, stored_bytes
 from tidemill.wire.jobs import AttemptId, job_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tidemill.transactions.records import StoredRecord
     from tidemill.transactions.state import TransactionsState
     from tidemill.transactions.transaction import Transaction
 
-__all__ = ("JobListing", "Publications")
+__all__ = ("JobListing", "PublicationDraft", "Publications")
 
 _GONE_SHOWN = 5
+#: A publication of more attempts, or of more partitions in all of them, is worked out in a thread.
+_SMALL_ATTEMPTS = 100
+_SMALL_PARTITIONS = 5_000
 
 
 class JobListing(NamedTuple):
@@ -39,6 +44,80 @@ class JobListing(NamedTuple):
     published_ms: int
     open_attempts: int
     idle_ms: int
+
+
+class PublicationDraft:
+    """A publication that is worked out apart from the state, from values that never change."""
+
+    def __init__(
+        self,
+        state: TransactionsState,
+        job: str,
+        batch: int,
+        committed: Mapping[str, Transaction],
+        aborted: Mapping[str, Transaction],
+        now_ms: int,
+    ) -> None:
+        self._state = state
+        self._job = job
+        self._batch = batch
+        self._committed = committed
+        self._aborted = aborted
+        self._published = state.published.get(job)
+        self._now_ms = now_ms
+        self._records: list[StoredRecord] = []
+
+    @property
+    def is_large(self) -> bool:
+        """Whether working it out would take too much of one turn of the event loop."""
+        values = (*self._committed.values(), *self._aborted.values())
+        partitions = sum(len(value.partitions) for value in values)
+        return len(values) > _SMALL_ATTEMPTS or partitions > _SMALL_PARTITIONS
+
+    def run(self) -> list[tuple[bytes, bytes | None]]:
+        """Work it out; gives its records as they go into the log. Any thread may.
+
+        Raises RECORD_LIST_TOO_LARGE.
+        """
+        now_ms = self._now_ms
+        records: list[StoredRecord] = [
+            (name, steps.commit(old, now_ms)) for name, old in self._committed.items()
+        ]
+        records += [(name, steps.abort(old, now_ms)) for name, old in self._aborted.items()]
+        records.append((job_key(self._job), Publication(self._batch, now_ms)))
+        self._check_size(records)
+        self._records = records
+        return [encode_record(*record) for record in records]
+
+    def _check_size(self, records: Iterable[StoredRecord]) -> None:
+        size_bytes = sum(stored_bytes(name, value) for name, value in records)
+        most = self._state.settings.publication_bytes_max
+        if size_bytes > most:
+            raise ApiError(
+                ErrorCode.record_list_too_large,
+                f"batch {self._batch} of job {self._job!r} is not published: what its attempts wrote to "
+                f"takes about {size_bytes} bytes to note, {most} are the most; write it with fewer tasks, or "
+                "to fewer partitions at a time",
+            )
+
+    def is_current(self) -> bool:
+        """Whether every attempt that is concerned, and no other one, is as it was."""
+        if self._state.published.get(self._job) != self._published:
+            return False
+        known = self._state.jobs.get(self._job, Job())
+        now_open = dict(_open_up_to(self._state, self._job, known, self._batch))
+        if not self._aborted.keys() <= now_open.keys() <= self._committed.keys() | self._aborted.keys():
+            return False
+        current = self._state.transactions
+        concerned = (*self._committed.items(), *self._aborted.items())
+        return all(current.get(name) is old for name, old in concerned)
+
+    def adopt(self, batch: bytes) -> None:
+        """Append the batch that the log has built of the records, and make them part of the state."""
+        self._state.write(self._records, batch)
+        known = self._state.jobs.get(self._job)
+        if known is not None:
+            known.alive_ms = max(known.alive_ms, self._now_ms)
 
 
 class Publications:
@@ -73,49 +152,42 @@ class Publications:
         self.keep(job, now_ms)
         return AttemptId(name, *new.producer)
 
-    def publish(self, job: str, batch: int, listed: Sequence[AttemptId], now_ms: int) -> bool:
-        """Decide that the listed attempts are ``batch``; False if the batch was published before.
+    def draft(
+        self, job: str, batch: int, listed: Sequence[AttemptId], now_ms: int
+    ) -> PublicationDraft | None:
+        """Plan the publication of the listed attempts as ``batch``; None if the batch was published before.
 
-        Either way other open attempts of the job up to that batch are aborted.
+        Other open attempts of the job up to that batch are aborted by it.
         """
         self._check(job, batch)
         steps.check_count(len(listed), self._state.settings.attempts_max)
         known = self._state.jobs.get(job, Job())
         published_batch = self._published(job).batch
         if batch <= published_batch:
-            self._abort_left(job, known, batch, now_ms)
-            return False
+            return None
         if any(self._value(job, number).commits for number in known.busy):
             raise ApiError(
                 ErrorCode.concurrent_transactions,
                 f"batch {published_batch} of job {job!r} is still being published; try again in a moment",
             )
         committed = self._check_listed(job, batch, listed)
-        records: list[StoredRecord] = [(name, steps.commit(old, now_ms)) for name, old in committed.items()]
-        records += [
-            (name, steps.abort(old, now_ms))
-            for name, old in self._open_up_to(job, known, batch)
-            if name not in committed
-        ]
-        records.append((job_key(job), Publication(batch, now_ms)))
-        self._check_size(job, batch, records)
-        self._state.write(records)
-        self.keep(job, now_ms)
-        return True
+        opened = _open_up_to(self._state, job, known, batch)
+        aborted = {name: value for name, value in opened if name not in committed}
+        return PublicationDraft(self._state, job, batch, committed, aborted, now_ms)
 
-    def abort(self, job: str, batch: int, listed: Sequence[AttemptId], now_ms: int) -> list[str]:
-        """Abort the listed attempts, or if none is listed all open ones up to ``batch``; gives their slots.
-
-        An attempt that is over already is passed over: asking again does no harm.
-        """
+    def check_abort(self, job: str, batch: int, listed: Sequence[AttemptId]) -> None:
+        """Raise ``ApiError`` for what cannot be aborted, whatever the job has."""
         self._check(job, batch)
         steps.check_count(len(listed), self._state.settings.attempts_max)
-        known = self._state.jobs.get(job)
-        if known is None:
-            return []
-        if not listed:
-            return self._abort_left(job, known, batch, now_ms)
-        slots: list[tuple[str, Transaction]] = []
+
+    def abort(self, job: str, listed: Sequence[AttemptId], now_ms: int) -> list[str]:
+        """Abort the first of the listed attempts, as many as fit one turn; gives the slots of those.
+
+        An attempt that is over already is passed over: asking again does no harm. What is listed must be
+        asked for again until nothing is given.
+        """
+        # A dict, because an attempt may be listed twice.
+        slots: dict[str, Transaction] = {}
         for attempt in listed:
             value = self._state.transactions.get(attempt.transactional_id)
             slot = parse_slot(attempt.transactional_id)
@@ -125,8 +197,14 @@ class Publications:
                 and value is not None
                 and value.producer == Producer(attempt.producer_id, attempt.producer_epoch)
             ):
-                slots.append((attempt.transactional_id, value))
-        return self._abort_all(slots, now_ms)
+                slots[attempt.transactional_id] = value
+        return self._abort_some(slots, now_ms)
+
+    def abort_left(self, job: str, batch: int, now_ms: int) -> list[str]:
+        """Abort open attempts up to ``batch``, as many as fit one turn; gives the slots of those."""
+        known = self._state.jobs.get(job)
+        slots = () if known is None else _open_up_to(self._state, job, known, batch)
+        return self._abort_some(dict(slots), now_ms)
 
     def keep(self, job: str, now_ms: int) -> None:
         """Note that the job is alive. Does nothing for a job that is not known."""
@@ -192,34 +270,25 @@ class Publications:
             )
         return slots
 
-    def _check_size(self, job: str, batch: int, records: Iterable[StoredRecord]) -> None:
-        size_bytes = sum(stored_bytes(name, value) for name, value in records)
-        most = self._state.settings.publication_bytes_max
-        if size_bytes > most:
-            raise ApiError(
-                ErrorCode.record_list_too_large,
-                f"batch {batch} of job {job!r} is not published: what its attempts wrote to takes about "
-                f"{size_bytes} bytes to note, {most} are the most; write it with fewer tasks, or to fewer "
-                "partitions at a time",
-            )
-
-    # -- aborting attempts -----------------------------------------------------------------------------
-
     def _value(self, job: str, number: int) -> Transaction:
         return self._state.transactions[slot_id(job, number)]
 
-    def _open_up_to(self, job: str, known: Job, batch: int) -> list[tuple[str, Transaction]]:
-        slots = ((slot_id(job, number), self._value(job, number)) for number in sorted(known.open))
-        return [(name, value) for name, value in slots if value.batch <= batch]
+    def _abort_some(self, slots: Mapping[str, Transaction], now_ms: int) -> list[str]:
+        some = next(chunks((name, steps.abort(value, now_ms)) for name, value in slots.items()), [])
+        if some:
+            self._state.write(some)
+        return [name for name, _ in some]
 
-    def _abort_left(self, job: str, known: Job, batch: int, now_ms: int) -> list[str]:
-        return self._abort_all(self._open_up_to(job, known, batch), now_ms)
 
-    def _abort_all(self, slots: Sequence[tuple[str, Transaction]], now_ms: int) -> list[str]:
-        # A dict, because an attempt may be listed twice.
-        for chunk in chunks({name: steps.abort(value, now_ms) for name, value in slots}.items()):
-            self._state.write(chunk)
-        return list(dict.fromkeys(name for name, _ in slots))
+def _open_up_to(
+    state: TransactionsState, job: str, known: Job, batch: int
+) -> Iterator[tuple[str, Transaction]]:
+    """The open attempts of a job that belong to ``batch`` or an earlier one: their slots and values."""
+    for number in sorted(known.open):
+        name = slot_id(job, number)
+        value = state.transactions[name]
+        if value.batch <= batch:
+            yield name, value
 
 
 def _named(attempt: AttemptId) -> str:

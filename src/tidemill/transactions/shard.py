@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.coordination.shell import ShardShell, resolve
-from tidemill.coordination.turns import pause_after, side_by_side
-from tidemill.errors import ErrorCode, TidemillError
+from tidemill.coordination.turns import in_chunks, side_by_side
+from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
-from tidemill.transactions.publications import Publications
-from tidemill.transactions.records import chunks, decode_record, encode_record
+from tidemill.transactions.publications import PublicationDraft, Publications
+from tidemill.transactions.records import decode_record, encode_record
 from tidemill.transactions.state import TransactionsState
 from tidemill.transactions.transaction import Transaction
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tidemill.transactions.messages import TopicPartition, TransactionPartitions
     from tidemill.transactions.records import StoredRecord
     from tidemill.transactions.settings import TransactionSettings
+    from tidemill.wire.jobs import AttemptId
 
     _Markers = Mapping[TopicPartition, Sequence[TransactionEnd]]
 
@@ -45,7 +47,12 @@ _logger = logging.getLogger(__name__)
 _FIRST_RETRY_MS = 50
 #: A new leader is elected within a second where a process has died.
 _LAST_RETRY_MS = 1_000
-_DECISIONS_PER_TURN = 50
+#: Ends of transactions in partitions that are gone through in one turn, and then those of one more at most.
+_ENDS_PER_TURN = 5_000
+_COMPLETED_PER_TURN = 200
+_LISTED_PER_TURN = 200
+#: So often a large publication is worked out again because what it rests on has changed.
+_DRAFTS_MAX = 5
 #: Markers that are written in one turn of the event loop, and then those of one more partition at most.
 _MARKERS_PER_TURN = 100
 
@@ -61,17 +68,23 @@ class TransactionShard(ShardShell):
         settings: TransactionSettings,
         clock: Clock,
         on_stop: Callable[[TransactionShard], None],
+        one_draft: asyncio.Lock,
     ) -> None:
         super().__init__(TRANSACTIONS_TOPIC, partition, log, clock, on_stop)
         self.state = TransactionsState(settings, self._append)
         self.publications = Publications(self.state)
         self._partitions = partitions
+        #: All shards share it. One thread is enough: threads that compute take turns with the event loop.
+        self._one_draft = one_draft
         self._finishing: dict[str, asyncio.Task[None]] = {}
 
     # -- the log ---------------------------------------------------------------------------------------
 
-    def _append(self, records: Sequence[StoredRecord]) -> None:
-        self._note_appended(self.log.append([encode_record(*record) for record in records]))
+    def _append(self, records: Sequence[StoredRecord], batch: bytes | None = None) -> None:
+        if batch is None:
+            self._note_appended(self.log.append([encode_record(*record) for record in records]))
+        else:
+            self._note_appended(self.log.append_built(batch))
         decided = {
             name: value for name, value in records if isinstance(value, Transaction) and value.is_prepared
         }
@@ -102,6 +115,88 @@ class TransactionShard(ShardShell):
     def watch(self, key: str) -> None:
         """Schedule the timeout of the id's transaction."""
         self._schedule(key)
+
+    # -- jobs ------------------------------------------------------------------------------------------
+
+    async def publish(self, job: str, batch: int, listed: Sequence[AttemptId]) -> bool:
+        """Publish attempts as a batch; False if the batch was published before. Durable when it returns.
+
+        Raises CONCURRENT_TRANSACTIONS if attempts of the job change all the time.
+        """
+
+        def begin(now_ms: int) -> bool | PublicationDraft:
+            """Publish what is small at once; else give the draft. False if it was published before."""
+            draft = self.publications.draft(job, batch, listed, now_ms)
+            if draft is None or draft.is_large:
+                return draft or False
+            draft.adopt(self.log.build(draft.run()))
+            return True
+
+        published = await self.call(None, begin)
+        if isinstance(published, PublicationDraft):
+            published = await self._end_publication(published, begin)
+        if not published:
+            await self.abort_attempts_up_to(job, batch)
+        return published
+
+    async def _end_publication(
+        self, draft: PublicationDraft, begin: Callable[[int], bool | PublicationDraft]
+    ) -> bool:
+        """Work out a large publication in a thread, and have it take effect.
+
+        It is begun again if what it rests on has changed.
+        """
+        try:
+            async with self._one_draft:
+                published = await self._work_out(draft, begin)
+        except ApiError:
+            # A refusal tells what is.
+            await self.confirm_newest()
+            raise
+        await self.barrier()
+        if not published:
+            await self.confirm_newest()
+        return published
+
+    async def _work_out(
+        self, draft: PublicationDraft, begin: Callable[[int], bool | PublicationDraft]
+    ) -> bool:
+        for _ in range(_DRAFTS_MAX):
+            built = await asyncio.get_running_loop().run_in_executor(None, self._build, draft)
+            if self.call_now(None, partial(_adopt, draft, built)):
+                return True
+            begun = self.call_now(None, begin)
+            if isinstance(begun, bool):
+                return begun
+            draft = begun
+        raise ApiError(
+            ErrorCode.concurrent_transactions,
+            "attempts of the job changed all the time while the batch was prepared; try again in a moment",
+        )
+
+    def _build(self, draft: PublicationDraft) -> bytes:
+        """The batch of a publication. Runs in a thread."""
+        return self.log.build(draft.run())
+
+    async def abort_attempts(self, job: str, listed: Sequence[AttemptId]) -> list[str]:
+        """Abort the listed attempts; gives the slots of those that were open. Durable when it returns."""
+        aborted: list[str] = []
+        for part in in_chunks(listed, _LISTED_PER_TURN):
+            aborted += await self._until_none(partial(self.publications.abort, job, part))
+        return await self.call(None, lambda _: aborted)
+
+    async def abort_attempts_up_to(self, job: str, batch: int) -> list[str]:
+        """Abort a job's open attempts up to a batch; gives their slots. Durable when it returns."""
+        aborted = await self._until_none(partial(self.publications.abort_left, job, batch))
+        return await self.call(None, lambda _: aborted)
+
+    async def _until_none(self, step: Callable[[int], list[str]]) -> list[str]:
+        """What steps give that are repeated, each in a turn of its own, until one gives nothing."""
+        found: list[str] = []
+        while some := self.call_now(None, step):
+            found += some
+            await asyncio.sleep(0)
+        return found
 
     # -- decisions -------------------------------------------------------------------------------------
 
@@ -141,14 +236,8 @@ class TransactionShard(ShardShell):
         """Carry out what was decided in one append: markers, then Complete. Retries until that is done."""
         try:
             await self.barrier()
-            markers: dict[TopicPartition, list[TransactionEnd]] = {}
-            for number, value in enumerate(decided.values(), start=1):
-                producer = Producer(value.producer_id, value.producer_epoch)
-                marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
-                for partition in value.partitions:
-                    markers.setdefault(partition, []).append(marker)
-                await pause_after(number, _DECISIONS_PER_TURN)
-            here, elsewhere = self._partitions.by_leader(sorted(markers))
+            markers = await self._markers_of(decided)
+            here, elsewhere = self._partitions.by_leader(markers)
             work = [self._end_here({each: markers[each] for each in here})]
             work += [self._end({each: markers[each] for each in group}) for group in elsewhere]
             await side_by_side(((1, each) for each in work), _MARKERS_PER_TURN)
@@ -161,6 +250,22 @@ class TransactionShard(ShardShell):
             self.stop(ErrorCode.not_coordinator)
         finally:
             self._leave(decided)
+
+    async def _markers_of(self, decided: Mapping[str, Transaction]) -> _Markers:
+        """The markers that carry out decisions, by partition, in the order of the partitions."""
+        markers: dict[TopicPartition, list[TransactionEnd]] = {}
+        count = 0
+        for value in decided.values():
+            producer = Producer(value.producer_id, value.producer_epoch)
+            marker = TransactionEnd(producer, value.commits, self.log.leader_epoch)
+            for partition in value.partitions:
+                markers.setdefault(partition, []).append(marker)
+            count += len(value.partitions) + 1
+            if count > _ENDS_PER_TURN:
+                count = 0
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return {partition: markers[partition] for partition in sorted(markers)}
 
     def _leave(self, decided: Iterable[str]) -> None:
         """Take these ids off the list of unfinished ones, so that another decision on them may follow."""
@@ -232,8 +337,9 @@ class TransactionShard(ShardShell):
 
     async def _complete(self, decided: dict[str, Transaction]) -> None:
         # These need not be atomic: after a crash in between, the rest is finished once more.
-        for chunk in chunks(decided.items()):
-            await self._complete_some({name: decided[name] for name, _ in chunk})
+        for some in in_chunks(tuple(decided), _COMPLETED_PER_TURN):
+            await self._complete_some({name: decided[name] for name in some})
+            await asyncio.sleep(0)
 
     async def _complete_some(self, decided: dict[str, Transaction]) -> None:
         while True:
@@ -273,3 +379,12 @@ class TransactionShard(ShardShell):
         tasks = set(self._finishing.values())
         await super().close()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _adopt(draft: PublicationDraft, built: bytes, now_ms: int) -> bool:
+    """Have a publication that was worked out take effect; False if it rests on what has changed."""
+    del now_ms
+    if not draft.is_current():
+        return False
+    draft.adopt(built)
+    return True

@@ -24,7 +24,7 @@ from tidemill.transactions.transaction import Transaction, TransactionState
 from tidemill.wire.jobs import JOB_PREFIX, job_key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tidemill.transactions.messages import Producer, TopicPartition
     from tidemill.transactions.records import StoredRecord
@@ -36,10 +36,11 @@ __all__ = ("TransactionsState", "parse_states")
 class Append(Protocol):
     """Puts records into the log as one batch, or raises and leaves the log as it was."""
 
-    def __call__(self, records: Sequence[StoredRecord]) -> None:
+    def __call__(self, records: Sequence[StoredRecord], batch: bytes | None = None) -> None:
         """Append records: pairs of a name and its new value. None forgets the name.
 
-        The name is a transactional id or, for what a job has published, the job's key.
+        The name is a transactional id or, for what a job has published, the job's key. ``batch`` is what the
+        log has built of the records, if that is done already.
         """
 
 
@@ -86,9 +87,9 @@ class TransactionsState:
                 # again.
                 self.transactions[name] = replace(value, started_ms=now_ms)
 
-    def write(self, records: Sequence[StoredRecord]) -> None:
-        """Put records into the log and make them part of the state."""
-        self._append(records)
+    def write(self, records: Sequence[StoredRecord], batch: bytes | None = None) -> None:
+        """Put records into the log, or the ``batch`` built of them, and make them part of the state."""
+        self._append(records, batch)
         for name, value in records:
             self.replay(name, value)
 
@@ -225,18 +226,19 @@ class TransactionsState:
     def tick(self, transactional_id: str, now_ms: int) -> list[str]:
         """Abort a transaction that has timed out; gives the ids that were aborted.
 
-        With an attempt of a job, all others of the job that have timed out are aborted.
+        With an attempt of a job, others of the job that have timed out are aborted.
         """
         if not self._is_late(transactional_id, now_ms):
             return []
         slot = parse_slot(transactional_id)
-        late = [transactional_id]
+        late: Iterable[str] = [transactional_id]
         if slot is not None:
             names = (slot_id(slot[0], number) for number in sorted(self.jobs[slot[0]].open))
-            late = [name for name in names if self._is_late(name, now_ms)]
-        for chunk in chunks([(name, self._aborted(name, now_ms)) for name in late]):
-            self.write(chunk)
-        return late
+            late = (name for name in names if self._is_late(name, now_ms))
+        # As many as fit one turn. The others have deadlines of their own, which have passed as well.
+        some = next(chunks((name, self._aborted(name, now_ms)) for name in late))
+        self.write(some)
+        return [name for name, _ in some]
 
     def _is_late(self, transactional_id: str, now_ms: int) -> bool:
         deadline_ms = self.next_deadline_ms(transactional_id)

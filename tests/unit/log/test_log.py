@@ -13,7 +13,7 @@ from support.faulty_storage import FaultyStorage, PowerCut
 from support.searching import searched
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed
-from tidemill.log.log import PartitionLog
+from tidemill.log.log import SMALL_SEGMENTS_MAX, PartitionLog
 from tidemill.log.notes.checkpoint import CheckpointFile
 from tidemill.log.recovery import open_log
 from tidemill.records.batch import parse_header
@@ -247,6 +247,22 @@ def test_a_compacted_topic_rolls_early_enough_for_its_compaction_lag() -> None:
     append(log, "a", now_ms=1000)
     append(log, "b", now_ms=1100)
     assert len(log.segments) == 2
+
+
+@pytest.mark.parametrize("config", [replace(CONFIG, segment_bytes=1), replace(CONFIG, segment_ms=1)])
+def test_a_log_with_very_many_segments_goes_on_with_larger_ones(config: TopicConfig) -> None:
+    _, log = opened(config=config)
+    for number in range(SMALL_SEGMENTS_MAX + 5):
+        append(log, "x", now_ms=10 + number)
+    assert len(log.segments) == SMALL_SEGMENTS_MAX
+    append(log, "y" * 1024 * 1024, now_ms=10 + SMALL_SEGMENTS_MAX)
+    assert len(log.segments) == SMALL_SEGMENTS_MAX + 1, "a segment of a megabyte is full"
+    append(log, "z", now_ms=10**6)
+    assert len(log.segments) == SMALL_SEGMENTS_MAX + 2, "and one of some minutes is old"
+    flush(log)
+    log.move_start(log.segments[-2].base_offset)
+    append(log, "a", now_ms=10**6 + 1)
+    assert len(log.segments) == 3, "it has few again"
 
 
 def test_a_restart_after_a_crash_does_not_roll_the_active_segment() -> None:

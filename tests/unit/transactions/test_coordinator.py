@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -13,6 +14,7 @@ from support.transaction_world import World, Write
 from tidemill.errors import ApiError, DiskFull, ErrorCode
 from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.transaction import TransactionState
+from tidemill.wire.jobs import AttemptId
 
 NONE = ErrorCode.none
 T0, T1 = ("t", 0), ("t", 1)
@@ -347,3 +349,98 @@ class TestRefusals:
         found = await world.coordinator.list_transactions(["Lost"])
         assert (found.unknown_states, found.transactions) == (("Lost",), ())
         assert TransactionState.ONGOING.label == "Ongoing"
+
+
+class TestLargePublications:
+    """Publications that are worked out in a thread, while requests about the same job go on."""
+
+    JOB = "j"
+
+    async def _open(self, world: World, count: int, writing: int = 2) -> list[AttemptId]:
+        """Open attempts, the first few of which write."""
+        opened = []
+        for number in range(count):
+            attempt = await world.coordinator.jobs.open_attempt(self.JOB, 0, 60_000)
+            assert attempt is not None
+            if number < writing:
+                producer = Producer(attempt.producer_id, attempt.producer_epoch)
+                added = await world.coordinator.add_partitions(attempt.transactional_id, producer, [T0])
+                assert added is NONE
+            opened.append(attempt)
+        return opened
+
+    async def _while_prepared(
+        self, world: World, listed: Sequence[AttemptId], change: Callable[[], Awaitable[object]]
+    ) -> bool:
+        """Publish, and make a change when the thread has built the batch and nothing is appended yet."""
+        loop, build = asyncio.get_running_loop(), world.log.build
+        changed: list[concurrent.futures.Future[object]] = []
+
+        async def run() -> object:
+            return await change()
+
+        def build_late(records: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+            if not changed:
+                changed.append(asyncio.run_coroutine_threadsafe(run(), loop))
+                changed[0].result(60)
+            return build(records)
+
+        world.log.build = build_late  # type: ignore[method-assign]
+        published = await world.coordinator.jobs.publish(self.JOB, 0, listed)
+        assert changed, "it was not worked out in a thread"
+        return published
+
+    async def test_it_is_one_append(self, world: World) -> None:
+        listed = await self._open(world, 150)
+        await self._open(world, 3)
+        before = len(world.log.append_sizes)
+        assert await world.coordinator.jobs.publish(self.JOB, 0, listed)
+        assert world.log.append_sizes[before] == 154
+        await world.heal()
+        assert [end.commit for end in markers(world, T0)].count(True) == 2
+        assert not await world.coordinator.jobs.publish(self.JOB, 0, listed)
+
+    async def test_what_an_attempt_adds_meanwhile_is_published_with_it(self, world: World) -> None:
+        listed = await self._open(world, 150)
+        last = listed[0]
+        producer = Producer(last.producer_id, last.producer_epoch)
+        assert await self._while_prepared(
+            world,
+            listed,
+            lambda: world.coordinator.add_partitions(last.transactional_id, producer, [T1]),
+        )
+        await world.heal()
+        assert [end.commit for end in markers(world, T1)] == [True]
+
+    async def test_an_attempt_that_is_aborted_meanwhile_is_not_published(self, world: World) -> None:
+        listed = await self._open(world, 150)
+        with pytest.raises(ApiError, match="1 of 150 attempts are gone") as caught:
+            await self._while_prepared(
+                world, listed, lambda: world.coordinator.jobs.abort(self.JOB, 0, listed[:1])
+            )
+        assert caught.value.code is ErrorCode.transaction_abortable
+        await settle()
+        assert [end.commit for end in markers(world, T0)] == [False]
+
+    async def test_an_attempt_that_is_opened_meanwhile_is_aborted_with_it(self, world: World) -> None:
+        listed = await self._open(world, 150)
+        assert await self._while_prepared(world, listed, lambda: self._open(world, 1))
+        await world.heal()
+        assert [end.commit for end in markers(world, T0)].count(False) == 1
+
+    async def test_two_that_are_the_same_publish_once(self, world: World) -> None:
+        listed = await self._open(world, 150)
+        publish = world.coordinator.jobs.publish
+        both = await asyncio.gather(publish(self.JOB, 0, listed), publish(self.JOB, 0, listed))
+        assert sorted(both) == [False, True]
+        await world.heal()
+        assert [end.commit for end in markers(world, T0)] == [True, True]
+
+    async def test_aborts_of_many_are_several_appends(self, world: World) -> None:
+        listed = [*await self._open(world, 210), *await self._open(world, 210)]
+        before = len(world.log.append_sizes)
+        assert await world.coordinator.jobs.abort(self.JOB, 0, [*listed[:210], *listed[:210]]) == 210
+        assert await world.coordinator.jobs.abort(self.JOB, 0, ()) == 210
+        await world.heal()
+        assert max(world.log.append_sizes[before:]) == 200
+        assert [end.commit for end in markers(world, T0)] == [False] * 4

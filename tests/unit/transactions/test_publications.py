@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,13 +32,16 @@ class Shard:
         self.settings = TransactionSettings(**settings)
         self.log: list[list[StoredRecord]] = []
         self.now_ms = 1_000
-        self.state = TransactionsState(self.settings, lambda records: self.log.append(list(records)))
+        self.state = TransactionsState(self.settings, self._append)
         self.publications = Publications(self.state)
         self._ids = 0
 
+    def _append(self, records: Sequence[StoredRecord], batch: bytes | None = None) -> None:
+        self.log.append(list(records))
+
     def restart(self) -> None:
         """Everything from the log."""
-        self.state = TransactionsState(self.settings, lambda records: self.log.append(list(records)))
+        self.state = TransactionsState(self.settings, self._append)
         for batch in self.log:
             for record in batch:
                 self.state.replay(*record)
@@ -64,7 +67,12 @@ class Shard:
         self.state.add_partitions(attempt.transactional_id, producer, PLACES, self.now_ms)
 
     def publish(self, batch: int, *listed: AttemptId, job: str = "j") -> bool:
-        return self.publications.publish(job, batch, listed, self.now_ms)
+        draft = self.publications.draft(job, batch, listed, self.now_ms)
+        if draft is not None:
+            draft.run()
+            assert draft.is_current()
+            draft.adopt(b"")
+        return draft is not None
 
     def finish(self) -> None:
         """All markers are written."""
@@ -223,10 +231,65 @@ def test_limits_are_checked_before_anything_is_kept() -> None:
     assert {shard.value(each).state for each in opened} == {TransactionState.ONGOING}
 
 
+@pytest.mark.parametrize("change", ["write", "abort", "open", "publish"])
+def test_a_draft_rests_on_the_attempts_that_it_decides(change: str) -> None:
+    shard = Shard()
+    listed, other = shard.attempt(), shard.attempt()
+    draft = shard.publications.draft("j", 0, [listed], shard.now_ms)
+    assert draft is not None
+    shard.attempt(1)
+    shard.attempt(0, job="another")
+    assert draft.is_current(), "those are no part of it"
+    match change:
+        case "write":
+            producer = Producer(other.producer_id, other.producer_epoch)
+            shard.state.add_partitions(other.transactional_id, producer, [("t", 2)], shard.now_ms)
+        case "abort":
+            shard.publications.abort("j", [other], shard.now_ms)
+        case "open":
+            shard.attempt()
+        case "publish":
+            shard.published(0, listed, other)
+    assert not draft.is_current()
+
+
+def test_a_draft_is_large_by_its_attempts_or_by_their_partitions() -> None:
+    shard = Shard()
+    few = [shard.attempt() for _ in range(100)]
+    draft = shard.publications.draft("j", 0, few, shard.now_ms)
+    assert draft is not None
+    assert not draft.is_large
+    producer = Producer(few[0].producer_id, few[0].producer_epoch)
+    wide = [("wide", number) for number in range(5_000)]
+    shard.state.add_partitions(few[0].transactional_id, producer, wide, shard.now_ms)
+    draft = shard.publications.draft("j", 0, few, shard.now_ms)
+    assert draft is not None
+    assert draft.is_large
+    shard.published(0, *few)
+    many = [shard.attempt(1, writes=False) for _ in range(101)]
+    draft = shard.publications.draft("j", 1, many, shard.now_ms)
+    assert draft is not None
+    assert draft.is_large
+
+
+def test_a_step_aborts_as_many_attempts_as_fit_one_turn() -> None:
+    shard = Shard()
+    opened = [shard.attempt() for _ in range(250)]
+    assert len(shard.publications.abort_left("j", 0, shard.now_ms)) == 200
+    assert len(shard.publications.abort("j", opened, shard.now_ms)) == 50
+    assert shard.publications.abort_left("j", 0, shard.now_ms) == []
+    assert shard.publications.abort("j", opened, shard.now_ms) == []
+    shard.finish()
+    late = [shard.attempt(1) for _ in range(250)]
+    shard.now_ms += TIMEOUT_MS
+    assert len(shard.state.tick(late[0].transactional_id, shard.now_ms)) == 200
+    assert len(shard.state.tick(late[-1].transactional_id, shard.now_ms)) == 50
+
+
 def test_a_job_that_asks_for_nothing_is_not_kept() -> None:
     shard = Shard()
     shard.publications.keep("nobody", 1)
-    assert shard.publications.abort("nobody", 3, (), 1) == []
+    assert shard.publications.abort_left("nobody", 3, 1) == []
     refusal(lambda: shard.publish(0, AttemptId(slot_id("nobody", 0), 1, 0), job="nobody"))
     assert (shard.state.jobs, shard.state.published) == ({}, {})
 
@@ -237,7 +300,7 @@ def test_slots_are_found_again_in_order_however_they_were_freed() -> None:
         opened = [shard.attempt(writes=False) for _ in range(3)]
         assert [each.transactional_id for each in opened] == [slot_id("j", number) for number in range(3)]
         for each in reversed(opened):
-            shard.publications.abort("j", 0, [each, each], shard.now_ms)
+            shard.publications.abort("j", [each, each], shard.now_ms)
     assert len(shard.state.jobs["j"]._free_heap) == 3
 
 

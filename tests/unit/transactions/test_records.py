@@ -158,11 +158,11 @@ def test_a_publication_of_an_unknown_version_does_not_load() -> None:
 
 
 def test_records_are_parted_by_number_and_by_size() -> None:
-    small: list[StoredRecord] = [(f"id-{number}", None) for number in range(2_500)]
-    assert [len(chunk) for chunk in chunks(small)] == [1_000, 1_000, 500]
-    places = frozenset((f"topic-{number:0200}", 0) for number in range(1_000))
+    small: list[StoredRecord] = [(f"id-{number}", None) for number in range(500)]
+    assert [len(chunk) for chunk in chunks(small)] == [200, 200, 100]
+    places = frozenset((f"topic-{number:0200}", 0) for number in range(100))
     large = Transaction(1, 0, 1, TransactionState.ONGOING, 1, places)
-    assert [len(chunk) for chunk in chunks([("a", large)] * 7)] == [3, 3, 1]
+    assert [len(chunk) for chunk in chunks([("a", large)] * 7)] == [2, 2, 2, 1]
     _, raw = encode_record("a", large)
     assert raw is not None
     assert len(raw) <= stored_bytes("a", large) <= 2 * len(raw)
