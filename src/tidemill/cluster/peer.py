@@ -44,6 +44,7 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.net.errors import reason_of
+from tidemill.net.retry import backoff_ms
 from tidemill.net.transport import Transport
 
 __all__ = ("Lane", "Peer", "PeerContext", "Peers", "RequestFactory")
@@ -274,8 +275,8 @@ class _Backoff:
         self.failure = ""
 
     def failed(self, now: float, message: str) -> None:
-        pause_ms = min(_LONGEST_PAUSE_MS, _FIRST_PAUSE_MS * 2 ** min(self.failures, 10))
         self.failures += 1
+        pause_ms = backoff_ms(self.failures, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         self.retry_at = now + pause_ms / 1000
         self.failure = message
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("Clock", "LoopClock", "Timer", "boot_clock_ms", "wall_clock_ms")
+__all__ = ("Clock", "LoopClock", "Timer", "boot_clock_ms", "pause", "wall_clock_ms")
 
 #: Not everywhere: elsewhere a machine that sleeps does not hold leases of a cluster.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -60,3 +60,18 @@ class LoopClock:
         """Call back on the event loop once ``now_ms`` has reached ``when_ms``."""
         # The next whole millisecond: a timer that fires a fraction early would find nothing due and spin.
         return self._loop.call_at((when_ms + 1 - self._start_ms) / 1_000, callback)
+
+
+async def pause(clock: Clock, duration_ms: int) -> None:
+    """Wait for some milliseconds of ``clock``."""
+    awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not awake.done():
+            awake.set_result(None)
+
+    timer = clock.call_at(clock.now_ms() + duration_ms, wake)
+    try:
+        await awake
+    finally:
+        timer.cancel()

@@ -19,7 +19,8 @@ from functools import partial
 from operator import mul
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from tidemill.coordination.shell import ShardShell, resolve
+from tidemill.coordination.clock import pause
+from tidemill.coordination.shell import ShardShell
 from tidemill.coordination.turns import give_way, pause_after
 from tidemill.errors import ApiError, CorruptData, ErrorCode, TidemillError
 
@@ -156,15 +157,7 @@ class Shards(Generic[S]):
                 # One that was loading when this node lost the lead has failed, although it leads again.
                 if not self._logs.leads(partition):
                     return
-            await self._sleep(_LOAD_RETRY_MS)
-
-    async def _sleep(self, duration_ms: int) -> None:
-        awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self._clock.call_at(self._clock.now_ms() + duration_ms, lambda: resolve(awake, None))
-        try:
-            await awake
-        finally:
-            timer.cancel()
+            await pause(self._clock, _LOAD_RETRY_MS)
 
     async def close(self) -> None:
         """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""

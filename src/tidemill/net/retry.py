@@ -75,9 +75,14 @@ class RetryPolicy:
     True
     """
 
-    timeout_ms: int
+    #: None if only the number of failures ends it.
+    timeout_ms: int | None
     first_pause_ms: int = 50
     longest_pause_ms: int = 1_000
+    #: The failure that is reported whatever it is; None if only the time ends it.
+    failures_max: int | None = None
+    #: The codes that are worth another try; None for those of ``is_transient``.
+    transient: frozenset[ErrorCode] | None = None
 
     def pause_seconds(
         self, error: TidemillError, failures: int, elapsed_seconds: float, jitter: float = 0.0
@@ -86,11 +91,15 @@ class RetryPolicy:
 
         ``jitter``, from 0 to 1, says how much of the pause's second half is left out.
         """
-        if not is_transient(error):
+        if not (is_transient(error) if self.transient is None else error.code in self.transient):
+            return None
+        if self.failures_max is not None and failures >= self.failures_max:
             return None
         pause_ms = backoff_ms(failures, self.first_pause_ms, self.longest_pause_ms)
         pause_seconds = pause_ms * (1 - jitter / 2) / 1000
-        return pause_seconds if elapsed_seconds + pause_seconds <= self.timeout_ms / 1000 else None
+        if self.timeout_ms is not None and elapsed_seconds + pause_seconds > self.timeout_ms / 1000:
+            return None
+        return pause_seconds
 
 
 async def retry(
@@ -99,10 +108,12 @@ async def retry(
     *,
     before_next: Callable[[], None] | None = None,
     jitter: Callable[[], float] = random.random,
+    sleep: Callable[[float], Awaitable[None]] | None = None,
 ) -> _T:
-    """Await ``action()`` until it succeeds, fails for good, or the time is over.
+    """Await ``action()`` until it succeeds, fails for good, or the policy gives up.
 
     ``before_next`` is called after each failure that is not the last: what was known is taken as stale.
+    ``sleep`` makes the pauses, for those who go by another clock than the event loop's.
     """
     loop = asyncio.get_running_loop()
     started, failures = loop.time(), 0
@@ -116,4 +127,4 @@ async def retry(
                 raise
         if before_next is not None:
             before_next()
-        await asyncio.sleep(pause_seconds)
+        await (asyncio.sleep if sleep is None else sleep)(pause_seconds)

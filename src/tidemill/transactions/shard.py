@@ -16,6 +16,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidemill.coordination.clock import pause
 from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.coordination.turns import in_chunks, side_by_side
 from tidemill.errors import ApiError, ErrorCode, TidemillError
@@ -303,7 +304,7 @@ class TransactionShard(ShardShell):
             }
             if not markers:
                 return
-            await self._sleep(delay_ms)
+            await pause(self.clock, delay_ms)
 
     async def _after_failure(
         self,
@@ -352,19 +353,11 @@ class TransactionShard(ShardShell):
                 _logger.warning(
                     "the end of %r's transaction cannot be noted: %s", next(iter(decided)), error.message
                 )
-            await self._sleep(_LAST_RETRY_MS)
+            await pause(self.clock, _LAST_RETRY_MS)
 
     def _raise_if_stopped(self) -> None:
         if self.stopped is not None:
             raise self.stopped
-
-    async def _sleep(self, duration_ms: int) -> None:
-        awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.clock.call_at(self.clock.now_ms() + duration_ms, lambda: resolve(awake, None))
-        try:
-            await awake
-        finally:
-            timer.cancel()
 
     # -- stopping --------------------------------------------------------------------------------------
 

@@ -122,3 +122,30 @@ async def test_a_refusal_is_raised_as_it_is(pauses: list[float]) -> None:
     with pytest.raises(ApiError, match="no"):
         await retry(attempts, RetryPolicy(1_000))
     assert (attempts.count, len(pauses)) == (2, 1)
+
+
+async def test_the_last_error_is_raised_after_the_most_failures_however_long_that_takes(
+    pauses: list[float],
+) -> None:
+    attempts = Attempts(*[NodeUnavailable(f"try {number}") for number in range(50)])
+    with pytest.raises(NodeUnavailable, match="try 2"):
+        await retry(attempts, RetryPolicy(None, 100_000, 100_000, failures_max=3), jitter=lambda: 0.0)
+    assert (attempts.count, pauses) == (3, [100.0, 100.0])
+
+
+async def test_only_the_codes_that_a_policy_names_are_tried_again(pauses: list[float]) -> None:
+    policy = RetryPolicy(1_000, transient=frozenset({ErrorCode.unknown_topic_or_partition}))
+    attempts = Attempts(ApiError(ErrorCode.unknown_topic_or_partition, "late"), LOST)
+    with pytest.raises(type(LOST)):
+        await retry(attempts, policy)
+    assert (attempts.count, len(pauses)) == (2, 1)
+
+
+async def test_a_clock_of_ones_own_makes_the_pauses(pauses: list[float]) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    await retry(Attempts(LOST), RetryPolicy(1_000, 100, 100), jitter=lambda: 0.0, sleep=sleep)
+    assert (slept, pauses) == ([0.1], [])

@@ -12,13 +12,12 @@ or, between nodes, through those of others: InitProducerId, Produce (between nod
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.cluster.messages import PartitionId
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.net.retry import backoff_ms
+from tidemill.net.retry import RetryPolicy, retry
 from tidemill.records.record import Record, build_batch
 from tidemill.replication.rules.assignment import NO_LEADER
 from tidemill.server.coordinators.persister import Transaction
@@ -39,9 +38,6 @@ _INIT, _PRODUCE, _END = 4, 12, 5
 _TRANSACTION_MS: Final = 60_000
 #: Shorter than a request between nodes may take.
 _PRODUCE_MS: Final = 8_000
-_ATTEMPTS: Final = 10
-_FIRST_PAUSE_MS: Final = 50
-_LONGEST_PAUSE_MS: Final = 1_000
 _LENGTH_BYTES: Final = 4
 _PASSING: Final = frozenset(
     {
@@ -53,6 +49,9 @@ _PASSING: Final = frozenset(
         ErrorCode.not_coordinator,
         ErrorCode.request_timed_out,
     }
+)
+_POLICY: Final = RetryPolicy(
+    timeout_ms=None, first_pause_ms=50, longest_pause_ms=1_000, failures_max=10, transient=_PASSING
 )
 
 
@@ -178,20 +177,21 @@ class InternalProducer:
 
     async def _ask_coordinator(self, api: str, version: int, body: Mapping[str, Any]) -> Any:
         """Ask the coordinator of the transactional id until it has answered. Raises ``ApiError``."""
-        attempt = 0
-        while True:
-            attempt += 1
-            code, said = ErrorCode.coordinator_not_available, "it has no leader now"
-            try:
-                node_id = self._broker.coordinators.leader_of(TRANSACTIONS, self._id)
-                if node_id != NO_LEADER:
-                    answer = await ask_any(self._broker, node_id, api, version, body)
-                    code = ErrorCode(answer.error_code)
-                    if code is ErrorCode.none:
-                        return answer
-                    said = code.name
-            except TidemillError as error:
-                code, said = error.code, error.message
-            if code not in _PASSING or attempt == _ATTEMPTS:
-                raise ApiError(code, f"the coordinator of {self._id!r} does not serve {api}: {said}")
-            await asyncio.sleep(backoff_ms(attempt, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS) / 1_000)
+        try:
+            return await retry(
+                lambda: self._ask_coordinator_once(api, version, body), _POLICY, jitter=lambda: 0.0
+            )
+        except TidemillError as error:
+            raise ApiError(
+                error.code, f"the coordinator of {self._id!r} does not serve {api}: {error.message}"
+            ) from error
+
+    async def _ask_coordinator_once(self, api: str, version: int, body: Mapping[str, Any]) -> Any:
+        node_id = self._broker.coordinators.leader_of(TRANSACTIONS, self._id)
+        if node_id == NO_LEADER:
+            raise ApiError(ErrorCode.coordinator_not_available, "it has no leader now")
+        answer = await ask_any(self._broker, node_id, api, version, body)
+        code = ErrorCode(answer.error_code)
+        if code is not ErrorCode.none:
+            raise ApiError(code, code.name)
+        return answer

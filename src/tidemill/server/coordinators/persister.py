@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from tidemill.coordination.clock import pause
 from tidemill.coordination.share_state import (
     NO_CUT,
     NO_POSITION,
@@ -35,7 +36,7 @@ from tidemill.coordination.share_state import (
 )
 from tidemill.coordination.shell import resolve
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.net.retry import backoff_ms
+from tidemill.net.retry import RetryPolicy, retry
 from tidemill.replication.rules.assignment import NO_LEADER
 from tidemill.server.coordinators.share_state import SHARE_STATE
 from tidemill.share.state.states import StateWrite
@@ -47,9 +48,6 @@ __all__ = ("NodePersister", "Transaction", "write_here")
 
 T = TypeVar("T")
 
-_ATTEMPTS: Final = 5
-_FIRST_PAUSE_MS: Final = 1_000
-_LONGEST_PAUSE_MS: Final = 30_000
 #: The most share partitions in one request.
 _PARTITIONS_MAX: Final = 1_000
 #: What passes: the coordinator moves or loads, its node does not answer, metadata is late.
@@ -65,6 +63,10 @@ _PASSING: Final = frozenset(
         ErrorCode.request_timed_out,
         ErrorCode.unknown_topic_or_partition,
     }
+)
+#: Kafka's: five attempts, 1 to 30 s apart.
+_POLICY: Final = RetryPolicy(
+    timeout_ms=None, first_pause_ms=1_000, longest_pause_ms=30_000, failures_max=5, transient=_PASSING
 )
 
 
@@ -296,14 +298,12 @@ class NodePersister:
 
         ``here`` carries it out if that is this node; ``body`` makes the request to another one.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return await self._attempt(key, kind, body, here)
-            except ApiError as error:
-                if error.code not in _PASSING or attempt == _ATTEMPTS:
-                    raise
-            await self._sleep(backoff_ms(attempt, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS))
-        raise AssertionError("the last attempt returns or raises")
+        return await retry(
+            lambda: self._attempt(key, kind, body, here),
+            _POLICY,
+            jitter=lambda: 0.0,
+            sleep=lambda seconds: pause(self._broker.clock, round(seconds * 1_000)),
+        )
 
     async def _attempt(
         self,
@@ -329,15 +329,6 @@ class NodePersister:
         except TidemillError as error:
             # A node that cannot be reached, a disk that is full: nothing is known of the state.
             raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
-
-    async def _sleep(self, duration_ms: int) -> None:
-        awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        clock = self._broker.clock
-        timer = clock.call_at(clock.now_ms() + duration_ms, lambda: resolve(awake, None))
-        try:
-            await awake
-        finally:
-            timer.cancel()
 
     # -- other nodes -----------------------------------------------------------------------------------
 
