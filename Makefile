@@ -72,7 +72,7 @@ cluster: $(VENV)/.installed $(VENV)/.debian ## Run three nodes, kill one after t
 test: $(VENV)/.installed $(VENV)/.debian ## Run the tests; ARGS="-k name" narrows them
 	@$(name_missing_programs)
 	@{ command -v javac && command -v mvn; } >/dev/null || echo "$(no_java_clients)"
-	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS) || $(PY) tests/alone.py $$?
 
 test-long: $(VENV)/.installed $(VENV)/.debian ## Run the long campaigns: thousands of simulated stories; 100 kills, pauses and cuts of a real cluster under load; kills of nodes, workers and cursors
 	@$(name_missing_programs)
