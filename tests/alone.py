@@ -1,9 +1,9 @@
 """Second look at tests that failed beside others: ``python tests/alone.py STATUS``, behind a run of pytest.
 
-Many tests drive real processes and sockets, and the two cores of a machine are shared with all other tests. If
-up to three tests failed, they run once more with the machine to themselves. A test that fails again fails the
-suite, as one of pure code or with a seed always does. One that passes now is named at the end: something in it,
-or in Tidemill, depends on how fast the machine is, which is a defect to mend.
+Many tests drive real processes and sockets, and the two cores of a machine are shared with all other tests.
+If up to three tests failed, they run once more with the machine to themselves. A test that fails again fails
+the suite, as one of pure code or with a seed always does. One that passes now is named at the end: something
+in it, or in Tidemill, depends on how fast the machine is, which is a defect to mend.
 """
 
 from __future__ import annotations
