@@ -290,6 +290,8 @@ class OrderedEngine:
             )
             if is_last and self._park is not None:
                 await self._park_record(record, tries, error)
+                if beside:
+                    await workspace.note_parked(record)
                 return BatchEnd(1)
             if is_last or (self._park is None and not isinstance(error, Retry)):
                 raise _HandlerFailed from error

@@ -786,6 +786,29 @@ def test_a_poison_record_is_parked_and_the_effects_around_it_stay(
     assert [each.value for each in _records(db, letters)] == [b"5"]
 
 
+def test_a_parked_record_beside_others_is_noted_as_done_at_once(
+    db: Tidemill, name: str, topic: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "effects.db"
+    _table(path)
+    _send(db, topic, range(3))
+    letters = _topic(db)
+
+    def handle(record: Any, connection: sqlite3.Connection) -> None:
+        if record.offset == 1:
+            raise Reject("poison")
+        if record.offset == 2:
+            raise Retry(delay=600)
+
+    def noted() -> list[tuple[int]]:
+        with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection:
+            return connection.execute("SELECT record_offset FROM tidemill_cursor_finished").fetchall()
+
+    options = Ordered(checkpoint=_connect(path), batch_size=1_000)
+    with db.worker(name, topic, handle, ordered=options, concurrency=3, dead_letter=letters):
+        wait_until(lambda: (1,) in noted(), "what a crash now would leave to the next worker")
+
+
 def test_a_handler_that_does_not_end_keeps_no_worker_and_its_effects_are_taken_back(
     db: Tidemill, name: str, topic: str, tmp_path: Path
 ) -> None:
