@@ -35,6 +35,7 @@ from tidemill.cursors.errors import (
     CheckpointBelowLogStart,
     CheckpointWriteFailed,
     CursorFenced,
+    CursorInUse,
     NoOpenTransaction,
 )
 from tidemill.errors import ApiError, ConfigError, ErrorCode
@@ -467,6 +468,56 @@ def test_a_worker_whose_cursor_was_taken_over_ends_with_that_error(
         _send(db, topic, range(3))
         with pytest.raises(CursorFenced, match=name):
             worker.join()
+
+
+def _impatient(db: Tidemill) -> Tidemill:
+    """Another connection, that does not wait long for the owner of a cursor."""
+    return tidemill.connect(db.bootstrap_servers, timeout_ms=1_000)
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_worker_that_stands_by_goes_on_when_the_owner_is_gone(
+    db: Tidemill, name: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_file: bool
+) -> None:
+    checkpoint = tmp_path / "position" if is_file else None
+    _send(db, topic, range(3))
+    seen: list[int] = []
+    options = Ordered(checkpoint=checkpoint, standby=True, lease_ms=200)
+    caplog.set_level("INFO", "tidemill.worker")
+    with _impatient(db) as other:
+        worker = other.worker(name, topic, lambda record: seen.append(record.offset), ordered=options)
+        # Its lease would outlast the test: only closing it can end it.
+        with db.cursor(name, topic, checkpoint=checkpoint, lease_ms=300_000) as owner:
+            starting = threading.Thread(target=worker.start)
+            starting.start()
+            wait_until(lambda: "stands by" in caplog.text, "the worker stands by")
+            owner.poll(timeout_ms=30_000)
+            owner.commit()
+            assert not seen
+        starting.join(60)
+        wait_until(lambda: seen == [1, 2], "it goes on where the owner was")
+        worker.stop_and_join()
+    assert caplog.text.count("stands by") == 1
+
+
+def test_a_worker_that_does_not_stand_by_ends_while_another_owns_its_cursor(
+    db: Tidemill, name: str, topic: str
+) -> None:
+    with _impatient(db) as other, db.cursor(name, topic, lease_ms=300_000):
+        worker = other.worker(name, topic, print, ordered=Ordered(lease_ms=200))
+        with pytest.raises(CursorInUse, match="take_over"):
+            worker.start()
+
+
+def test_a_worker_that_stands_by_can_be_stopped(db: Tidemill, name: str, topic: str) -> None:
+    worker = db.worker(name, topic, print, ordered=Ordered(standby=True))
+    with db.cursor(name, topic, lease_ms=300_000):
+        starting = threading.Thread(target=worker.start)
+        starting.start()
+        wait_until(lambda: worker.is_running, "it is being started")
+        worker.stop_and_join()
+    starting.join(60)
+    assert not starting.is_alive()
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_worker(
