@@ -213,3 +213,28 @@ def test_order_per_key_and_backoff_hold_for_clients_that_know_nothing_of_them(
     assert {key: sorted(accepted[key, 0] + accepted[key, 1]) for key in ("a", "b", "c", "d")} == {
         key: list(range(20)) for key in ("a", "b", "c", "d")
     }
+
+
+@feature("share groups: order per key, retry with delay")
+def test_a_released_record_waits_for_its_backoff_while_others_come(
+    db: tidemill.Tidemill, clients: Clients, topic: str
+) -> None:
+    from tidemill.client.admin.share_groups import share_records
+
+    # As long as a test may take.
+    db.configure_share(topic, start="earliest", retry_backoff=600)
+    db.produce(topic, "flaky-1")
+    joined(clients(0), topic, topic)
+    clients(0).call("share_wait", name=topic, deliveries=1)
+
+    def delayed() -> int:
+        found: int = db.run(share_records(db._awaited.cluster, topic, (topic, 0))).delayed
+        return found
+
+    wait_until(lambda: delayed() == 1, "the node waits with the record that was released")
+    db.produce_many(topic, [f"good-{number}" for number in range(20)])
+    clients(0).call("share_wait", name=topic, deliveries=21)
+    found = clients(0).call("share_leave", name=topic)
+    assert [each for each in found if each[0] == "flaky-1"] == [["flaky-1", 1, "release"]]
+    assert len(found) == 21
+    assert delayed() == 1

@@ -78,14 +78,23 @@ def describe(session: Session, name: NameArgument) -> None:
                 write_line(f"partition {number}: {each.problem}")
 
 
-def lag(session: Session, topic: TopicOption = None) -> None:
+def lag(
+    session: Session,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[CURSOR]...", help="Which cursors. Default: all.")
+    ] = None,
+    topic: TopicOption = None,
+) -> None:
     """Show how far each cursor is behind, in records and in seconds."""
     from tidemill.cli.output import Table, show
     from tidemill.client.cursors import admin
 
     async def ask(cluster: Cluster) -> list[tuple[CursorInfo, Lag]]:
+        chosen = [await admin.describe_cursor(cluster, name) for name in names or ()]
+        if not names:
+            chosen = await admin.list_cursors(cluster, topic)
         return [
-            (info, await admin.cursor_lag(cluster, info)) for info in await admin.list_cursors(cluster, topic)
+            (info, await admin.cursor_lag(cluster, info)) for info in chosen if topic in (None, info.topic)
         ]
 
     found = session.run(ask)

@@ -235,7 +235,8 @@ class CursorMachine(Generic[R]):
         """What to store: everything that was delivered, or in some partitions a prefix of it.
 
         ``upto`` has offsets behind the last finished record; ``finished`` those above that are done as well,
-        at most ``FINISHED_AHEAD_MAX`` above, beside those that are stored as finished already.
+        less than ``FINISHED_AHEAD_MAX`` above. What the store has as finished already is added to them: a
+        database may know of more ahead, because lanes note each record on its own.
         Raises ``ValueError`` for what was not delivered.
         """
         steps: dict[int, Step] = {}
@@ -271,14 +272,14 @@ class CursorMachine(Generic[R]):
     def _finished(
         self, number: int, each: _Partition, after: Position, given: Iterable[int] | None
     ) -> tuple[int, ...]:
-        done = each.done.union(given or ())
-        above = tuple(sorted(offset for offset in done if offset >= after.offset))
-        if above and above[-1] - after.offset >= FINISHED_AHEAD_MAX:
+        new = set(given or ()) - each.done
+        last = max(new, default=after.offset)
+        if last - after.offset >= FINISHED_AHEAD_MAX:
             raise ValueError(
-                f"offset {above[-1]} of partition {number} is finished {above[-1] - after.offset} ahead of "
+                f"offset {last} of partition {number} is finished {last - after.offset} ahead of "
                 f"{after.offset}, {FINISHED_AHEAD_MAX} are the most"
             )
-        return above
+        return tuple(sorted(offset for offset in each.done | new if offset >= after.offset))
 
     def confirm(self, steps: Mapping[int, Step]) -> None:
         """Take over the positions of ``plan_commit`` as committed: the store has them now."""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import tidemill
+<<<<<<< HEAD
 from tidemill.cli.app import make_app
 from tidemill.client.admin.topics import create_topic, delete_topic
+=======
+from tidemill.cli.app import app
+from tidemill.client.admin.topics import create_topic, delete_records, delete_topic
+>>>>>>> w-cursors
 from tidemill.client.cursors.records import CursorRecord
 from tidemill.client.producing.producer import Producer
 from tidemill.client.sync_client import Tidemill
@@ -63,6 +69,10 @@ def test_a_cursor_is_listed_described_and_measured(db: Tidemill) -> None:
     (behind,) = [each for each in as_json(db, "lag") if each["cursor"] == "plain"]
     assert behind["lag_records"] == 16
     assert behind["lag_seconds"] > 0
+    assert [each["cursor"] for each in as_json(db, "lag", "plain")] == ["plain"]
+    assert [each["cursor"] for each in as_json(db, "lag", "plain", "billing")] == ["plain", "billing"]
+    assert as_json(db, "lag", "plain", "--topic", "others") == []
+    assert "no such cursor" in run(db, "lag", "plain", "nobody", code=3)
     assert run(db, "describe", "nobody", code=3)
 
 
@@ -108,6 +118,27 @@ def test_one_partition_can_be_reset(db: Tidemill) -> None:
     run(db, "reset", "half", "--to", "latest", "--partition", "1", "--execute")
     with db.cursor("half", "orders") as cursor:
         assert [each.offset for each in cursor.positions.values()] == [0, 10]
+
+
+def test_an_offset_that_the_log_does_not_have_is_refused(db: Tidemill) -> None:
+    cluster = db._awaited.cluster
+    db.run(create_topic(cluster, "cut", partitions=1))
+    db.produce_many("cut", ["a", "b", "c", "d"])
+    db.cursor("cutting", "cut").close()
+    db.run(delete_records(cluster, {("cut", 0): 2}))
+    for to in ("1", "5"):
+        for how in ("--dry-run", "--execute"):
+            assert "from 2 to 4" in run(db, "reset", "cutting", "--to", to, how, code=1).replace("\n", " ")
+    for to in ("2", "4"):
+        run(db, "reset", "cutting", "--to", to, "--execute")
+        with db.cursor("cutting", "cut") as cursor:
+            assert cursor.positions[0].offset == int(to)
+
+
+def test_a_dry_run_refuses_what_execute_would_refuse(db: Tidemill, tmp_path: Path) -> None:
+    db.cursor("own", "orders", checkpoint=tmp_path / "position").close()
+    for how in ("--dry-run", "--execute"):
+        assert "keeps its position in a file" in run(db, "reset", "own", "--to", "earliest", how, code=1)
 
 
 def test_a_cursor_in_use_is_reset_only_by_force_which_fences_its_owner(db: Tidemill) -> None:

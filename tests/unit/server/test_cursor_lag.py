@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
 from support.batches import plain_batch
-from support.prometheus_text import Family, parse_metrics
-from tidemill.config.settings import Settings
-from tidemill.config.values import Address
-from tidemill.control.commands import CreateTopic
+from support.lag_nodes import StartNode, make_topic, nodes_on, scrape
+from support.prometheus_text import Family
 from tidemill.cursors.state import Given, Next
 from tidemill.cursors.stored import StoredCursor
 from tidemill.errors import SyncFailed
@@ -20,36 +18,11 @@ from tidemill.server.broker.finding import PartitionFinder
 from tidemill.server.coordinators.cursors import CURSORS
 from tidemill.server.node import Node
 
-Start = Callable[[], Awaitable[Node]]
-
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    running: list[Node] = []
-
-    async def begin() -> Node:
-        node = Node(Settings(data_dir=tmp_path, listen=Address("127.0.0.1", 0), http=None))
-        await node.start()
-        running.append(node)
-        return node
-
-    yield begin
-    for node in running:
-        if node.ready:
-            await node.stop()
-
-
-async def make_topic(node: Node, name: str, records: list[int]) -> None:
-    """A topic with so many records in each of its partitions."""
-    broker = node.broker
-    await broker.controller.submit(
-        CreateTopic(name=name, topic_id=uuid4(), partitions=len(records), replication=1)
-    )
-    for index, count in enumerate(records):
-        partition = broker.find.partition(broker.find.topic(name), index)
-        for _ in range(count):
-            partition.append(plain_batch("v"), broker.clock_ms())
-    await broker.flusher.drain(list(broker.replicas))
+async def start(tmp_path: Path) -> AsyncIterator[StartNode]:
+    async with nodes_on(tmp_path) as begin:
+        yield begin
 
 
 async def place(node: Node, name: str, topic: str, offsets: dict[int, int]) -> None:
@@ -70,10 +43,6 @@ async def place(node: Node, name: str, topic: str, offsets: dict[int, int]) -> N
         await cursors.commit(name, steps)
 
 
-async def scrape(node: Node) -> dict[str, Family]:
-    return parse_metrics("".join([part async for part in node.metrics_page()]))
-
-
 def lags(found: dict[str, Family], what: str = "records") -> dict[str, float]:
     """By cursor; empty if there is no series."""
     family = found.get(f"tidemill_cursor_lag_{what}")
@@ -81,7 +50,7 @@ def lags(found: dict[str, Family], what: str = "records") -> dict[str, float]:
     return {dict(labels)["cursor"]: value for (_, labels), value in samples.items()}
 
 
-async def test_a_cursor_that_nobody_moves_has_the_same_lag_after_a_restart(start: Start) -> None:
+async def test_a_cursor_that_nobody_moves_has_the_same_lag_after_a_restart(start: StartNode) -> None:
     node = await start()
     await make_topic(node, "t", [50, 3])
     await place(node, "dead", "t", {0: 10, 1: 3})
@@ -101,7 +70,7 @@ async def test_a_cursor_that_nobody_moves_has_the_same_lag_after_a_restart(start
     assert lags(await scrape(again)) == {"dead": 41, "done": 1}, "an open log is asked itself"
 
 
-async def test_a_cursor_over_a_stopped_partition_or_a_deleted_topic_has_no_lag(start: Start) -> None:
+async def test_a_cursor_over_a_stopped_partition_or_a_deleted_topic_has_no_lag(start: StartNode) -> None:
     node = await start()
     await make_topic(node, "t", [5, 3])
     await make_topic(node, "gone", [4])
@@ -117,7 +86,7 @@ async def test_a_cursor_over_a_stopped_partition_or_a_deleted_topic_has_no_lag(s
 
 
 async def test_a_cursor_over_a_topic_that_other_nodes_hold_has_no_lag(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: StartNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await start()
     await make_topic(node, "t", [5])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,10 +14,9 @@ from uuid import uuid4
 import pytest
 
 from support.batches import plain_batch
+from support.lag_nodes import StartNode, make_topic, nodes_on, scrape
 from support.machine import slowness
-from support.prometheus_text import Family, parse_metrics
-from tidemill.config.settings import Settings
-from tidemill.config.values import Address
+from support.prometheus_text import Family
 from tidemill.control.commands import CreateTopic
 from tidemill.errors import ErrorCode, SyncFailed
 from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
@@ -25,43 +25,11 @@ from tidemill.server.broker.finding import PartitionFinder
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.node import Node
 
-Start = Callable[..., Awaitable[Node]]
-
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    running: list[Node] = []
-
-    async def begin(**changes: Any) -> Node:
-        settings = Settings(
-            data_dir=tmp_path,
-            listen=Address("127.0.0.1", 0),
-            http=None,
-            offsets_topic_partitions=2,
-            **changes,
-        )
-        node = Node(settings)
-        await node.start()
-        running.append(node)
-        return node
-
-    yield begin
-    for node in running:
-        if node.ready:
-            await node.stop()
-
-
-async def make_topic(node: Node, name: str, records: list[int]) -> None:
-    """A topic with so many records in each of its partitions."""
-    broker = node.broker
-    await broker.controller.submit(
-        CreateTopic(name=name, topic_id=uuid4(), partitions=len(records), replication=1)
-    )
-    for index, count in enumerate(records):
-        partition = broker.find.partition(broker.find.topic(name), index)
-        for _ in range(count):
-            partition.append(plain_batch("v"), broker.clock_ms())
-    await broker.flusher.drain(list(broker.replicas))
+async def start(tmp_path: Path) -> AsyncIterator[StartNode]:
+    async with nodes_on(tmp_path) as begin:
+        yield partial(begin, offsets_topic_partitions=2)
 
 
 async def commit(node: Node, group: str, topic: str, offsets: dict[int, int], **member: Any) -> None:
@@ -71,16 +39,14 @@ async def commit(node: Node, group: str, topic: str, offsets: dict[int, int], **
     assert set(results.values()) == {ErrorCode.none}
 
 
-async def scrape(node: Node) -> dict[str, Family]:
-    return parse_metrics("".join([part async for part in node.metrics_page()]))
-
-
 def lags(found: dict[str, Family]) -> dict[tuple[str, ...], float]:
     family = found["tidemill_group_lag"]
     return {tuple(said for _, said in labels): value for (_, labels), value in family.samples.items()}
 
 
-async def test_the_lag_is_what_lies_between_the_committed_offset_and_the_high_watermark(start: Start) -> None:
+async def test_the_lag_is_what_lies_between_the_committed_offset_and_the_high_watermark(
+    start: StartNode,
+) -> None:
     node = await start()
     await make_topic(node, "t", [5, 3, 2])
     await commit(node, "g", "t", {0: 1, 1: 3})
@@ -93,7 +59,7 @@ async def test_the_lag_is_what_lies_between_the_committed_offset_and_the_high_wa
     assert found["tidemill_group_lag_series_left_out"].value() == 0
 
 
-async def test_a_group_of_the_new_protocol_has_a_lag_too(start: Start) -> None:
+async def test_a_group_of_the_new_protocol_has_a_lag_too(start: StartNode) -> None:
     node = await start()
     await make_topic(node, "t", [4])
     await node.broker.coordinators.ensure_topic(GROUPS)
@@ -105,7 +71,7 @@ async def test_a_group_of_the_new_protocol_has_a_lag_too(start: Start) -> None:
     assert lags(await scrape(node)) == {("g", "t", "0"): 3}
 
 
-async def test_the_lag_in_closed_logs_is_known_without_opening_them(start: Start) -> None:
+async def test_the_lag_in_closed_logs_is_known_without_opening_them(start: StartNode) -> None:
     node = await start()
     await make_topic(node, "t", [5, 3, 0])
     await commit(node, "g", "t", {0: 1, 1: 1, 2: 0})
@@ -121,7 +87,7 @@ async def test_the_lag_in_closed_logs_is_known_without_opening_them(start: Start
     assert lags(await scrape(again))["g", "t", "1"] == 3, "an open log is asked itself"
 
 
-async def test_a_stopped_partition_and_a_deleted_topic_have_no_lag(start: Start) -> None:
+async def test_a_stopped_partition_and_a_deleted_topic_have_no_lag(start: StartNode) -> None:
     node = await start()
     await make_topic(node, "t", [5, 3])
     await make_topic(node, "gone", [1])
@@ -133,7 +99,7 @@ async def test_a_stopped_partition_and_a_deleted_topic_have_no_lag(start: Start)
 
 
 async def test_a_topic_that_other_nodes_hold_has_no_lag(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: StartNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await start()
     await make_topic(node, "t", [5])
@@ -144,7 +110,7 @@ async def test_a_topic_that_other_nodes_hold_has_no_lag(
     assert "tidemill_group_lag" not in await scrape(again)
 
 
-async def test_too_many_partitions_are_summed_up_and_counted(start: Start) -> None:
+async def test_too_many_partitions_are_summed_up_and_counted(start: StartNode) -> None:
     node = await start(lag_series_max=3)
     await make_topic(node, "t", [5, 3])
     await make_topic(node, "u", [1, 9])
@@ -158,7 +124,7 @@ async def test_too_many_partitions_are_summed_up_and_counted(start: Start) -> No
     assert (sums.value(group="g", topic="u"), largest.value(group="g", topic="u")) == (8, 8)
 
 
-async def test_of_too_many_sums_the_largest_are_shown(start: Start) -> None:
+async def test_of_too_many_sums_the_largest_are_shown(start: StartNode) -> None:
     node = await start(lag_series_max=2)
     await make_topic(node, "t", [5])
     for number in range(5):
@@ -191,7 +157,7 @@ async def scrape_bytes(node: Node) -> int:
 
 
 async def test_a_scrape_of_ten_thousand_partitions_never_holds_the_loop_for_twenty_milliseconds(
-    start: Start,
+    start: StartNode,
 ) -> None:
     node = await start()
     await node.broker.controller.submit(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from tidemill.client.admin.topics import EARLIEST, LATEST, list_offsets
 from tidemill.client.cluster import Cluster
 from tidemill.client.cursors.checkpoints.cluster import (
     Mark,
@@ -21,6 +22,7 @@ from tidemill.client.cursors.lag import Lag, PartitionLag, measure_lag
 from tidemill.cursors.checkpoint import Entry, unpack_finished
 from tidemill.cursors.errors import CursorInUse, CursorNotFound
 from tidemill.cursors.position import Position
+from tidemill.cursors.start import parse_start
 from tidemill.cursors.stored import NO_ORIGIN, Home
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TableCode, TableError
 from tidemill.net.answers import checked
@@ -153,12 +155,38 @@ async def pause_cursor(cluster: Cluster, name: str, *, paused: bool) -> CursorIn
 async def plan_reset(
     cluster: Cluster, info: CursorInfo, to: Start, partitions: Iterable[int] | None = None
 ) -> dict[int, Position]:
-    """The positions that ``reset_cursor`` would set."""
+    """The positions that ``reset_cursor`` would set.
+
+    Raises ``ConfigError`` for a cursor that cannot be reset, and for offsets that its log does not have: the
+    cursor could not be opened there.
+    """
+    if not info.is_position_kept:
+        raise ConfigError(
+            f"cursor {info.name!r} keeps its position in a {info.home.name.lower()}: open it and seek (if "
+            "its log does not have the position, with if_lost), or delete the position there to begin anew"
+        )
     chosen = list(info.positions) if partitions is None else sorted(set(partitions))
     missing = set(chosen) - set(info.positions)
     if missing:
         raise ConfigError(f"cursor {info.name!r} has no partition {min(missing)}")
-    return await resolve_starts(cluster, info.topic, chosen, to)
+    targets = await resolve_starts(cluster, info.topic, chosen, to)
+    if isinstance(to, Mapping) or parse_start(to, now_ms=0).kind == "offset":
+        await _check_within(cluster, info.topic, {each: at.offset for each, at in targets.items()})
+    return targets
+
+
+async def _check_within(cluster: Cluster, topic: str, offsets: Mapping[int, int]) -> None:
+    """Raise ``ConfigError`` for an offset that the log of its partition does not have."""
+    starts = await list_offsets(cluster, {(topic, each): EARLIEST for each in offsets})
+    ends = await list_offsets(cluster, {(topic, each): LATEST for each in offsets})
+    for partition, offset in offsets.items():
+        start, end = starts[topic, partition].offset, ends[topic, partition].offset
+        if not start <= offset <= end:
+            raise ConfigError(
+                f"partition {partition} of {topic!r} has the offsets from {start} to {end}, where the next "
+                f"record comes, and not {offset}: choose one of them, 'earliest' or 'latest', or reset one "
+                "partition at a time"
+            )
 
 
 async def reset_cursor(

@@ -66,6 +66,9 @@ class Ordered:
         if_lost: where to go on in a partition whose log does not have the stored position any more:
             ``"earliest"`` or ``"latest"``; None: that ends the worker with an error.
         lease_ms: how long after the last sign of life of a process another may take over.
+        standby: whether a worker that finds another process at its cursor waits for as long as that lives,
+            and goes on when it ends or dies. Without it, it waits for the connection's timeout, or
+            ``lease_ms`` if that is longer, and then ends with ``CursorInUse``.
         on_restart: called with the handler's error before the worker goes back.
         on_park: called with the record that goes to the dead-letter topic.
         on_failure: called with the error that ends the worker, which ``join`` raises.
@@ -85,6 +88,7 @@ class Ordered:
     start: Start = "earliest"
     if_lost: IfLost | None = None
     lease_ms: int = 10_000
+    standby: bool = False
     on_restart: Callable[[BaseException], None] = _ignore
     on_park: Callable[[Any], None] = _ignore
     on_failure: Callable[[BaseException], None] = _ignore

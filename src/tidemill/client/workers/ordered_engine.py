@@ -12,7 +12,8 @@ Rules:
   budget, too: the connections are opened again. So does a connection that a handler finds lost.
 - Nodes that cannot be reached are tried again for as long as the worker runs. A lost ownership, a position
   that cannot be stored, and an exhausted budget end it: ``join`` raises them.
-- A stop ends the opening of the cursor at once, also if that waits for another owner's lease.
+- A stop ends the opening of the cursor at once, also if that waits for another owner's lease. With
+  ``standby`` it waits for as long as the owner lives.
 - At a stop the handlers that run get ``stop_timeout`` to end, and what is done is stored.
 """
 
@@ -32,6 +33,7 @@ from tidemill.client.workers.ordered import Action, Cadence, Ordered, WorkerFail
 from tidemill.client.workers.outcomes import Reject, Retry
 from tidemill.client.workers.stopping import unless_stopped
 from tidemill.client.workers.workspace import BatchEnd, Progress, Workspace
+from tidemill.cursors.errors import CursorInUse
 from tidemill.cursors.lanes import Lanes
 from tidemill.cursors.restarts import Once, RestartBudget
 from tidemill.errors import TidemillError
@@ -48,6 +50,8 @@ _POLL_MS: Final = 5_000
 _SETTLE_MS: Final = 200
 _FIRST_PAUSE_MS: Final = 100
 _LONGEST_PAUSE_MS: Final = 10_000
+#: A file says at once that it is locked; the cluster answers when its wait is over.
+_STANDBY_PAUSE_SECONDS: Final = 0.5
 
 
 class _HandlerFailed(Exception):
@@ -161,15 +165,24 @@ class OrderedEngine:
         self._halt.set()
 
     async def _run(self, ready: asyncio.Event) -> None:
-        failures = 0
+        failures, stands_by = 0, False
         while not self._stop.is_set():
             try:
                 self._workspace = await unless_stopped(self._open(), self._stop)
                 if self._workspace is None:
                     return
                 ready.set()
-                failures = 0
+                failures, stands_by = 0, False
                 await self._live(self._workspace)
+            except CursorInUse as error:
+                if not self._options.standby:
+                    raise
+                if not stands_by:
+                    WORKER_LOG.info(
+                        "worker %s: stands by: %s", self._name, error.message, extra={"worker": self._name}
+                    )
+                stands_by = True
+                await self._stopped_within(_STANDBY_PAUSE_SECONDS)
             except TidemillError as error:
                 if not is_transient(error):
                     raise
@@ -290,6 +303,8 @@ class OrderedEngine:
             )
             if is_last and self._park is not None:
                 await self._park_record(record, tries, error)
+                if beside:
+                    await workspace.note_parked(record)
                 return BatchEnd(1)
             if is_last or (self._park is None and not isinstance(error, Retry)):
                 raise _HandlerFailed from error

@@ -114,6 +114,9 @@ class Workspace:
         """Call the handler with a record, beside others."""
         return await self.handle([record], _NEVER, progress)
 
+    async def note_parked(self, record: Delivery) -> None:
+        """Note that a record which was handled beside others is parked, where lanes note what is done."""
+
     async def store(
         self, upto: Mapping[int, int] | None = None, finished: Mapping[int, Sequence[int]] | None = None
     ) -> None:
@@ -276,6 +279,26 @@ class DatabaseWorkspace(Workspace):
                 raise
             return BatchEnd(0, error=error)
         return BatchEnd(1, action if _ends(action) else Action.CONTINUE)
+
+    async def note_parked(self, record: Delivery) -> None:
+        lane = await self._free.get()
+        try:
+            await lane.run(self._note_alone, lane.connection, record)
+        finally:
+            self._free.put_nowait(lane)
+
+    def _note_alone(self, connection: Any, record: Delivery) -> None:
+        """Note in a transaction of its own that a record is done, without an effect."""
+        try:
+            database_of(connection).begin()
+            self._store.finish(connection, record.partition, record.offset)
+            connection.commit()
+        except CursorFenced:
+            self._take_back(connection)
+            raise
+        except Exception:  # noqa: BLE001 - whatever a driver raises
+            self._take_back(connection)
+            # The position follows all the same. Should the process end before, the record is parked again.
 
     async def store(
         self, upto: Mapping[int, int] | None = None, finished: Mapping[int, Sequence[int]] | None = None

@@ -24,7 +24,7 @@ from tidemill.cursors.errors import (
     CursorMoved,
     NoOpenTransaction,
 )
-from tidemill.cursors.position import Position
+from tidemill.cursors.position import FINISHED_AHEAD_MAX, Position
 from tidemill.cursors.region import Region
 from tidemill.errors import ConfigError
 
@@ -315,6 +315,35 @@ def test_lanes_finish_records_in_their_own_transactions(
         with pytest.raises(CursorFenced):
             store.finish(lane.connection, 0, 2)
         lane.connection.rollback()
+
+
+def test_notes_further_ahead_than_a_checkpoint_has_room_for_are_kept(
+    world: World, name: str, connect: Callable[[], Effects]
+) -> None:
+    topic = world.topic()
+    far = FINISHED_AHEAD_MAX + 50
+    world.send(topic, range(far + 1))
+    effects, lane = connect(), connect()
+    with world.db.cursor(name, topic, checkpoint=effects.connection) as cursor:
+        lane.begin()
+        for offset in (2, far - 2, far):
+            cursor._awaited.store.finish(lane.connection, 0, offset)
+        lane.connection.commit()
+    for upto in (0, 1, 49):
+        with world.db.cursor(name, topic, checkpoint=effects.connection) as cursor:
+            cursor.poll_batch(60)
+            effects.begin()
+            cursor.commit({0: upto}, finished={0: [upto + 2]})
+            effects.connection.commit()
+            effects.begin()
+            with pytest.raises(ConfigError, match="1024 are the most"):
+                cursor.commit({0: upto}, finished={0: [upto + FINISHED_AHEAD_MAX]})
+            effects.connection.rollback()
+    with world.db.cursor(name, topic, checkpoint=effects.connection) as cursor:
+        found = []
+        while batch := cursor.poll_batch(2_000, timeout_ms=2_000):
+            found += [each.offset for each in batch]
+    assert found == [each for each in range(49, far + 1) if each not in (51, far - 2, far)]
 
 
 def test_rows_that_a_refused_commit_has_changed_are_taken_as_they_were_before(

@@ -35,6 +35,7 @@ from tidemill.cursors.errors import (
     CheckpointBelowLogStart,
     CheckpointWriteFailed,
     CursorFenced,
+    CursorInUse,
     NoOpenTransaction,
 )
 from tidemill.errors import ApiError, ConfigError, ErrorCode
@@ -469,6 +470,56 @@ def test_a_worker_whose_cursor_was_taken_over_ends_with_that_error(
             worker.join()
 
 
+def _impatient(db: Tidemill) -> Tidemill:
+    """Another connection, that does not wait long for the owner of a cursor."""
+    return tidemill.connect(db.bootstrap_servers, timeout_ms=1_000)
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_worker_that_stands_by_goes_on_when_the_owner_is_gone(
+    db: Tidemill, name: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_file: bool
+) -> None:
+    checkpoint = tmp_path / "position" if is_file else None
+    _send(db, topic, range(3))
+    seen: list[int] = []
+    options = Ordered(checkpoint=checkpoint, standby=True, lease_ms=200)
+    caplog.set_level("INFO", "tidemill.worker")
+    with _impatient(db) as other:
+        worker = other.worker(name, topic, lambda record: seen.append(record.offset), ordered=options)
+        # Its lease would outlast the test: only closing it can end it.
+        with db.cursor(name, topic, checkpoint=checkpoint, lease_ms=300_000) as owner:
+            starting = threading.Thread(target=worker.start)
+            starting.start()
+            wait_until(lambda: "stands by" in caplog.text, "the worker stands by")
+            owner.poll(timeout_ms=30_000)
+            owner.commit()
+            assert not seen
+        starting.join(60)
+        wait_until(lambda: seen == [1, 2], "it goes on where the owner was")
+        worker.stop_and_join()
+    assert caplog.text.count("stands by") == 1
+
+
+def test_a_worker_that_does_not_stand_by_ends_while_another_owns_its_cursor(
+    db: Tidemill, name: str, topic: str
+) -> None:
+    with _impatient(db) as other, db.cursor(name, topic, lease_ms=300_000):
+        worker = other.worker(name, topic, print, ordered=Ordered(lease_ms=200))
+        with pytest.raises(CursorInUse, match="take_over"):
+            worker.start()
+
+
+def test_a_worker_that_stands_by_can_be_stopped(db: Tidemill, name: str, topic: str) -> None:
+    worker = db.worker(name, topic, print, ordered=Ordered(standby=True))
+    with db.cursor(name, topic, lease_ms=300_000):
+        starting = threading.Thread(target=worker.start)
+        starting.start()
+        wait_until(lambda: worker.is_running, "it is being started")
+        worker.stop_and_join()
+    starting.join(60)
+    assert not starting.is_alive()
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_worker(
     db: Tidemill, name: str, topic: str, tmp_path: Path
 ) -> None:
@@ -784,6 +835,29 @@ def test_a_poison_record_is_parked_and_the_effects_around_it_stay(
     worker.run_until_empty()
     assert _effects(path) == [0, 1, 2, 3, 4, 6, 7, 8]
     assert [each.value for each in _records(db, letters)] == [b"5"]
+
+
+def test_a_parked_record_beside_others_is_noted_as_done_at_once(
+    db: Tidemill, name: str, topic: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "effects.db"
+    _table(path)
+    _send(db, topic, range(3))
+    letters = _topic(db)
+
+    def handle(record: Any, connection: sqlite3.Connection) -> None:
+        if record.offset == 1:
+            raise Reject("poison")
+        if record.offset == 2:
+            raise Retry(delay=600)
+
+    def noted() -> list[tuple[int]]:
+        with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection:
+            return connection.execute("SELECT record_offset FROM tidemill_cursor_finished").fetchall()
+
+    options = Ordered(checkpoint=_connect(path), batch_size=1_000)
+    with db.worker(name, topic, handle, ordered=options, concurrency=3, dead_letter=letters):
+        wait_until(lambda: (1,) in noted(), "what a crash now would leave to the next worker")
 
 
 def test_a_handler_that_does_not_end_keeps_no_worker_and_its_effects_are_taken_back(

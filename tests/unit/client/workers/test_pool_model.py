@@ -28,12 +28,13 @@ from tidemill.client.workers.logs import WORKER_LOG
 from tidemill.client.workers.ordered import Ordered
 from tidemill.client.workers.ordered_engine import OrderedEngine
 from tidemill.client.workers.workspace import BatchEnd, Progress, Workspace
+from tidemill.cursors import machine
 from tidemill.cursors.checkpoint import Entry, pack_finished, unpack_finished
 from tidemill.cursors.lanes import Lanes
 from tidemill.cursors.machine import Arrival, CursorMachine, Step
 from tidemill.cursors.position import FINISHED_AHEAD_MAX, Position
 from tidemill.cursors.restarts import Bounded
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, ConfigError, ErrorCode
 
 _PARTITIONS = (0, 1)
 #: So few that small examples reach it.
@@ -55,11 +56,11 @@ class _Store:
     def commit(self, steps: Mapping[int, Step], *, keep_notes: bool) -> None:
         for partition, step in steps.items():
             stored = self.entries[partition]
-            finished = set(step.finished)
-            if keep_notes:
-                finished.update(offset for offset in stored.finished if offset >= step.after.offset)
-            packed = pack_finished(step.after.offset, finished)
-            self.entries[partition] = Entry(1, step.after, unpack_finished(step.after.offset, packed))
+            after = step.after.offset
+            notes = {offset for offset in stored.finished if offset >= after} if keep_notes else set()
+            packed = pack_finished(after, sorted({*step.finished} - notes))
+            finished = {*unpack_finished(after, packed), *notes}
+            self.entries[partition] = Entry(1, step.after, tuple(sorted(finished)))
 
     def note(self, partition: int, offset: int) -> None:
         """A record is done, as a lane's own transaction says."""
@@ -129,10 +130,17 @@ class _Workspace(Workspace):
     async def store(
         self, upto: Mapping[int, int] | None = None, finished: Mapping[int, Sequence[int]] | None = None
     ) -> None:
-        machine: CursorMachine[CursorRecord] = self.cursor.machine
-        steps = machine.plan_commit(upto, finished)
+        positions: CursorMachine[CursorRecord] = self.cursor.machine
+        try:
+            steps = positions.plan_commit(upto, finished)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error  # As ``AsyncCursor`` does: it ends the worker.
         await self._world.write(steps)
-        machine.confirm(steps)
+        positions.confirm(steps)
+
+    async def note_parked(self, record: Any) -> None:
+        if self._world.notes_each:
+            self._world.store.note(record.partition, record.offset)
 
     async def rollback(self) -> None:
         self.cursor.machine.rollback()
@@ -318,13 +326,8 @@ class _World:
             for offset in stored:
                 place = partition, offset
                 assert self.effects[place] or place in self.parked, f"{place} is lost"
-            # Where lanes note each record themselves the position follows later, and over parked ones.
-            unfinished = [
-                each.offset
-                for each in records
-                if each.offset not in stored and (partition, each.offset) not in self.parked
-            ]
-            oldest = min(unfinished, default=None)
+            # Where lanes note each record themselves the position follows later.
+            oldest = min((each.offset for each in records if each.offset not in stored), default=None)
             position = self.store.entries[partition].position.offset
             ahead_of = position if not self.notes_each else oldest
             finished = self.store.entries[partition].finished
@@ -340,11 +343,7 @@ class PoolModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches = ExitStack()
-        self.patches.enter_context(
-            patch.object(ordered_engine, "Lanes", partial(Lanes, ahead_max=_AHEAD_MAX))
-        )
-        self.patches.enter_context(patch.object(WORKER_LOG, "disabled", new=True))
+        self.patches = _limited_ahead()
 
     @initialize(
         concurrency=st.integers(2, 4),
@@ -458,3 +457,34 @@ def test_nothing_is_begun_1024_or_more_ahead_of_a_slow_record(notes_each: bool) 
     world.check(FINISHED_AHEAD_MAX)
     assert world.is_all_stored
     world.loop.close()
+
+
+def _limited_ahead() -> ExitStack:
+    """So few finished offsets ahead of a position that small examples reach the limit."""
+    patches = ExitStack()
+    patches.enter_context(patch.object(ordered_engine, "Lanes", partial(Lanes, ahead_max=_AHEAD_MAX)))
+    patches.enter_context(patch.object(machine, "FINISHED_AHEAD_MAX", _AHEAD_MAX))
+    patches.enter_context(patch.object(WORKER_LOG, "disabled", new=True))
+    return patches
+
+
+def test_notes_far_ahead_of_the_stored_position_end_no_worker() -> None:
+    """A process ended between parking a record and noting that, and long after it had stored a position."""
+    with _limited_ahead():
+        options = Ordered(batch_size=1_000, attempts=1)
+        world = _World(options, concurrency=4, has_letters=True, notes_each=True)
+        world.append(0, [b"poison"] + [None] * 30)
+        world.crash()
+        for offset in range(1, 26):
+            world.store.note(0, offset)
+            world.effects[0, offset] += 1
+        world.start()
+        world.poll(1_000)
+        # The others are too far ahead of it.
+        assert list(world.running) == [(0, 0)]
+        world.stop()
+        world.start()
+        world.finish()
+        world.check(FINISHED_AHEAD_MAX)
+        assert world.is_all_stored
+        world.loop.close()

@@ -11,6 +11,7 @@ from support.consumer_groups import SETTINGS, ConsumerScript, FakeTopics
 from tidemill.errors import DiskFull, ErrorCode
 from tidemill.groups.consumer.member import MemberState
 from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit
+from tidemill.groups.settings import GroupSettings
 
 
 @pytest.fixture(params=[False, True], ids=["small", "large"])
@@ -206,6 +207,21 @@ def test_a_silent_member_is_removed_when_its_session_ends(script: ConsumerScript
     assert set(script.group.members) == {"a"}
     script.settle("a")
     assert script.assigned("a") == script.topics.all("t")
+
+
+def test_the_session_timeout_is_the_groups_and_a_changed_one_counts_from_the_next_heartbeat_on() -> None:
+    configs = {"g": {"consumer.session.timeout.ms": "6000"}, "h": {"consumer.session.timeout.ms": "60000"}}
+    settings = GroupSettings(overrides_of=lambda group_id: configs.get(group_id, {}))
+    script = ConsumerScript(FakeTopics(t=1), settings)
+    script.join("m", "t")
+    script.wait(5_900)
+    assert set(script.group.members) == {"m"}
+    configs["g"] = {"consumer.session.timeout.ms": "9000"}
+    script.beat("m", script.topics.all("t"))
+    script.wait(8_900)
+    assert set(script.group.members) == {"m"}
+    script.wait(200)
+    assert not script.group.members
 
 
 def test_a_member_that_does_not_revoke_in_time_is_removed(script: ConsumerScript) -> None:

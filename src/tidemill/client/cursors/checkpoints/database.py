@@ -10,7 +10,8 @@ neither does. SQLite and PostgreSQL, through DB-API (``sqlite3``, ``psycopg``, `
   written. If not, the cursor goes to what is stored. So a COMMIT of the caller that failed is noticed by the
   next commit of the cursor.
 - A lane of a worker that finishes records out of order notes each in its own transaction (``finish``), which
-  holds the row against a take-over until it ends.
+  holds the row against a take-over until it ends. The position follows later, and a process may end before:
+  there can be notes further ahead of the position than a checkpoint has room for.
 
 Everything is done in the caller's thread: connections belong to one. The cluster is shown the position later,
 once it is certain that the caller's transaction was committed.
@@ -36,7 +37,7 @@ from tidemill.cursors.errors import (
     NoOpenTransaction,
 )
 from tidemill.cursors.machine import Step
-from tidemill.cursors.position import Position
+from tidemill.cursors.position import FINISHED_AHEAD_MAX, Position
 from tidemill.cursors.region import Region
 from tidemill.errors import ConfigError
 
@@ -600,8 +601,10 @@ class DatabaseStore:
         return rows[0] if rows else None
 
     def _encoded(self, partition: int, position: Position, finished: tuple[int, ...]) -> bytes:
+        # What is finished further ahead stays where lanes have noted it.
+        near = tuple(each for each in finished if each - position.offset < FINISHED_AHEAD_MAX)
         # The epoch has a column of its own, because taking over changes nothing else.
-        entry = Entry(0, position, finished)
+        entry = Entry(0, position, near)
         return Checkpoint(self._name, self._region.identity(), {partition: entry}).encode()
 
     def _decoded(self, partition: int, row: Any) -> Entry:
