@@ -94,7 +94,7 @@ class Session:
         self._renewals = asyncio.create_task(self._renew(), name="session")
 
     async def revoke(self) -> None:
-        """End the session at once: the node is not live from here on. In a store that is refused, forget it."""
+        """End the session at once: the node is not live from here on. Not in a store that is refused."""
         await self.stop()
         if (lease_id := self._lease_id) and self._refusal() is None:
             await self._release(lease_id)
