@@ -583,6 +583,7 @@ class Membership:
                     f"the clock of node {other} is {abs(ahead_ms) // 1000} s {direction} this node's: set "
                     "both"
                 )
+        found += self._lapsed.problems()
         found += self.freshness.problems()
         found += self.held.problems()
         found += self.watch.problems()
