@@ -161,8 +161,9 @@ class ClusterStory:
     def _can_afford_a_kill(self) -> bool:
         """Not for a while after a lost disk.
 
-        While the session of its node lives, that is taken to have everything. Whoever crashes meanwhile
-        leaves the in-sync set, so several crashes would leave no replica that is known to have everything.
+        While the session of its node lives, that is taken to have everything. Whoever crashes meanwhile, or
+        whose disk fails, leaves the in-sync set, so several of that would leave no replica that is known to
+        have everything.
         """
         return self.loop.now > self.disk_lost_at + _SESSION_OVER_SECONDS
 
@@ -233,7 +234,7 @@ class ClusterStory:
             disk.capacity_bytes = (
                 None if disk.capacity_bytes else disk.used_bytes + self.rng.randint(0, 3_000)
             )
-        else:
+        elif self._can_afford_a_kill:
             disk.fail_next("sync", "", SyncFailed("a failed fsync"))
 
     async def lose_disk(self) -> None:

@@ -45,11 +45,11 @@ def _die() -> None:
 def _around_decision(*, after: bool) -> None:
     append = TransactionShard._append
 
-    def patched(self: TransactionShard, records: Sequence[Any]) -> None:
+    def patched(self: TransactionShard, records: Sequence[Any], batch: bytes | None = None) -> None:
         publishes = any(isinstance(value, Publication) for _, value in records)
         if publishes and not after:
             _die()
-        append(self, records)
+        append(self, records, batch)
         if publishes:
             _die()
 

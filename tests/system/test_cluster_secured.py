@@ -147,6 +147,15 @@ def test_a_node_that_etcd_does_not_take_says_why(
     assert "Traceback" not in node.log_text()
 
 
+def test_a_node_without_tls_between_nodes_is_refused_in_words(cluster: RealCluster, tmp_path: Path) -> None:
+    node = cluster.add("plain", tmp_path / "data")
+    for name in ("cluster_tls_ca", "cluster_tls_cert", "cluster_tls_key"):
+        del node.settings[name]
+    with pytest.raises(RuntimeError, match="does not use TLS between nodes"):
+        node.start()
+    assert "Traceback" not in node.log_text()
+
+
 def sent(node: RealNode, topic: str) -> float:
     """The bytes of records of a topic that the node has given to consumers."""
     with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=120) as response:

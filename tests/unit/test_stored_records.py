@@ -55,9 +55,9 @@ NAMED = (
 )
 #: Fields that came after the first vectors, and what a record means that was written without them. Vectors
 #: name them only where they have another value.
-LATER: dict[type, dict[str, int]] = {
-    share_records.Snapshot: {"log_offset": -1, "log_epoch": -1},
-    share_records.Update: {"log_offset": -1, "log_epoch": -1, "cut_offset": -1},
+LATER: dict[type, dict[str, int | bytes]] = {
+    share_records.Snapshot: {"log_offset": -1, "log_epoch": -1, "log_history": b""},
+    share_records.Update: {"log_offset": -1, "log_epoch": -1, "log_history": b"", "cut_offset": -1},
 }
 _REPEATED = re.compile(r"\{(.+?)\*(\d+)\}", re.DOTALL)
 

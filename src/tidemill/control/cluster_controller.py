@@ -129,7 +129,7 @@ class ClusterController:
             committing.cancel()
             await asyncio.gather(committing, return_exceptions=True)
         epoch, self._epoch = self._epoch, None
-        if epoch is not None:
+        if epoch is not None and self._controller.went_back is None:
             # If it cannot be deleted, it goes with the session.
             txn = Txn(compares=(Compare(CONTROLLER_KEY, epoch),), deletes=(CONTROLLER_KEY,))
             with contextlib.suppress(TidemillError):

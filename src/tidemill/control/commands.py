@@ -90,6 +90,7 @@ class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):
         replace_directory: An operator says that the node goes on with another data directory, or with an
             older copy of it.
         seen_revision: The newest metadata revision that the directory has ever seen.
+        cluster_tls: Whether the node uses TLS between nodes; None if that is not known.
     """
 
     may_use_reserve: ClassVar[bool] = True
@@ -109,6 +110,7 @@ class RegisterNode(Command[NodeImage], frozen=True, kw_only=True):
     known_as: tuple[UUID, ...] = ()
     replace_directory: bool = False
     seen_revision: int = 0
+    cluster_tls: bool | None = None
 
 
 class AdmitNode(Command[None], frozen=True, kw_only=True):

@@ -90,6 +90,7 @@ class NodeImage:
     clean: bool = False
     new_directory: bool = False
     lost: tuple[tuple[UUID, int], ...] = ()
+    cluster_tls: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +391,7 @@ class _Fold:
             clean=record.clean,
             new_directory=record.new_directory,
             lost=record.lost,
+            cluster_tls=record.cluster_tls,
         )
 
     def _fold_topic(self, key: str, normalised: str, value: bytes | None) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage
     from tidemill.control.placement import ControlLimits
 
-__all__ = ()
+__all__ = ("check_cluster_tls",)
 
 _NAMED_MAX = 20
 """How many replicas the refusal to remove a node names."""
@@ -54,6 +54,7 @@ def _(command: RegisterNode, image: MetadataImage, limits: ControlLimits) -> Pla
     if image.replicated:
         _check_session(command, image)
         _check_directory(command, image)
+        check_cluster_tls(image, command.node_id, command.cluster_tls)
     node = _registered(command, image)
     if image.nodes.get(node.id) == node:
         return Plan({}, {}, node)
@@ -101,6 +102,28 @@ def _check_directory(command: RegisterNode, image: MetadataImage) -> None:
             )
 
 
+def check_cluster_tls(image: MetadataImage, node_id: int, cluster_tls: bool | None) -> None:
+    """Raise ``ApiError`` if a node with TLS between nodes would meet one without.
+
+    Neither would hear the other, and each would take it for one that does not answer. Only nodes that run
+    count: TLS can be turned on or off while all of them are stopped.
+    """
+    if cluster_tls is None:
+        return
+    for other in image.nodes.values():
+        if other.id == node_id or other.id not in image.alive:
+            continue
+        if other.cluster_tls is not None and other.cluster_tls != cluster_tls:
+            this, that = ("uses", "does not") if cluster_tls else ("does not use", "does")
+            raise ApiError(
+                ErrorCode.invalid_config,
+                f"this node {this} TLS between nodes (cluster_tls_ca, cluster_tls_cert, cluster_tls_key), and"
+                f" node {other.name!r}, which runs, {that}: give all nodes of the cluster the same of these"
+                " settings. To turn TLS on or off, stop all nodes first; a node that was killed counts as"
+                " running for some more seconds",
+            )
+
+
 def _is_outdated(command: RegisterNode, old: NodeImage) -> bool:
     """Whether the directory does not know the incarnation that was registered last with it."""
     incarnations = (*command.known_as, command.incarnation)
@@ -139,6 +162,7 @@ def _registered(command: RegisterNode, image: MetadataImage) -> NodeImage:
         clean=clean and image.replicated,
         new_directory=new_directory and image.replicated,
         lost=tuple(sorted(lost)),
+        cluster_tls=command.cluster_tls,
     )
 
 
@@ -156,6 +180,7 @@ def _node_record(node: NodeImage) -> records.NodeRecord:
         clean=node.clean,
         new_directory=node.new_directory,
         lost=node.lost,
+        cluster_tls=node.cluster_tls,
     )
 
 

@@ -115,6 +115,8 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     new_directory: bool = False
     #: Replicas that the directory should have and has not, or has repaired with loss: (topic id, index).
     lost: tuple[tuple[UUID, int], ...] = ()
+    #: Whether it uses TLS between nodes; None if it was registered by a version that does not say so.
+    cluster_tls: bool | None = None
 
 
 class NodeTagsRecord(Record, frozen=True, kw_only=True):

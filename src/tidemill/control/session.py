@@ -7,8 +7,8 @@ Until then nobody else can have taken its leaderships.
 A lease that is lost is not renewed: the controller may have given everything away. The node registers as a
 new incarnation, by ``on_lost``, and the session goes on with a new lease.
 
-In a store that has lost data or was restored a lease proves nothing. There it is not renewed, and not relied
-on: ``refusal`` says so.
+In a store that has lost data or was restored a lease proves nothing. There it is not renewed, not relied on,
+and not ended either, because nothing may be written to that store: ``refusal`` says so.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Session:
         self._renewals = asyncio.create_task(self._renew(), name="session")
 
     async def revoke(self) -> None:
-        """End the session at once: the node is not live from here on."""
+        """End the session at once: the node is not live from here on. Not in a store that is refused."""
         await self.stop()
-        if lease_id := self._lease_id:
+        if (lease_id := self._lease_id) and self._refusal() is None:
             await self._release(lease_id)
         # Afterwards: if the process dies meanwhile, somebody else still knows what to revoke.
         self._hold(0)
@@ -156,6 +156,7 @@ class Session:
             wait_ms = self._renew_ms
             if (refusal := self._refusal()) is not None:
                 self._serving_until_ms = 0
+                self._hold(0)
                 self._note_trouble(refusal)
                 return
             sent_ms = self._clock_ms()

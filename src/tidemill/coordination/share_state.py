@@ -103,10 +103,13 @@ class LogPosition(NamedTuple):
     """An offset of the log behind all that a state tells of, and the epoch of the record right below it.
 
     By it a later leader finds out whether its log is the one that the state was written for. -1: not known.
+    ``history`` has the epochs of the writer's log, as in ``EpochHistory.to_bytes``: if the logs have parted,
+    they tell where. A leader says them once; empty: as they were.
     """
 
     offset: int
     leader_epoch: int
+    history: bytes = b""
 
 
 #: The position of a state that was stored without one: it is not checked.

@@ -105,6 +105,26 @@ class EpochHistory:
         if self._entries and self._entries[0][1] < start_offset:
             self._entries[0] = (self._entries[0][0], start_offset)
 
+    def parted_from(self, other: EpochHistory, log_end_offset: int, offset: int) -> int:
+        """Where the log of this history parted from another one, whose records up to ``offset`` are compared.
+
+        Each epoch has one leader, so two logs are equal up to where the first of them ends an epoch that both
+        have. If they have none in common, the oldest epoch of the other log is all that can be told.
+
+        >>> history = EpochHistory([(1, 0), (3, 12)])
+        >>> history.parted_from(EpochHistory([(1, 0), (2, 10)]), 20, 15)
+        10
+        >>> history.parted_from(EpochHistory([(1, 0), (3, 12)]), 20, 15)
+        15
+        """
+        for epoch, start in reversed(other.entries):
+            if start < offset:
+                known, end = self.end_offset_for(epoch, log_end_offset)
+                if known == epoch:
+                    return min(end, offset)
+                offset = start
+        return offset
+
     def to_bytes(self) -> bytes:
         return b"".join(_ENTRY.pack(*entry) for entry in self._entries)
 

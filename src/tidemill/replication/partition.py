@@ -322,6 +322,11 @@ class Partition:
         self._acknowledgements.fail(error)
         self.as_leader.fail_waiters(error)
 
+    def fail_acknowledgements(self) -> None:
+        """Tell producers that wait with acks=all to look for another leader: there may be one."""
+        if self._acknowledgements:
+            self._acknowledgements.fail(self.not_leader())
+
     def depend(self, key: object, leadership_lost: Callable[[], None]) -> None:
         """Call ``leadership_lost`` once when another node becomes the leader, unless ``release`` comes."""
         self._dependents[key] = leadership_lost

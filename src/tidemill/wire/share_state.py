@@ -2,8 +2,8 @@
 
 ReadShareGroupState v0 and WriteShareGroupState v1 say of a batch until when it is delayed and why it dies. A
 write may be part of a transaction, and a reader is told which producer's. Both say how far the state tells of
-the log, and in which leader epoch the record below was written; a write may say that the log was cut. Kafka's
-nodes pass over such tags.
+the log, in which leader epoch the record below was written, and which epochs that log has; a write may say
+that the log was cut. Kafka's nodes pass over such tags.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ WriteShareGroupStateRequest: Final = declare(
                         "log_offset": Field("int64", tag=1_003, default=-1),
                         "log_epoch": Field("int32", tag=1_004, default=-1),
                         "cut_offset": Field("int64", tag=1_005, default=-1),
+                        "log_history": Field("bytes", tag=1_006, default=b""),
                     }
                 ],
             }
@@ -89,6 +90,7 @@ ReadShareGroupStateResponse: Final = declare(
                         "delivery_complete_count": Field("int32", tag=1_000, default=0),
                         "log_offset": Field("int64", tag=1_001, default=-1),
                         "log_epoch": Field("int32", tag=1_002, default=-1),
+                        "log_history": Field("bytes", tag=1_003, default=b""),
                     }
                 ],
             }

@@ -348,6 +348,30 @@ def test_a_copied_directory_is_refused_while_the_node_that_has_it_runs(world: Wo
     world.do(copied)
 
 
+def test_nodes_with_and_without_tls_between_them_do_not_run_at_the_same_time() -> None:
+    world = World()
+    world.start(1, cluster_tls=True)
+    world.start(2, cluster_tls=True)
+    code, message = refusal(world, register(3, 99, cluster_tls=False))
+    assert code is ErrorCode.invalid_config
+    assert "this node does not use TLS between nodes (cluster_tls_ca" in message
+    assert "node 'n1', which runs, does" in message
+    assert "stop all nodes first" in message
+    world.end_session(1, 2)
+    world.start(3, cluster_tls=False)
+    _, message = refusal(world, register(1, 100, cluster_tls=True))
+    assert "this node uses TLS between nodes" in message
+    assert "node 'n3', which runs, does not" in message
+
+
+def test_of_a_node_of_an_older_release_it_is_not_known_whether_it_uses_tls_between_nodes() -> None:
+    world = World()
+    world.start(1)
+    assert world.image.nodes[1].cluster_tls is None
+    world.start(2, cluster_tls=True)
+    world.do(register(1, 1, rack="b"))
+
+
 def test_a_node_that_has_seen_more_than_the_store_has_is_refused(world: World) -> None:
     world.end_session(3)
     ahead = register(3, 99, seen_revision=world.image.revision + 1)

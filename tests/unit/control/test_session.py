@@ -28,8 +28,14 @@ class Node:
         self.proxy = proxy
         self.lost = 0
         self.went_back: MetadataWentBack | None = None
+        self.told: list[int] = []
         self.session = Session(
-            proxy, 7, on_lost=self.register, clock_ms=now_ms, refusal=lambda: self.went_back
+            proxy,
+            7,
+            on_lost=self.register,
+            clock_ms=now_ms,
+            on_lease=self.told.append,
+            refusal=lambda: self.went_back,
         )
 
     async def register(self) -> UUID:
@@ -75,9 +81,21 @@ def test_a_lease_in_a_store_that_went_back_is_neither_renewed_nor_relied_on() ->
         assert node.session.serving_until_ms == 0
         assert node.session.trouble is not None
         assert "noticed" in node.session.trouble
+        assert node.told[-1] == 0, "if the process dies now, nobody ends the lease"
         await asyncio.sleep(6)
         assert await node.alive() is None
         assert node.lost == 0, "it does not register either"
+
+    story(tell)
+
+
+def test_a_lease_in_a_store_that_went_back_is_not_ended_by_anybody() -> None:
+    async def tell(node: Node) -> None:
+        await node.session.start(FIRST)
+        node.went_back = MetadataWentBack("noticed")
+        await node.session.revoke()
+        assert await node.alive() == FIRST, "a restored store is not written to"
+        assert node.told[-1] == 0, "neither does the process that looks after this one"
 
     story(tell)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +69,33 @@ def test_round_trip_through_bytes(batches: list[tuple[int, int]]) -> None:
 def test_an_epoch_older_than_all_known_ended_where_the_oldest_begins() -> None:
     history = EpochHistory([(3, 100), (5, 200)])
     assert history.end_offset_for(1, 300) == (1, 100)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 8), st.integers(1, 4)), max_size=10
+    )
+)
+def test_two_logs_part_where_the_first_of_them_ends_an_epoch_that_both_have(
+    elections: list[tuple[int, int, int, int]],
+) -> None:
+    """Three replicas: at an election one takes a beginning of another's log, leads, and writes."""
+    replicas: list[list[int]] = [[], [], []]
+    for epoch, (leader, like, kept, written) in enumerate(elections):
+        replicas[leader] = replicas[like][:kept] + [epoch] * written
+    histories = [EpochHistory() for _ in replicas]
+    for history, epochs in zip(histories, replicas, strict=True):
+        for offset, epoch in enumerate(epochs):
+            history.assign(epoch, offset)
+    for mine, other in permutations(range(len(replicas)), 2):
+        equal = 0
+        for one, another in zip(replicas[mine], replicas[other], strict=False):
+            if one != another:
+                break
+            equal += 1
+        for offset in range(1, len(replicas[other]) + 1):
+            parted = histories[mine].parted_from(histories[other], len(replicas[mine]), offset)
+            assert parted == min(equal, offset)
 
 
 def test_an_older_epoch_changes_nothing() -> None:

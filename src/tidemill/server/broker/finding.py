@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -45,6 +45,8 @@ class PartitionFinder:
         self._file_pool = file_pool
         #: What this process registers as, in a cluster.
         self.own_incarnation: Callable[[], UUID] | None = None
+        #: Partitions that this node leads unless it was replaced without hearing of it (``LapsedSession``).
+        self.in_doubt: Collection[Partition] = ()
         #: Effective configs by topic id; they are asked for with every batch.
         self._configs: dict[UUID, TopicConfig] = {}
         controller.subscribe(self._metadata_changed)
@@ -92,7 +94,8 @@ class PartitionFinder:
         partition = self._replicas.peek(topic.id, index)
         if partition is not None and index < len(topic.partitions):
             placed = topic.partitions[index]
-            if placed.leader == self._settings.node_id and partition.leads_at(placed.leader_epoch):
+            leads = placed.leader == self._settings.node_id and partition.leads_at(placed.leader_epoch)
+            if leads and partition not in self.in_doubt:
                 if leader_epoch not in (NO_EPOCH, placed.leader_epoch):
                     check_leader_epoch(topic.name, index, placed.leader_epoch, leader_epoch)
                 return partition
@@ -103,18 +106,27 @@ class PartitionFinder:
         if opened.role is Role.FOLLOWER:
             # It knows of a newer leader than the metadata does, or is still cutting its log.
             raise opened.not_leader()
+        if opened in self.in_doubt:
+            raise ApiError(
+                ErrorCode.not_leader_or_follower,
+                f"node {self._settings.node_id} may not lead {topic.name}-{index} any more: it reaches "
+                "neither etcd nor another replica; ask another node for the metadata",
+            )
         return opened
 
     def leader_of(self, topic: TopicImage, index: int) -> tuple[int, int]:
         """Node and epoch of the leader that clients are sent to; ``NO_LEADER`` if there is none.
 
-        It is the metadata's, unless this node has learnt that it does not lead any more (``LapsedSession``).
+        It is the metadata's, unless this node has learnt that it does not lead any more, or cannot know
+        whether it does (``LapsedSession``).
         """
         placed = topic.partitions[index]
         if placed.leader == self._settings.node_id:
             partition = self._replicas.peek(topic.id, index)
             if partition is not None and partition.leader_epoch > placed.leader_epoch:
                 return partition.leader, partition.leader_epoch
+            if partition in self.in_doubt:
+                return NO_LEADER, placed.leader_epoch
         return placed.leader, placed.leader_epoch
 
     def follower(self, topic: TopicImage, index: int) -> Partition | None:

@@ -1,16 +1,20 @@
-"""What a node does whose session has lapsed: it asks the other nodes which of its leaderships are over.
+"""What a node does whose session has lapsed: it finds out which of its leaderships are over, or may be.
 
 A node that is cut off from etcd alone hears of no election. It would go on as a leader that can commit
 nothing, and would send clients to itself. So while its session is not renewed it asks another node for the
 metadata of what it leads (FetchMetadata), and gives up what is led elsewhere at a newer epoch. What the other
 node tells was committed: it is what the watch would have told. If etcd is away for everybody, nobody knows
 more, and all leaders go on.
+
+A node that is cut off from the other nodes, too, can ask nobody. A leadership of it is *in doubt* while its
+session has lapsed, other replicas could have been elected, and none of them has fetched or reported for as
+long as a session lives. Clients are sent elsewhere then: they get NOT_LEADER_OR_FOLLOWER, and the metadata
+names no leader. The replica stays the leader all the same: as soon as one of the others is heard, it goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +29,7 @@ from tidemill.replication.rules.state import Role
 if TYPE_CHECKING:
     from tidemill.control.session import Session
     from tidemill.replication.fetching.peer_requests import PeerRequests
+    from tidemill.replication.partition import Partition
     from tidemill.server.broker import Broker
 
 __all__ = ("LapsedSession",)
@@ -47,23 +52,75 @@ class LapsedSession:
         self._session = session
         self._peers = peers
         self._clock_ms = clock_ms
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Look after the session from now on; it has begun."""
-        self._task = asyncio.create_task(self._run(), name="lapsed session")
+        self._tasks = [
+            asyncio.create_task(self._ask_again_and_again(), name="lapsed session"),
+            asyncio.create_task(self._look_for_doubt(), name="leaderships in doubt"),
+        ]
 
     async def stop(self) -> None:
         """Stop looking."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+    def problems(self) -> list[str]:
+        """What an operator has to know, in words."""
+        count = len(self._broker.find.in_doubt)
+        if not count:
+            return []
+        return [
+            f"this node reaches neither etcd nor the other replicas of {count} partitions that it leads: its "
+            "clients are sent to other nodes. Look at its network"
+        ]
+
+    @property
+    def _has_lapsed(self) -> bool:
+        return self._clock_ms() >= self._session.serving_until_ms
+
+    async def _look_for_doubt(self) -> None:
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            if self._clock_ms() >= self._session.serving_until_ms:
+            try:
+                await self._find_doubtful()
+            except Exception:
+                logger.exception("it could not be found out which leaderships are in doubt; tried again")
+
+    async def _find_doubtful(self) -> None:
+        """Note which leaderships are in doubt now, and fail the producers that wait for their replicas."""
+        find = self._broker.find
+        found: set[Partition] = set()
+        begin_slice()
+        for partition in self._broker.replicas if self._has_lapsed else ():
+            if self._is_doubtful(partition):
+                found.add(partition)
+                partition.fail_acknowledgements()
+            await give_way()
+        if bool(found) != bool(find.in_doubt):
+            logger.warning(
+                "this node's session has lapsed, and no other replica is heard in %d partitions that it "
+                "leads: clients are sent elsewhere"
+                if found
+                else "the other replicas are heard again: this node serves %d partitions again",
+                len(found or find.in_doubt),
+            )
+        find.in_doubt = found
+
+    def _is_doubtful(self, partition: Partition) -> bool:
+        if partition.role is not Role.LEADER or not (electable := partition.as_leader.electable):
+            return False
+        since_ms = self._broker.clock.now_ms() - self._broker.settings.session_timeout_ms
+        followers = partition.as_leader.followers
+        heard = (followers[node_id].heard_ms for node_id in electable if node_id in followers)
+        return all(each is None or each < since_ms for each in heard)
+
+    async def _ask_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            if self._has_lapsed:
                 try:
                     await self.ask_others()
                 except Exception:

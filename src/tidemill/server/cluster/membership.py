@@ -29,6 +29,7 @@ from tidemill.config.broker_keys import FOLLOWER_RATE, LEADER_RATE, rate_in_forc
 from tidemill.config.values import Address
 from tidemill.control.cluster_controller import ClusterController
 from tidemill.control.commands import AlterInSync, DeclareFit, RegisterNode, Resign
+from tidemill.control.node_planning import check_cluster_tls
 from tidemill.control.records import PartitionImage
 from tidemill.control.session import Session
 from tidemill.coordination.turns import give_way
@@ -71,6 +72,7 @@ _RENEWALS_PER_SESSION: Final = 3
 _ADMISSION_WAIT_S: Final = 60.0
 _RESIGNING_S: Final = 30.0
 _RESIGN_AGAIN_S: Final = 0.2
+_LOOK_S: Final = 2.0
 _RESIGNATIONS_AT_ONCE: Final = 100
 _CUTTING_THREADS: Final = 2
 _INTERNAL_TOPICS_INTERVAL_MS: Final = 10_000
@@ -250,6 +252,12 @@ class Membership:
         on_disk = await asyncio.to_thread(broker.replicas.found_on_disk)
         self.held.start((topic_id, index) for _, topic_id, index in on_disk)
         await self._wait_admitted()
+        # Again: another node may have registered at the same time.
+        check_cluster_tls(broker.image, broker.node_id, self._uses_tls)
+
+    @property
+    def _uses_tls(self) -> bool:
+        return self._settings.cluster_tls_ca is not None
 
     async def _register(self, clean_of: UUID | None) -> None:
         assert self._registration is not None
@@ -274,6 +282,7 @@ class Membership:
             known_as=known_as,
             seen_revision=self._identity.seen_revision,
             replace_directory=settings.replace_directory,
+            cluster_tls=self._uses_tls,
         )
         try:
             await broker.controller.submit(command)
@@ -471,6 +480,7 @@ class Membership:
     async def resign_all(self) -> None:
         """Give every leadership to another in-sync replica, where there is one; not longer than 30 s."""
         broker = self._broker
+        await self._look_at_etcd()
         if not broker.image.live(broker.node_id) or broker.controller.went_back is not None:
             return
         with contextlib.suppress(TimeoutError):
@@ -478,6 +488,12 @@ class Membership:
                 while movable := self._movable():
                     await self._resign_side_by_side(movable)
                     await asyncio.sleep(_RESIGN_AGAIN_S)
+
+    async def _look_at_etcd(self) -> None:
+        """Find out whether etcd was restored since the last news: then nothing is to be written to it."""
+        with contextlib.suppress(TidemillError, TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self._broker.controller.refresh()
 
     async def _resign_side_by_side(self, partitions: list[Partition]) -> None:
         """Resign from each: the controller commits together what is asked together."""
@@ -537,6 +553,7 @@ class Membership:
         registered = self.session.incarnation or self._directory.clean_of
         if clean and registered is not None:
             self._directory.note_clean_stop(registered)
+        await self._look_at_etcd()
         await self.session.revoke()
 
     # --- what it tells of itself
@@ -566,6 +583,7 @@ class Membership:
                     f"the clock of node {other} is {abs(ahead_ms) // 1000} s {direction} this node's: set "
                     "both"
                 )
+        found += self._lapsed.problems()
         found += self.freshness.problems()
         found += self.held.problems()
         found += self.watch.problems()

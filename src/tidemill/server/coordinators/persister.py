@@ -423,10 +423,13 @@ def _joined(writes: Sequence[StateWrite]) -> StateWrite:
     starts = [each.start_offset for each in writes if each.start_offset != NO_START]
     batches = [batch for each in writes for batch in each.batches]
     known = [each.log_position for each in writes if each.log_position != NO_POSITION]
+    histories = [each.history for each in known if each.history]
     return last._replace(
         start_offset=starts[-1] if starts else NO_START,
         batches=batches,
-        log_position=known[-1] if known else NO_POSITION,
+        log_position=known[-1]._replace(history=histories[-1] if histories else b"")
+        if known
+        else NO_POSITION,
         cut_offset=writes[0].cut_offset,
     )
 
@@ -439,6 +442,7 @@ def _write_body(write: StateWrite, transactional_id: str | None) -> dict[str, An
         "delivery_complete_count": write.delivery_complete_count,
         "log_offset": write.log_position.offset,
         "log_epoch": write.log_position.leader_epoch,
+        "log_history": write.log_position.history,
         "cut_offset": write.cut_offset,
         "state_batches": [
             {
@@ -477,7 +481,7 @@ def _state(answer: Any) -> ShareState:
         answer.start_offset,
         batches,
         answer.delivery_complete_count,
-        LogPosition(answer.log_offset, answer.log_epoch),
+        LogPosition(answer.log_offset, answer.log_epoch, bytes(answer.log_history)),
     )
 
 

@@ -28,6 +28,7 @@ from tidemill.coordination.share_state import (
 )
 from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.log.epochs import EpochHistory
 from tidemill.log.segments.segment_reader import ReadBudget
 from tidemill.records.batch import parse_header
 from tidemill.server.share.reading import ReadBatches, chosen, look_at, walk
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ("FetchLimits", "LedSharePartition", "ShareRecords", "policy_of")
 
+#: How many leader epochs of the log a state keeps: the newest.
+_EPOCHS_KEPT: Final = 32
 _FENCED: Final = frozenset(
     {
         ErrorCode.fenced_leader_epoch,
@@ -159,6 +162,8 @@ class LedSharePartition:
         self._timer_at = 0
         self._retry_timer: Timer | None = None
         self._failures = 0
+        #: Whether the state has the epochs of this leader's log.
+        self._history_is_kept = False
         #: Acknowledgements that were taken since the last write began.
         self._unwritten = 0
         #: Writes to the state for transactions that are under way.
@@ -230,7 +235,14 @@ class LedSharePartition:
     def _log_position(self) -> LogPosition:
         """The position behind all that the state tells of, for later leaders to compare their logs with."""
         offset = min(self.machine.end_offset, self.partition.log_end_offset)
-        return LogPosition(offset, self.partition.epochs.epoch_at(offset - 1))
+        return LogPosition(offset, self.partition.epochs.epoch_at(offset - 1), self._history())
+
+    def _history(self) -> bytes:
+        """The epochs of the log, for the state to keep; empty once it has them, for they stay as they are."""
+        if self._history_is_kept:
+            return b""
+        epochs = self.partition.epochs.extended(self.leader_epoch, self.partition.log_end_offset)
+        return EpochHistory(list(epochs.entries[-_EPOCHS_KEPT:])).to_bytes()
 
     async def _without_what_was_cut(self, state: ShareState) -> ShareState:
         """The state without the records that an unclean election has cut off the log.
@@ -248,15 +260,16 @@ class LedSharePartition:
             "were written in their place",
             *(self.name, cut, finished),
         )
-        position = LogPosition(cut, self.partition.epochs.epoch_at(cut - 1))
+        position = LogPosition(cut, self.partition.epochs.epoch_at(cut - 1), self._history())
         write, read = self._service.persister.write_state, self._service.persister.read_state
         await write(self.key, state.state_epoch, self.leader_epoch, NO_START, -1, (), position, cut)
+        self._history_is_kept = True
         self.machine.totals.cut += finished
         return await read(self.key, self.leader_epoch)
 
     def _divergence(self, state: ShareState) -> int | None:
         """The offset from which on the state tells of records of another log; None if there is none."""
-        offset, leader_epoch = state.log_position
+        offset, leader_epoch, history = state.log_position
         if leader_epoch < 0 or offset <= self.partition.log_start_offset:
             return None
         diverging = self.partition.divergence(leader_epoch, offset)
@@ -264,6 +277,10 @@ class LedSharePartition:
             return None
         # At least the record below the position is another one.
         cut = min(diverging[1], offset - 1)
+        if history:
+            # The epoch that both have may go further here: then it is the writer's log that was cut in it.
+            epochs, log_end = self.partition.epochs, self.partition.log_end_offset
+            cut = min(cut, epochs.parted_from(EpochHistory.from_bytes(history), log_end, offset))
         end = max(state.start_offset, *(batch.last_offset + 1 for batch in state.batches), 0)
         return cut if cut < end else None
 
@@ -581,6 +598,7 @@ class LedSharePartition:
             write.batches,
             self._log_position(),
         )
+        self._history_is_kept = True
 
     async def _write_on(self) -> None:
         """The writer: a task while there is something to write."""
@@ -745,6 +763,7 @@ class LedSharePartition:
                 transaction,
                 self._log_position(),
             )
+            self._history_is_kept = True
         except TidemillError as failure:
             error = failure
         except BaseException:

@@ -7,8 +7,8 @@
 
 Tagged fields from 1000 on are our own; a reader that does not know them passes over them. They say of a
 batch until when it is delayed and why it dies, and of an update that is part of a transaction which state it
-was made for. ``log_offset`` and ``log_epoch`` are the state's ``LogPosition``; ``cut_offset`` says where the
-log was cut, so that the state from there on is forgotten.
+was made for. ``log_offset``, ``log_epoch`` and ``log_history`` are the state's ``LogPosition``;
+``cut_offset`` says where the log was cut, so that the state from there on is forgotten.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Snapshot(NamedTuple):
     delivery_complete_count: int = -1
     log_offset: int = -1
     log_epoch: int = -1
+    log_history: bytes = b""
 
 
 class Update(NamedTuple):
@@ -70,6 +71,7 @@ class Update(NamedTuple):
     state_epoch: int = -1
     log_offset: int = -1
     log_epoch: int = -1
+    log_history: bytes = b""
     cut_offset: int = NO_CUT
 
 
@@ -191,6 +193,7 @@ _SNAPSHOT: Final = RecordType(
             "delivery_complete_count": Field("int32", tag=0, default=-1),
             "log_offset": Field("int64", tag=1_000, default=-1),
             "log_epoch": Field("int32", tag=1_001, default=-1),
+            "log_history": Field("bytes", tag=1_002, default=b""),
         },
         {"batches": _BATCHES},
     ),
@@ -215,6 +218,7 @@ _UPDATE: Final = RecordType(
             "state_epoch": Field("int32", tag=1_001, default=-1),
             "log_offset": Field("int64", tag=1_002, default=-1),
             "log_epoch": Field("int32", tag=1_003, default=-1),
+            "log_history": Field("bytes", tag=1_005, default=b""),
             "cut_offset": Field("int64", tag=1_004, default=NO_CUT),
         },
         {"batches": _BATCHES},

@@ -152,7 +152,7 @@ class ShareStates:
             max(0, snapshot.delivery_complete_count),
             offset,
             list(snapshot.batches),
-            LogPosition(snapshot.log_offset, snapshot.log_epoch),
+            LogPosition(snapshot.log_offset, snapshot.log_epoch, snapshot.log_history),
         )
         self._note_due(key, snapshot.batches)
 
@@ -409,7 +409,8 @@ class ShareStates:
 
 def _note_position(state: _Partition, update: Update) -> None:
     if update.log_offset >= 0:
-        state.log_position = LogPosition(update.log_offset, update.log_epoch)
+        history = update.log_history or state.log_position.history
+        state.log_position = LogPosition(update.log_offset, update.log_epoch, history)
 
 
 def _check_leader(key: SharePartitionKey, state: _Partition, leader_epoch: int) -> None:

@@ -16,11 +16,12 @@ import pytest
 
 from support.memory_store import MemoryStore
 from support.product_cluster import ProductCluster
-from support.sim_node import SimDirectory
+from support.sim_node import ProcessStore, SimDirectory
 from support.store_copy import copy_at_same_revisions
 from support.virtual_loop import current_loop, run_virtual
+from tidemill.control import node_planning
 from tidemill.control.commands import CreateTopic, Resign
-from tidemill.control.records import CLUSTER_KEY, ClusterRecord, encode
+from tidemill.control.records import CLUSTER_KEY, ClusterRecord, alive_key, encode
 from tidemill.control.stores.store import MetadataWentBack, Put, Txn
 from tidemill.errors import ApiError, ErrorCode, SyncFailed
 from tidemill.records.record import Record, build_batch
@@ -71,6 +72,26 @@ def membership(cluster: ProductCluster, node_id: int) -> Membership:
 
 def in_sync(cluster: ProductCluster) -> set[int]:
     return {*cluster.broker(cluster.some_id).image.topics["t"].partitions[0].isr}
+
+
+# --- settings that do not fit together
+
+
+@on_three_nodes
+async def test_nodes_with_and_without_tls_that_register_at_the_same_time_do_not_both_stay(
+    cluster: ProductCluster,
+) -> None:
+    await cluster.kill(3)
+    await cluster.until(lambda: 3 not in cluster.broker(1).image.alive)
+    with pytest.MonkeyPatch.context() as patched:
+        # Its registration has not seen the others, and theirs did not see it.
+        patched.setattr(node_planning, "check_cluster_tls", lambda *_: None)
+        patched.setattr(Membership, "_uses_tls", True)
+        with pytest.raises(ApiError, match="uses TLS between nodes") as caught:
+            await cluster.start(3)
+    await cluster.kill(3)
+    assert caught.value.code is ErrorCode.invalid_config
+    await cluster.until(lambda: 3 not in cluster.broker(1).image.alive)
 
 
 # --- clocks
@@ -362,6 +383,28 @@ async def test_nodes_stop_in_an_orderly_way_without_waiting_for_an_etcd_that_was
     for node_id in (1, 2, 3):
         await cluster.nodes[node_id].stop()
     assert current_loop().time() - began_s < 10
+
+
+@on_three_nodes
+async def test_a_node_that_stops_writes_nothing_to_an_etcd_that_was_restored_a_moment_ago(
+    cluster: ProductCluster,
+) -> None:
+    await cluster.until(lambda: len(in_sync(cluster)) == 3)
+    older = await copy_at_same_revisions(cluster.store, clock_ms=current_loop().now_ms)
+    for name in ("lost", "lost-too", "lost-as-well"):
+        await cluster.create(name, partitions=1)
+    # The session is in the copy, and so is that of the controller.
+    session = membership(cluster, 3).session
+    while await older.grant_lease(600_000) < session.lease_id:
+        pass
+    for key, entry in (await older.read()).entries.items():
+        if key == alive_key(3):
+            await older.commit(Txn(puts=(Put(key, entry.value, session.lease_id),)))
+    before = await older.read()
+    assert before.revision < cluster.broker(3).image.revision
+    cluster.ways[3].store = ProcessStore(older, cluster.nodes[3].process)
+    await cluster.nodes[3].stop()
+    assert await older.read() == before
 
 
 @on_three_nodes

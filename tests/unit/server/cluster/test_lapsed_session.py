@@ -26,11 +26,13 @@ def on_three_nodes(story: Callable[[ProductCluster], Awaitable[None]]) -> None:
     run_virtual(main, seed=1)
 
 
-async def write_at(cluster: ProductCluster, node_id: int) -> tuple[ErrorCode, int]:
+async def write_at(
+    cluster: ProductCluster, node_id: int, *, acks: int = -1, timeout_ms: int = 1_000
+) -> tuple[ErrorCode, int]:
     """The answer of a node to a write, and the leader that it names."""
     records = build_batch([Record(None, b"x", 0)])
     data = {"name": "t", "partition_data": [{"index": 0, "records": records}]}
-    body = {"transactional_id": None, "acks": -1, "timeout": 1_000, "topic_data": [data]}
+    body = {"transactional_id": None, "acks": acks, "timeout": timeout_ms, "topic_data": [data]}
     answer = await cluster.ask(node_id, "Produce", 10, **body)
     entry = answer.responses[0].partition_responses[0]
     return ErrorCode(entry.error_code), entry.current_leader.leader_id
@@ -104,6 +106,83 @@ def test_clients_are_sent_to_the_coordinator_that_the_other_nodes_know() -> None
         async with asyncio.timeout(60):
             while await coordinator_told_by(old) != found:  # noqa: ASYNC110 - the state itself
                 await asyncio.sleep(0.1)
+
+    on_three_nodes(story)
+
+
+def cut_off(cluster: ProductCluster, node_id: int) -> None:
+    """The node reaches clients only."""
+    cluster.ways[node_id].hang()
+    cut_off_from_nodes(cluster, node_id)
+
+
+def cut_off_from_nodes(cluster: ProductCluster, node_id: int) -> None:
+    for other in set(cluster.nodes) - {node_id}:
+        cluster.network.cut(f"n{node_id}", f"n{other}")
+        cluster.network.cut(f"n{other}", f"n{node_id}")
+
+
+async def until_refused(cluster: ProductCluster, node_id: int) -> None:
+    async with asyncio.timeout(60):
+        while (await write_at(cluster, node_id))[0] is not ErrorCode.not_leader_or_follower:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+def test_a_leader_that_reaches_nobody_sends_its_clients_elsewhere() -> None:
+    async def story(cluster: ProductCluster) -> None:
+        old = cluster.leader("t")
+        assert (await write_at(cluster, old))[0] is ErrorCode.none
+        cut_off(cluster, old)
+        waiting = asyncio.ensure_future(write_at(cluster, old, timeout_ms=600_000))
+        began_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(30):
+            assert await waiting == (ErrorCode.not_leader_or_follower, -1), "nobody knows what becomes of it"
+        assert asyncio.get_running_loop().time() - began_s > SESSION_SECONDS - 1
+        assert await write_at(cluster, old, acks=1) == (ErrorCode.not_leader_or_follower, -1)
+        answer = await cluster.ask(old, "Metadata", 9, topics=[{"name": "t"}])
+        (told,) = answer.topics[0].partitions
+        assert (told.leader_id, told.error_code) == (-1, ErrorCode.leader_not_available)
+        assert {each.node_id for each in answer.brokers} == {1, 2, 3}, "clients ask one of the others next"
+        problems = cluster.broker(old).problems()
+        assert any("reaches neither etcd nor the other replicas" in each for each in problems)
+        other = next(node_id for node_id in cluster.nodes if node_id != old)
+        new = cluster.broker(other).image.topics["t"].partitions[0].leader
+        assert new not in (old, -1)
+        assert (await write_at(cluster, new))[0] is ErrorCode.none
+        cluster.network.heal()
+        cluster.ways[old].go_on()
+        await cluster.until(lambda: cluster.leader("t") == new)
+        await cluster.until(lambda: not cluster.broker(old).find.in_doubt)
+
+    on_three_nodes(story)
+
+
+def test_a_leader_without_etcd_goes_on_as_soon_as_another_replica_is_heard_again() -> None:
+    async def story(cluster: ProductCluster) -> None:
+        leader = cluster.leader("t")
+        epoch = cluster.led("t").leader_epoch
+        for way in cluster.ways.values():
+            way.hang()
+        cut_off_from_nodes(cluster, leader)
+        await until_refused(cluster, leader)
+        assert await leader_told_by(cluster, leader) == -1
+        cluster.network.heal()
+        async with asyncio.timeout(60):
+            while (await write_at(cluster, leader))[0] is not ErrorCode.none:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert (await leader_told_by(cluster, leader), cluster.led("t").leader_epoch) == (leader, epoch)
+
+    on_three_nodes(story)
+
+
+def test_a_leader_whose_session_lives_is_not_in_doubt_without_its_followers() -> None:
+    async def story(cluster: ProductCluster) -> None:
+        leader = cluster.leader("t")
+        cut_off_from_nodes(cluster, leader)
+        for _ in range(30):
+            await asyncio.sleep(1)
+            assert not cluster.broker(leader).find.in_doubt
+        assert (await write_at(cluster, leader, acks=1))[0] is ErrorCode.none
 
     on_three_nodes(story)
 

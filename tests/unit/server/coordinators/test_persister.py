@@ -15,6 +15,7 @@ from support.virtual_loop import run_virtual
 from tidemill.coordination.share_state import (
     NO_START,
     DeliveryState,
+    LogPosition,
     SharePartitionKey,
     ShareState,
     StateBatch,
@@ -229,6 +230,24 @@ async def test_writes_of_one_share_partition_keep_their_order_when_one_is_tried_
     await world.on(world.asker, write_all)
     assert (await world.read()).batches == (StateBatch(0, 0, DeliveryState.AVAILABLE, 5),)
     assert asked.count("WriteShareGroupState") == 3, "the first twice, and the others as one"
+
+
+@on_three_nodes
+async def test_the_epochs_that_the_first_of_joined_writes_names_reach_the_coordinator(world: World) -> None:
+    async def write_all(persister: NodePersister) -> None:
+        positions = [LogPosition(1, 0), LogPosition(2, 0, b"epochs"), LogPosition(3, 0)]
+        await asyncio.gather(
+            *(
+                persister.write_state(world.key, 1, 0, NO_START, 0, [done(position.offset)], position)
+                for position in positions
+            )
+        )
+
+    asked = world.intercept(lambda *_: asyncio.sleep(0))
+    await world.on(world.asker, write_all)
+    assert asked.count("WriteShareGroupState") == 2, "the second and the third as one"
+    state = await world.on(world.asker, lambda persister: persister.read_state(world.key, 0))
+    assert state.log_position == LogPosition(3, 0, b"epochs")
 
 
 @on_three_nodes

@@ -255,6 +255,22 @@ def test_what_is_not_in_the_log_any_more_is_forgotten_also_if_a_transaction_woul
     ), "what a transaction decides on is not known yet"
 
 
+@pytest.mark.parametrize("updates_per_snapshot", [1, 100])
+def test_the_epochs_of_a_log_are_kept_until_a_later_leader_says_its_own(updates_per_snapshot: int) -> None:
+    shard = Shard(updates_per_snapshot=updates_per_snapshot)
+    shard.states.initialize(KEY, 1, 0, NOW)
+    shard.states.read(KEY, 0, NOW)
+    for position, kept in (
+        (LogPosition(5, 0, b"of the first"), b"of the first"),
+        (LogPosition(6, 0), b"of the first"),
+        (LogPosition(7, 1, b"of the second"), b"of the second"),
+        (LogPosition(8, 1), b"of the second"),
+    ):
+        shard.states.write(KEY, StateWrite(1, 0, NO_START, -1, (), log_position=position), NOW)
+        assert shard.states.read(KEY, 0, NOW).log_position == position._replace(history=kept)
+        assert shard.replayed().partitions == shard.states.partitions
+
+
 def test_a_share_partition_that_nobody_changes_does_not_keep_the_start_of_the_log(shard: Shard) -> None:
     busy = SharePartitionKey("busy", UUID(int=1), 0)
     shard.states.initialize(busy, 1, 0, NOW)

@@ -63,6 +63,7 @@ async def read_share_group_state(broker: Broker, call: Call) -> dict[str, Any]:
             "delivery_complete_count": state.delivery_complete_count,
             "log_offset": state.log_position.offset,
             "log_epoch": state.log_position.leader_epoch,
+            "log_history": state.log_position.history,
             "state_batches": [_batch_body(batch) for batch in state.batches],
         }
 
@@ -83,7 +84,7 @@ async def write_share_group_state(broker: Broker, call: Call) -> dict[str, Any]:
             getattr(asked, "delivery_complete_count", -1),
             [_batch(each) for each in asked.state_batches],
             (producer_id, asked.producer_epoch) if in_transaction else None,
-            LogPosition(getattr(asked, "log_offset", -1), getattr(asked, "log_epoch", -1)),
+            _position(asked),
             getattr(asked, "cut_offset", NO_CUT),
         )
         await write_here(broker, key, change, asked.transactional_id if in_transaction else None)
@@ -158,6 +159,11 @@ def _batch(asked: Any) -> StateBatch:
         getattr(asked, "not_before_ms", 0),
         reason=getattr(asked, "reason", ""),
     )
+
+
+def _position(asked: Any) -> LogPosition:
+    offset, leader_epoch = getattr(asked, "log_offset", -1), getattr(asked, "log_epoch", -1)
+    return LogPosition(offset, leader_epoch, bytes(getattr(asked, "log_history", b"")))
 
 
 def _batch_body(batch: StateBatch) -> dict[str, Any]:

@@ -245,6 +245,48 @@ async def test_without_the_check_they_would_pass_for_finished(
     assert (await share.member("m2").fetch()).values == []
 
 
+async def _two_unclean_elections(share: ShareWorld) -> None:
+    """The first leader has a to f, the second only a and b of them, the third a to d.
+
+    Under the second the group finishes what stands in the place of c and d.
+    """
+    for value in "abcdef":
+        await share.write(value)
+    partition = leader(share.broker, "orders", 0)
+    first_epoch = partition.leader_epoch
+    of_third = [bytes(each) for each in partition.local_log.read_batches(2, 4)]
+    await _cut(share, 2)
+    for value in "XYZ":
+        await share.write(value)
+    member = share.member("m1")
+    assert (await member.fetch()).values == [*"abXYZ"]
+    assert await member.acknowledge((0, 4, [ACCEPT])) == 0
+    partition.become_follower(partition.leader_epoch + 1)
+    truncate_to(partition.local_log, 2, share.broker.clock_ms())
+    for batch in of_third:
+        partition.local_log.append_as_follower(batch, first_epoch, share.broker.clock_ms())
+    partition.become_leader(PartitionAssignment.alone(share.broker.node_id, partition.leader_epoch + 1))
+    for value in "pq":
+        await share.write(value)
+
+
+async def test_after_two_unclean_elections_the_state_is_cut_where_the_logs_parted(share: ShareWorld) -> None:
+    await _two_unclean_elections(share)
+    member = share.member("m2")
+    assert (await member.fetch()).values == ["c", "d", "p", "q"]
+    assert await member.acknowledge((2, 5, [ACCEPT])) == 0
+    _next_leader(share)
+    assert (await share.member("m3").fetch()).values == []
+
+
+async def test_without_the_epochs_of_the_second_leader_records_of_the_first_would_pass_for_finished(
+    share: ShareWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LedSharePartition, "_history", lambda _: b"")
+    await _two_unclean_elections(share)
+    assert (await share.member("m2").fetch()).values == ["p", "q"]
+
+
 async def test_what_was_finished_behind_the_start_is_forgotten_with_its_record(share: ShareWorld) -> None:
     for value in "abcdef":
         await share.write(value)

@@ -1,0 +1,51 @@
+"""Topics that are created, altered and deleted through all nodes at once, under faults: invariant 9 by name.
+
+What clients are told of each name has one order that explains it (``support.topic_users``). Who could commit
+without comparing what the change was made from would break that: the last test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.cluster_story import Broken, ClusterStory
+from support.topic_users import TopicUsers
+from support.virtual_loop import run_virtual
+from tidemill.control.commands import SetTopicConfigs
+from tidemill.server.handlers.topics import configs
+
+pytestmark = pytest.mark.timeout(600)
+
+SEEDS = range(10)
+
+
+def run_story(seed: int, *, crowded: bool) -> TopicUsers:
+    """``crowded``: many clients at one topic."""
+
+    async def tell() -> TopicUsers:
+        users = TopicUsers(0.2, clients=6, topics=1) if crowded else TopicUsers()
+        await ClusterStory(seed, [users]).run()
+        return users
+
+    return run_virtual(tell, seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_clients_are_told_of_a_topic_has_an_order(seed: int) -> None:
+    assert run_story(seed, crowded=seed % 2 == 0).acknowledged > 5
+
+
+def test_without_comparing_what_a_change_was_made_from_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_anything(**fields: Any) -> SetTopicConfigs:
+        return SetTopicConfigs(**fields | {"base": None})
+
+    monkeypatch.setattr(configs, "SetTopicConfigs", from_anything)
+    for seed in SEEDS:
+        try:
+            run_story(seed, crowded=True)
+        except Broken as error:
+            assert "nothing explains" in str(error), error
+            return
+    raise AssertionError("nobody missed it")
