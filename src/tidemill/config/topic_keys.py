@@ -261,8 +261,8 @@ _EFFECTIVE = (
         "internal.segment.bytes",
         _K.INT,
         None,
-        "Replaces segment.bytes without its lower bound. For tests. A partition that has 1,000 segments goes on "
-        "with segments of at least 1 MiB.",
+        "Replaces segment.bytes without its lower bound. For tests. A partition that has 1,000 segments goes "
+        "on with segments of at least 1 MiB.",
         minimum=1,
         internal=True,
     ),
