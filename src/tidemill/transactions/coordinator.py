@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.shards import Shards, client_error
-from tidemill.coordination.turns import give_way
+from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.transactions.attempts import routing_key
 from tidemill.transactions.job_coordinator import JobCoordinator, with_producer_id
 from tidemill.transactions.messages import EndResult, InitResult, ListResult, Producer, TransactionDescription
 from tidemill.transactions.shard import TRANSACTIONS_TOPIC, TransactionShard
-from tidemill.transactions.state import parse_states
-from tidemill.transactions.transaction import CLIENT_V1, CLIENT_V2
+from tidemill.transactions.state import listing, parse_states
+from tidemill.transactions.transaction import CLIENT_V1, CLIENT_V2, Transaction
 from tidemill.wire.guard import MAX_STRING_BYTES
 from tidemill.wire.jobs import JOB_PREFIX
 
@@ -41,6 +41,10 @@ __all__ = (
     "TRANSACTION_METRICS",
     "TransactionCoordinator",
 )
+
+
+#: So many transactions are filtered between two looks at the clock.
+_LISTED_AT_ONCE: Final = 1_000
 
 
 class TransactionCoordinator(Coordinator[TransactionShard]):
@@ -216,12 +220,15 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
     ) -> ListResult:
         """ListTransactions over all shards of this node."""
         wanted, unknown = parse_states(states)
+        found: list[tuple[int, tuple[tuple[str, Transaction], ...]]] = []
+        failures = await self._shards.read_all(
+            lambda shard, now_ms: found.append((now_ms, tuple(shard.state.transactions.items())))
+        )
         listed: list[TransactionListing] = []
-
-        def collect(shard: TransactionShard, now_ms: int) -> None:
-            listed.extend(shard.state.listing(wanted, producer_ids, longer_than_ms, now_ms))
-
-        failures = await self._shards.read_all(collect)
+        for now_ms, transactions in found:
+            for some in in_chunks(transactions, _LISTED_AT_ONCE):
+                listed += listing(some, wanted, producer_ids, longer_than_ms, now_ms)
+                await give_way()
         error = client_error(failures[0]) if failures else ErrorCode.none
         return ListResult(error, unknown, tuple(listed))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidemill.transactions.records import StoredRecord
     from tidemill.transactions.settings import TransactionSettings
 
-__all__ = ("TransactionsState", "parse_states")
+__all__ = ("TransactionsState", "listing", "parse_states")
 
 
 class Append(Protocol):
@@ -269,22 +269,6 @@ class TransactionsState:
 
     # -- looking ---------------------------------------------------------------------------------------
 
-    def listing(
-        self,
-        states: Collection[TransactionState] | None,
-        producer_ids: Collection[int],
-        longer_than_ms: int,
-        now_ms: int,
-    ) -> Iterator[TransactionListing]:
-        """ListTransactions. ``states`` None and an empty or negative filter let everything through."""
-        for name, value in self.transactions.items():
-            if (
-                (states is None or value.state in states)
-                and (not producer_ids or value.producer_id in producer_ids)
-                and (longer_than_ms < 0 or now_ms - value.started_ms > longer_than_ms)
-            ):
-                yield TransactionListing(name, value.producer_id, value.state.label)
-
     def describe(self, transactional_id: str) -> TransactionDescription:
         """DescribeTransactions for one id."""
         value = self.transactions.get(transactional_id)
@@ -301,6 +285,23 @@ class TransactionsState:
             producer=value.producer,
             topics=topics,
         )
+
+
+def listing(
+    transactions: Iterable[tuple[str, Transaction]],
+    states: Collection[TransactionState] | None,
+    producer_ids: Collection[int],
+    longer_than_ms: int,
+    now_ms: int,
+) -> Iterator[TransactionListing]:
+    """ListTransactions. ``states`` None and an empty or negative filter let everything through."""
+    for name, value in transactions:
+        if (
+            (states is None or value.state in states)
+            and (not producer_ids or value.producer_id in producer_ids)
+            and (longer_than_ms < 0 or now_ms - value.started_ms > longer_than_ms)
+        ):
+            yield TransactionListing(name, value.producer_id, value.state.label)
 
 
 def parse_states(names: Collection[str]) -> tuple[frozenset[TransactionState] | None, tuple[str, ...]]:

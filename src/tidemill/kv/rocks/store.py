@@ -4,8 +4,9 @@
   crash the store has a prefix of the writes, and ``applied_offset`` says which one. The log has the rest.
 - A store belongs to one identity (table, bucket, …, in bytes that only the caller understands); a database of
   another identity is not opened.
-- Blocking code for threads. Opening and writing hold Python's lock: 4 to 10 ms for an open, about 1 µs per
-  row of a write, so a batch has at most ``BATCH_ROWS_MAX`` rows. Lookups and flushes do not hold it.
+- Blocking code for threads. Opening and writing hold Python's lock: 4 to 10 ms for an open, and longer while
+  the disk is busy, so threads open one at a time, with a pause; about 1 µs per row of a write, so a batch has
+  at most ``BATCH_ROWS_MAX`` rows. Lookups and flushes do not hold it.
 - After ``close``, or while it waits, every call is a ``StorageError``.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rocksdict import AccessType, Rdict, WriteBatch
+from rocksdict import AccessType, Options, Rdict, WriteBatch
 
 from tidemill.errors import CorruptData, DiskFull, StorageError
 from tidemill.kv.contract import TABLE_SUFFIX, KvExtent, KvRows, KvValues
@@ -50,6 +51,10 @@ _UNKNOWN_EPOCH = -1
 _COPY_OPEN_FILES = 20
 _STALL_PAUSE_SECONDS = 0.005
 _STALL_SECONDS_MAX = 60.0
+#: Just long enough for another thread to wake up and take Python's lock.
+_BREATH_SECONDS = 0.000_05
+#: Held while a database is opened.
+_opening = threading.Lock()
 
 
 class _Database:
@@ -204,7 +209,7 @@ class RocksStore(_Database):
     def _open(cls, path: str, resources: RocksResources, identity: bytes, first_offset: int) -> RocksStore:
         with RocksTranslated("open", path):
             is_there = _has_database(Path(path))
-            database = Rdict(path, resources.options(create=not is_there), {}, AccessType.read_write())
+            database = _opened(path, resources.options(create=not is_there), AccessType.read_write())
             database.set_write_options(resources.write_options())
         store = cls(database, path, resources)
         try:
@@ -392,7 +397,7 @@ def _open_read_only(
         if not _has_database(Path(path)):
             raise StorageError(f"{path} has no database")
         options = resources.options(create=False, open_files=open_files)
-        database = Rdict(path, options, {}, AccessType.read_only(False))
+        database = _opened(path, options, AccessType.read_only(False))
     reader = RocksReader(database, path, resources)
     try:
         reader._load(identity)
@@ -401,6 +406,18 @@ def _open_read_only(
             reader.close()
         raise
     return reader
+
+
+def _opened(path: str, options: Options, access: AccessType) -> Any:
+    """Open a database while no other thread does, and let the event loop have Python's lock behind it.
+
+    Threads that open one after the other would pass the lock among themselves.
+    """
+    with _opening:
+        try:
+            return Rdict(path, options, {}, access)
+        finally:
+            time.sleep(_BREATH_SECONDS)
 
 
 def _has_database(path: Path) -> bool:

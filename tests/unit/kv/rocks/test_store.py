@@ -49,6 +49,23 @@ def test_what_was_written_is_found(tmp_path: Path, resources: RocksResources) ->
         assert store.get_many([]) == []
 
 
+def test_threads_open_one_at_a_time(
+    tmp_path: Path, resources: RocksResources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = store_module.Rdict
+    was_alone: list[bool] = []
+
+    def watched(*args: Any) -> Any:
+        was_alone.append(store_module._opening.locked())
+        return opened(*args)
+
+    monkeypatch.setattr(store_module, "Rdict", watched)
+    RocksStore.open(tmp_path / "live", resources, ID).close()
+    open_read_only(tmp_path / "live", resources, ID).close()
+    assert was_alone == [True, True]
+    assert not store_module._opening.locked()
+
+
 def test_state_and_offset_are_there_after_a_restart(tmp_path: Path, resources: RocksResources) -> None:
     with RocksStore.open(tmp_path / "live", resources, ID, first_offset=5) as store:
         assert store.was_created

@@ -92,6 +92,8 @@ _CONFLICTS_MAX: Final = 10
 _FIRST_LIST_OF_TYPES: Final = 1
 #: So many resources are described before others get their turn.
 _RESOURCES_AT_ONCE: Final = 20
+#: The most configs of one resource that are altered together: it is done in one turn of the event loop.
+_CONFIGS_MAX: Final = 1_000
 _NODE_ID_DIGITS_MAX: Final = 10
 _SETTINGS_BY_NAME: Final = {info.name: info for info in SETTINGS}
 _FIRST_FLEXIBLE_DESCRIBE: Final = 4
@@ -383,6 +385,8 @@ async def _alter(
                 raise refused("the resource is named more than once; send all of its changes together")
             _authorize(call, ALTER_CONFIGS, resource)
             _check_alterable(resource.resource_type)
+            if len(resource.configs) > _CONFIGS_MAX:
+                raise refused(f"{len(resource.configs)} configs of one resource, {_CONFIGS_MAX} are the most")
             if resource.resource_type == ConfigResourceType.TOPIC:
                 _check_no_table(broker, resource.resource_name)
             await change(broker, call, resource)

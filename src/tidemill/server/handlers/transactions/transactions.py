@@ -6,7 +6,8 @@ a producer. Until then no transactional id is known, which is what the other cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from tidemill.coordination.turns import distinct_in_slices, give_way, in_chunks, in_slices
@@ -366,23 +367,24 @@ async def list_transactions(broker: Broker, call: Call) -> dict[str, Any]:
     request = call.request
     result = ListResult()
     if broker.coordinators.has_topic(TRANSACTIONS):
+        states = await distinct_in_slices(request.state_filters)
+        producer_ids = await distinct_in_slices(request.producer_id_filters)
         result = await broker.transactions.list_transactions(
-            request.state_filters, request.producer_id_filters, call.field("duration_filter", -1)
+            states, producer_ids, call.field("duration_filter", -1)
         )
     pattern = call.field("transactional_id_pattern")
     try:
-        names = {
-            each.transactional_id
-            for each in result.transactions
-            if call.may(DESCRIBE, TRANSACTIONAL_ID, each.transactional_id)
-        }
-        shown = matching_topics(pattern, names) if pattern else names
+        names: Collection[str] = await call.allowed(
+            DESCRIBE, TRANSACTIONAL_ID, [each.transactional_id for each in result.transactions]
+        )
+        # In a thread: ids are long, and there may be very many.
+        shown = frozenset(await asyncio.to_thread(matching_topics, pattern, names) if pattern else names)
     except Refused as error:
         return {"error_code": error.code}
     return {
         "error_code": result.error,
         "unknown_state_filters": result.unknown_states,
-        "transaction_states": [
+        "transaction_states": await in_slices(
             {
                 "transactional_id": each.transactional_id,
                 "producer_id": each.producer_id,
@@ -390,7 +392,7 @@ async def list_transactions(broker: Broker, call: Call) -> dict[str, Any]:
             }
             for each in result.transactions
             if each.transactional_id in shown
-        ],
+        ),
     }
 
 

@@ -415,6 +415,21 @@ async def test_alter_configs_refuses_bad_values(
     assert dict(broker.image.topics["a"].configs) == {"segment.ms": "5"}
 
 
+@pytest.mark.parametrize("api", ["AlterConfigs", "IncrementalAlterConfigs"])
+async def test_very_many_configs_of_one_resource_are_refused_and_others_changed(
+    broker: Broker, ask: Ask, api: str
+) -> None:
+    await create(broker, "many")
+    await create(broker, "few")
+    many = [{"name": f"no.such.{number}", "value": "7"} for number in range(1_001)]
+    resources = [altered(TOPIC, "many", *many), altered(TOPIC, "few", {"name": "retention.ms", "value": "7"})]
+    answer = await ask(broker, api, 1, resources=resources)
+    refused, changed = answer.responses
+    assert refused.error_code is ErrorCode.invalid_request
+    assert "1001 configs of one resource, 1000 are the most" in refused.error_message
+    assert changed.error_code is ErrorCode.none
+
+
 @pytest.mark.parametrize(
     ("api", "version"),
     [(api, version) for api in ("AlterConfigs", "IncrementalAlterConfigs") for version in VERSIONS[api]],
