@@ -44,6 +44,11 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no type
         return "spark" if file.endswith(_ON_SPARK) else file
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests of real processes spend most of their time waiting."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
     return _ByFile(config, log)
 

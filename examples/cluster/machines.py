@@ -16,8 +16,8 @@ import urllib.request
 from pathlib import Path
 
 HOST = "127.0.0.1"
-START_SECONDS = 60.0
-STOP_SECONDS = 60.0
+START_SECONDS = 180.0
+STOP_SECONDS = 120.0
 
 
 class CannotStart(Exception):

@@ -15,8 +15,8 @@ from itertools import pairwise
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 
 TICK_SECONDS = 0.02
-FLUSH_SECONDS = 60.0
-READ_SECONDS = 60.0
+FLUSH_SECONDS = 180.0
+READ_SECONDS = 180.0
 SHOWN = 5
 
 

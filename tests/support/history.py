@@ -102,7 +102,9 @@ class History:
 
     def load(self, path: Path) -> None:
         """Add the events of a file. Order matters only within one reader, and one reader writes one file."""
-        self.events += [Event(**json.loads(line)) for line in path.read_text().splitlines()]
+        # What a process that died was writing did not happen yet: it is noted first.
+        whole, _, _unfinished = path.read_text().rpartition("\n")
+        self.events += [Event(**json.loads(line)) for line in whole.splitlines()]
 
 
 def check(history: History, drain: str, *more_drains: str) -> list[Violation]:

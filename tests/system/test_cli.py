@@ -511,7 +511,7 @@ def test_group_is_listed_described_and_deleted(cli: Cli, kept: str) -> None:
 
 def test_share_group_is_shown_moved_and_deleted(cli: Cli, up: UpProcess, filled: str) -> None:
     group = "porters"
-    with tidemill.connect(up.server) as db, db.share(group, filled) as records:
+    with tidemill.connect(up.server) as db, db.share(group, filled, lock=60) as records:
         taken = [records.next() for _ in range(3)]
         held = cli("share", "peek", group, "--state", "acquired")["partitions"]
         assert sum(each["acquired"] for each in held) >= 3

@@ -32,7 +32,7 @@ def files(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()} - {".hypothesis"}
 
 
-def wait_until_gone(group: int, deadline_seconds: float = 30) -> None:
+def wait_until_gone(group: int, deadline_seconds: float = 120) -> None:
     """Until no process of the group is left."""
     deadline = time.monotonic() + deadline_seconds
     while time.monotonic() < deadline:
