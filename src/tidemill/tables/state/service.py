@@ -272,8 +272,10 @@ class TableService:
         For right before the answer. ``epochs`` are those in which this node led the buckets when the call
         came. Raises ``ApiError`` if it has not led since, or another node may lead by now.
         """
-        logs = [self.log(key, epoch) for key, epoch in epochs.items()]
         newest = self._host.newest
+        if newest.is_always_certain:
+            return
+        logs = [self.log(key, epoch) for key, epoch in epochs.items()]
         if not all(newest.may_answer(log) for log in logs):
             await newest.confirm(logs)
             for key, epoch in epochs.items():
