@@ -626,11 +626,13 @@ class Partition:
         ``flush.ms`` and ``flush.messages`` let appends that nobody waits for gather; both are off by default.
         """
         config = self.local_log.config
-        unflushed = self.local_log.end_offset - self.local_log.durable_offset
-        lazy = config.flush_ms < _NEVER or config.flush_messages < _NEVER
+        is_lazy = config.flush_ms < _NEVER or config.flush_messages < _NEVER
         # Somebody may wait at the leader for what this follower has.
+        if not is_lazy or self._state.role is _FOLLOWER:
+            return 0
+        unflushed = self.local_log.end_offset - self.local_log.durable_offset
         waits = self._waiters or self._acknowledgements or self._durable_waiters
-        if waits or self._state.role is _FOLLOWER or not lazy or unflushed >= config.flush_messages:
+        if waits or unflushed >= config.flush_messages:
             return 0
         return min(_NEVER, self._unflushed_since_ms + config.flush_ms)
 

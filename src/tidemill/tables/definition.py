@@ -135,5 +135,9 @@ class TableDefinition:
         """The primary key's columns of rows in the newest schema."""
         return [batch.column(index) for index in self.key_indexes]
 
+    @cached_property
+    def _partitions_by_id(self) -> dict[int, PartitionDefinition]:
+        return {each.id: each for each in self.partitions}
+
     def partition(self, partition_id: int) -> PartitionDefinition | None:
-        return next((each for each in self.partitions if each.id == partition_id), None)
+        return self._partitions_by_id.get(partition_id)

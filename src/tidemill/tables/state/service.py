@@ -40,7 +40,7 @@ from tidemill.records.columns.read import read_columns
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import LOGS
 from tidemill.replication.rules.epochs import NO_EPOCH
-from tidemill.replication.rules.newest import NewestAnswers
+from tidemill.replication.rules.newest import Alone, NewestAnswers
 from tidemill.replication.rules.state import Role
 from tidemill.tables.definition import PartitionDefinition, TableDefinition
 from tidemill.tables.properties import TableProperties
@@ -272,12 +272,19 @@ class TableService:
         For right before the answer. ``epochs`` are those in which this node led the buckets when the call
         came. Raises ``ApiError`` if it has not led since, or another node may lead by now.
         """
-        logs = [self.log(key, epoch) for key, epoch in epochs.items()]
         newest = self._host.newest
+        if isinstance(newest, Alone) and all(self._has_led(key, epoch) for key, epoch in epochs.items()):
+            return
+        logs = [self.log(key, epoch) for key, epoch in epochs.items()]
         if not all(newest.may_answer(log) for log in logs):
             await newest.confirm(logs)
             for key, epoch in epochs.items():
                 self.log(key, epoch)
+
+    def _has_led(self, key: BucketKey, epoch: int) -> bool:
+        """Whether the bucket is open and its log is still led in that epoch, as far as this node knows."""
+        bucket = self._buckets.get(key)
+        return bucket is not None and bucket.log.leads_at(epoch)
 
     def bucket(self, key: BucketKey) -> Bucket:
         """The bucket, which is opened if it is not. Raises what ``log`` raises; it may not be ready yet."""

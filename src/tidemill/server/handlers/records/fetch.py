@@ -62,6 +62,8 @@ _LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 #: A request for more partitions is answered with breaks from the start, so that others have their turn.
 _STEPPED_PARTITIONS_MIN = 500
 _JOINED_BYTES_MAX = 4_096
+#: Partitions of a request that are taken up between two looks at the clock.
+_TAKEN_AT_ONCE = 50
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,8 @@ def _begin(broker: Broker, call: Call) -> Iterator[None]:
         name = _topic_name(topic, by_id)
         for entry in topic.partitions:
             wanted.append(_wanted(name, entry))
-            yield
+            if len(wanted) % _TAKEN_AT_ONCE == 0:
+                yield
     try:
         session, partitions, incremental = yield from _session(broker, call, wanted, by_id)
     except ApiError as error:
@@ -256,7 +259,14 @@ class _Fetch:
     def _partition(self, wanted: SessionPartition) -> Partition:
         if self._call.authorizer is not None:
             self._authorize(wanted)
-        topic = self._find_topic(wanted.topic)
+        if (
+            self._topic is not None
+            and self._topic[1] is wanted.topic
+            and self._topic[2] is self._broker.image
+        ):
+            topic = self._topic[0]
+        else:
+            topic = self._find_topic(wanted.topic)
         try:
             partition = self._broker.find.partition(topic, wanted.index, wanted.current_leader_epoch)
             partition.check_leads()
@@ -271,11 +281,8 @@ class _Fetch:
 
     def _find_topic(self, name: str | UUID) -> TopicImage:
         find = self._broker.find
-        image = find.image
-        if self._topic is not None and self._topic[1] is name and self._topic[2] is image:
-            return self._topic[0]
         topic = find.topic(name) if isinstance(name, str) else find.topic_by_id(name)
-        self._topic = topic, name, image
+        self._topic = topic, name, self._broker.image
         return topic
 
     def _closer_replica(self, partition: Partition, offset: int) -> int:
@@ -399,7 +406,8 @@ class _Fetch:
         try:
             partition = self._partition(wanted)
             diverging = self._diverged(partition, wanted)
-            closer = self._closer_replica(partition, wanted.fetch_offset)
+            has_rack = self._rack is not None
+            closer = self._closer_replica(partition, wanted.fetch_offset) if has_rack else _NO_REPLICA
             records = memoryview(b"")
             if diverging is None:
                 limit = min(bytes_left, max(0, wanted.max_bytes))
