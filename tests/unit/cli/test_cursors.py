@@ -11,13 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import tidemill
-<<<<<<< HEAD
 from tidemill.cli.app import make_app
-from tidemill.client.admin.topics import create_topic, delete_topic
-=======
-from tidemill.cli.app import app
 from tidemill.client.admin.topics import create_topic, delete_records, delete_topic
->>>>>>> w-cursors
 from tidemill.client.cursors.records import CursorRecord
 from tidemill.client.producing.producer import Producer
 from tidemill.client.sync_client import Tidemill
