@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rocksdict import Rdict
 
 from tidemill.errors import CorruptData, StorageError
 from tidemill.kv.rocks import store as store_module
@@ -52,12 +53,11 @@ def test_what_was_written_is_found(tmp_path: Path, resources: RocksResources) ->
 def test_threads_open_one_at_a_time(
     tmp_path: Path, resources: RocksResources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = store_module.Rdict
     was_alone: list[bool] = []
 
     def watched(*args: Any) -> Any:
         was_alone.append(store_module._opening.locked())
-        return opened(*args)
+        return Rdict(*args)
 
     monkeypatch.setattr(store_module, "Rdict", watched)
     RocksStore.open(tmp_path / "live", resources, ID).close()
