@@ -272,7 +272,7 @@ class AsyncTidemill(Unpicklable):
                 name,
                 topic,
                 handler,
-                None if ordered is True else ordered,
+                ordered,
                 concurrency=concurrency,
                 dead_letter=dead_letter,
                 retry_backoff=retry_backoff,
@@ -324,17 +324,19 @@ class AsyncTidemill(Unpicklable):
             )
 
     def _ordered_worker(
-        self, name: str | None, topic: Any, handler: Any, options: Ordered | None, **arguments: Any
+        self, name: str | None, topic: Any, handler: Any, ordered: Any, **arguments: Any
     ) -> AsyncWorker:
         from tidemill.client.workers.opening import ordered_engine
         from tidemill.client.workers.ordered import Ordered
         from tidemill.client.workers.worker import AsyncWorker
 
-        chosen = options or Ordered()
+        options = Ordered() if ordered is True else ordered
+        if not isinstance(options, Ordered):
+            raise ConfigError(f"ordered is True, or tidemill.Ordered(…) with options, not {options!r}")
 
         def engine(handler: Any) -> Engine:
             return ordered_engine(
-                self.cluster, lambda: self._records, name, topic, handler, chosen, **arguments
+                self.cluster, lambda: self._records, name, topic, handler, options, **arguments
             )
 
         worker = AsyncWorker(name, topic if isinstance(topic, str) else topic.name, engine, handler)

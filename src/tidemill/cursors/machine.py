@@ -239,6 +239,9 @@ class CursorMachine(Generic[R]):
         database may know of more ahead, because lanes note each record on its own.
         Raises ``ValueError`` for what was not delivered.
         """
+        unknown = {*(upto or ()), *(finished or ())} - self._partitions.keys()
+        if unknown:
+            raise ValueError(f"partition {min(unknown)} is not read here")
         steps: dict[int, Step] = {}
         for number, each in self._partitions.items():
             after = each.delivered

@@ -150,6 +150,16 @@ def test_a_prefix_can_be_committed_with_its_leader_epoch() -> None:
     )
 
 
+def test_a_commit_of_a_partition_that_is_not_read_is_refused() -> None:
+    cursor = machine()
+    cursor.arrived([arrival(0, [0, 1], 2)])
+    cursor.take(2)
+    with pytest.raises(ValueError, match="partition 7 is not read here"):
+        cursor.plan_commit({0: 1, 7: 1})
+    with pytest.raises(ValueError, match="partition 7 is not read here"):
+        cursor.plan_commit({0: 1}, {7: [1]})
+
+
 def test_finished_offsets_are_not_handed_out_again() -> None:
     cursor = machine(finished=(1, 3))
     cursor.arrived([arrival(0, [0, 1, 2, 3, 4], 5)])

@@ -17,12 +17,11 @@ from tidemill.client.cursors.checkpoints.cluster import (
     where_of,
 )
 from tidemill.client.cursors.checkpoints.group_offsets import GroupOffsets
-from tidemill.client.cursors.cursor import Start, resolve_starts
+from tidemill.client.cursors.cursor import Start, names_offsets, resolve_starts
 from tidemill.client.cursors.lag import Lag, PartitionLag, measure_lag
 from tidemill.cursors.checkpoint import Entry, unpack_finished
 from tidemill.cursors.errors import CursorInUse, CursorNotFound
 from tidemill.cursors.position import Position
-from tidemill.cursors.start import parse_start
 from tidemill.cursors.stored import NO_ORIGIN, Home
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TableCode, TableError
 from tidemill.net.answers import checked
@@ -170,7 +169,7 @@ async def plan_reset(
     if missing:
         raise ConfigError(f"cursor {info.name!r} has no partition {min(missing)}")
     targets = await resolve_starts(cluster, info.topic, chosen, to)
-    if isinstance(to, Mapping) or parse_start(to, now_ms=0).kind == "offset":
+    if names_offsets(to):
         await _check_within(cluster, info.topic, {each: at.offset for each, at in targets.items()})
     return targets
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tidemill.client.cursors.checkpoints.transaction import AsyncCursorTransaction
     from tidemill.client.tables.table import AsyncTable
 
-__all__ = ("AsyncCursor", "CursorPlan", "Delivery", "IfLost", "Start", "resolve_starts")
+__all__ = ("AsyncCursor", "CursorPlan", "Delivery", "IfLost", "Start", "names_offsets", "resolve_starts")
 
 Delivery = CursorRecord | CursorRow
 Start = str | int | datetime | timedelta | Mapping[int, int]
@@ -384,6 +384,8 @@ class AsyncCursor(Unpicklable):
         targets = await resolve_starts(self._cluster, region.topic, chosen, to)
         wanted = {(region.topic, partition): EARLIEST for partition in targets}
         log_starts = await list_offsets(self._cluster, wanted)
+        if names_offsets(to):
+            await self._check_ends(targets)
         for partition, target in targets.items():
             before = self._machine.delivered[partition]
             log_start = log_starts[region.topic, partition].offset
@@ -391,6 +393,18 @@ class AsyncCursor(Unpicklable):
                 last = min(log_start, target.offset) - 1
                 self._machine.note_gap(Gap(partition, before.offset, last, Reason.RETENTION))
             self._machine.seek(partition, target._replace(started=before.started))
+
+    async def _check_ends(self, targets: Mapping[int, Position]) -> None:
+        """Raise ``ConfigError`` for an offset behind the end of its log, before anything is changed."""
+        topic = self._plan.region.topic
+        ends = await list_offsets(self._cluster, {(topic, partition): LATEST for partition in targets})
+        for partition, target in targets.items():
+            end = ends[topic, partition].offset
+            if target.offset > end:
+                raise ConfigError(
+                    f"{self._store.where}: {topic}-{partition} ends at offset {end}, where the next record "
+                    f"comes: there is no offset {target.offset} to seek"
+                )
 
     def transaction(self) -> AsyncCursorTransaction:
         """A transaction for what is written because of what was read; the position becomes part of it.
@@ -430,6 +444,11 @@ class AsyncCursor(Unpicklable):
         if self._closed:
             raise ConnectionClosed("this cursor is closed; open another one with db.cursor")
         self._store.check()
+
+
+def names_offsets(start: Start) -> bool:
+    """Whether it gives offsets, which no node has looked up: a log need not have them."""
+    return isinstance(start, Mapping) or parse_start(start, now_ms=0).kind == "offset"
 
 
 async def resolve_starts(

@@ -98,6 +98,11 @@ class Ordered:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not isinstance(self.restart, RestartPolicy):
+            raise ConfigError(
+                f"restart is tidemill.Once() or tidemill.Bounded(max_restarts, within_seconds=…), not "
+                f"{self.restart!r}"
+            )
         if self.every_seconds is not None and not self.every_seconds > 0:
             raise ConfigError(f"every_seconds must be more than 0, not {self.every_seconds}")
 

@@ -222,6 +222,14 @@ def test_seek_goes_anywhere(world: World) -> None:
         assert cursor.poll().value == b"2"
         with pytest.raises(ConfigError, match="does not read partition 4"):
             cursor.seek(1, partitions=[4])
+        with pytest.raises(ConfigError, match=r"ends at offset 10.*no offset 11 to seek"):
+            cursor.seek(11)
+        assert cursor.poll().value == b"3", "it is where it was"
+        cursor.seek(10)
+        world.send(topic, ["next"])
+        assert values(drained(cursor)) == [b"next"]
+        with pytest.raises(ConfigError, match="partition 4 is not read here"):
+            cursor.commit({4: 1})
 
 
 def test_records_that_retention_deleted_are_an_error_until_seek_goes_behind_them(world: World) -> None:

@@ -1230,10 +1230,18 @@ def test_options_of_share_groups_are_refused(db: Tidemill, name: str, topic: str
         db.worker(name, topic, print, ordered=True, max_deliveries=3)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"attempts": 0}, {"every_seconds": 0}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 0}, {"attempts": 0}, {"every_seconds": 0}, {"restart": 3}]
+)
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         Ordered(**options)
+
+
+def test_ordered_is_yes_or_options(db: Tidemill, name: str, topic: str) -> None:
+    wrong: Any = "by key"
+    with pytest.raises(ConfigError, match="ordered is True"):
+        db.worker(name, topic, print, ordered=wrong)
 
 
 def test_a_checkpoint_that_only_a_cursor_can_have_is_refused(db: Tidemill, name: str, topic: str) -> None:
