@@ -8,7 +8,8 @@
 - When another node leads the log, the shard stops at once with NOT_COORDINATOR: what it would still answer
   from memory may not be true any more. It may not know of that yet. What it has appended and finds committed
   proves that it leads; a reply for which nothing was appended leaves once the log is known to be the newest.
-- One timer per shard, set to the earliest deadline of everything in it.
+- One timer per shard, set to the earliest deadline of everything in it. A turn of the event loop does a few
+  of those that are due: clients can have very many fall due together.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _T = TypeVar("_T")
 
 _RECORDS_PER_LOADING_STEP = 1_000
 TICK_RETRY_MS = 1_000
+_TICKS_PER_TURN = 10
 _LOST_LEADERSHIP = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.not_coordinator})
 
 
@@ -307,11 +309,13 @@ class ShardShell(ABC):
     def _on_timer(self) -> None:
         self._timer = None
         now_ms = self.clock.now_ms()
-        while self.stopped is None and self._heap and self._heap[0][0] <= now_ms:
+        ticks = 0
+        while self.stopped is None and self._heap and self._heap[0][0] <= now_ms and ticks < _TICKS_PER_TURN:
             due_ms, key = heappop(self._heap)
             if self._due_ms.get(key) == due_ms:
                 del self._due_ms[key]
                 self._run_tick(key, now_ms)
+                ticks += 1
         if self.stopped is None:
             self._set_timer()
 

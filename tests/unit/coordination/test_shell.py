@@ -168,6 +168,39 @@ async def test_what_a_shard_has_written_and_committed_needs_no_other_proof() -> 
     assert (shard.words, log.questions) == (["a"], 0)
 
 
+class Ticking(Words):
+    """A shard in which everything falls due at one time."""
+
+    DUE_MS = 2_000_000
+
+    def __init__(self, log: MemoryLog, clock: VirtualClock) -> None:
+        super().__init__(log, clock)
+        self.ticked: list[str] = []
+
+    def _next_deadline_ms(self, key: str) -> int | None:
+        return None if key in self.ticked else self.DUE_MS
+
+    def _tick(self, key: str, now_ms: int) -> None:
+        assert now_ms >= self.DUE_MS
+        self.ticked.append(key)
+
+
+async def test_what_falls_due_together_is_done_a_few_in_each_turn() -> None:
+    clock = VirtualClock()
+    shard = Ticking(log_with(), clock)
+    await shard.load()
+    names = [f"{number:03}" for number in range(25)]
+    for name in names:
+        shard.call_now(name, lambda now_ms: None)
+    clock.ms = shard.DUE_MS
+    for done in (10, 20, 25):
+        ((_, callback),) = clock.timers.values()
+        clock.timers.clear()
+        callback()
+        assert shard.ticked == names[:done]
+    assert clock.timers == {}
+
+
 async def test_the_node_s_own_changes_are_not_held_up_by_what_is_newest() -> None:
     log = MemoryLog()
     shard = Words(log, VirtualClock())
