@@ -22,7 +22,7 @@ from tidemill.transactions.records import chunks, encode_record, stored_bytes
 from tidemill.wire.jobs import AttemptId, job_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tidemill.transactions.records import StoredRecord
     from tidemill.transactions.state import TransactionsState
@@ -74,20 +74,26 @@ class PublicationDraft:
         partitions = sum(len(value.partitions) for value in values)
         return len(values) > _SMALL_ATTEMPTS or partitions > _SMALL_PARTITIONS
 
-    def run(self) -> list[tuple[bytes, bytes | None]]:
+    def run(self, breathe: Callable[[], None] = lambda: None) -> list[tuple[bytes, bytes | None]]:
         """Work it out; gives its records as they go into the log. Any thread may.
 
-        Raises RECORD_LIST_TOO_LARGE.
+        ``breathe`` is called behind every record, for a thread to let others run. Raises
+        RECORD_LIST_TOO_LARGE.
         """
         now_ms = self._now_ms
-        records: list[StoredRecord] = [
-            (name, steps.commit(old, now_ms)) for name, old in self._committed.items()
-        ]
-        records += [(name, steps.abort(old, now_ms)) for name, old in self._aborted.items()]
+        records: list[StoredRecord] = []
+        for changed, change in ((self._committed, steps.commit), (self._aborted, steps.abort)):
+            for name, old in changed.items():
+                records.append((name, change(old, now_ms)))
+                breathe()
         records.append((job_key(self._job), Publication(self._batch, now_ms)))
         self._check_size(records)
         self._records = records
-        return [encode_record(*record) for record in records]
+        encoded = []
+        for record in records:
+            encoded.append(encode_record(*record))
+            breathe()
+        return encoded
 
     def _check_size(self, records: Iterable[StoredRecord]) -> None:
         size_bytes = sum(stored_bytes(name, value) for name, value in records)

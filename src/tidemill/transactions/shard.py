@@ -20,6 +20,7 @@ from tidemill.coordination.clock import pause
 from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.coordination.turns import in_chunks, side_by_side
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.log.pace import Pace
 from tidemill.net.retry import backoff_ms
 from tidemill.transactions.messages import Producer, TransactionEnd
 from tidemill.transactions.publications import PublicationDraft, Publications
@@ -177,7 +178,7 @@ class TransactionShard(ShardShell):
 
     def _build(self, draft: PublicationDraft) -> bytes:
         """The batch of a publication. Runs in a thread."""
-        return self.log.build(draft.run())
+        return self.log.build(draft.run(Pace().breathe))
 
     async def abort_attempts(self, job: str, listed: Sequence[AttemptId]) -> list[str]:
         """Abort the listed attempts; gives the slots of those that were open. Durable when it returns."""
