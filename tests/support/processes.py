@@ -272,8 +272,9 @@ class ClientProcess:
         return self.finish(deadline_seconds)
 
     def begin(self, name: str, /, **arguments: Any) -> None:
-        """Start a call without waiting for it."""
-        self._process.write_line(json.dumps({"name": name, "arguments": arguments}))
+        """Start a call without waiting for it. If the process has ended, ``finish`` says so, and why."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.write_line(json.dumps({"name": name, "arguments": arguments}))
 
     def finish(self, deadline_seconds: float = _CALL_DEADLINE_SECONDS) -> Any:
         """The result of the oldest call that was begun."""
