@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tidemill.config.values import TopicPartition
 from tidemill.errors import ErrorCode
 
@@ -45,8 +47,7 @@ _FIRST_VERSION_WITH_REQUIRED_MEMBER_ID = 4
 _FIRST_VERSION_WITH_SKIP_ASSIGNMENT = 9
 
 
-@dataclass(frozen=True, slots=True)
-class JoinProtocol:
+class JoinProtocol(msgspec.Struct, frozen=True):
     """A way of assigning partitions that a member supports, and what it tells the leader about itself."""
 
     name: str
@@ -79,8 +80,7 @@ class JoinRequest:
         return self.version >= _FIRST_VERSION_WITH_SKIP_ASSIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedMember:
+class JoinedMember(msgspec.Struct, frozen=True):
     """A member as the leader sees it, to compute assignments from."""
 
     member_id: str
@@ -115,8 +115,7 @@ class SyncRequest:
     protocol_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SyncReply:
+class SyncReply(msgspec.Struct, frozen=True):
     """Answer to SyncGroup."""
 
     error: ErrorCode = ErrorCode.none
@@ -125,16 +124,14 @@ class SyncReply:
     assignment: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An answer addressed to the request that was given ``token``."""
 
     token: object
     body: JoinReply | SyncReply
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatRequest:
+class HeartbeatRequest(msgspec.Struct, frozen=True):
     """Heartbeat: the member is alive and thinks it is in ``generation``."""
 
     group_id: str
@@ -143,16 +140,14 @@ class HeartbeatRequest:
     instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingMember:
+class LeavingMember(msgspec.Struct, frozen=True):
     """A member to remove: by id, or with an empty id by ``instance_id`` (how an operator removes one)."""
 
     member_id: str
     instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeftMember:
+class LeftMember(msgspec.Struct, frozen=True):
     """The result for one ``LeavingMember``."""
 
     member_id: str
@@ -160,16 +155,14 @@ class LeftMember:
     error: ErrorCode = ErrorCode.none
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveReply:
+class LeaveReply(msgspec.Struct, frozen=True):
     """Answer to LeaveGroup. Before version 3 a client is told its one member's error instead of ``error``."""
 
     error: ErrorCode = ErrorCode.none
     members: tuple[LeftMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetToCommit:
+class OffsetToCommit(msgspec.Struct, frozen=True):
     """One partition of a commit. ``metadata`` None is stored as an empty string."""
 
     topic: str
@@ -179,8 +172,7 @@ class OffsetToCommit:
     metadata: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommitRequest:
+class OffsetCommitRequest(msgspec.Struct, frozen=True):
     """OffsetCommit. ``generation`` -1 is a client that manages its partitions itself."""
 
     group_id: str
@@ -192,8 +184,7 @@ class OffsetCommitRequest:
     version: int = 9
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionalCommitRequest:
+class TransactionalCommitRequest(msgspec.Struct, frozen=True):
     """TxnOffsetCommit: a commit that counts if the producer's transaction does."""
 
     commit: OffsetCommitRequest
@@ -201,8 +192,7 @@ class TransactionalCommitRequest:
     producer_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
+class CommittedOffset(msgspec.Struct, frozen=True):
     """One partition of an offset fetch; -1 if nothing is committed or there is an error."""
 
     offset: int = -1
@@ -211,24 +201,21 @@ class CommittedOffset:
     error: ErrorCode = ErrorCode.none
 
 
-@dataclass(frozen=True, slots=True)
-class FetchOffsetsResult:
+class FetchOffsetsResult(msgspec.Struct, frozen=True):
     """Answer to OffsetFetch for one group, in the order in which partitions were asked for."""
 
     error: ErrorCode = ErrorCode.none
-    offsets: Mapping[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    offsets: Mapping[TopicPartition, CommittedOffset] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOffsetsResult:
+class DeleteOffsetsResult(msgspec.Struct, frozen=True):
     """Answer to OffsetDelete."""
 
     error: ErrorCode = ErrorCode.none
-    partitions: Mapping[TopicPartition, ErrorCode] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, ErrorCode] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupListing:
+class GroupListing(msgspec.Struct, frozen=True):
     """One group in ListGroups."""
 
     group_id: str
@@ -237,16 +224,14 @@ class GroupListing:
     group_type: str = "classic"
 
 
-@dataclass(frozen=True, slots=True)
-class ListGroupsResult:
+class ListGroupsResult(msgspec.Struct, frozen=True):
     """Answer to ListGroups. With an error, ``groups`` holds those of the partitions that did load."""
 
     error: ErrorCode = ErrorCode.none
     groups: tuple[GroupListing, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemberDescription:
+class MemberDescription(msgspec.Struct, frozen=True):
     """A member in DescribeGroups. ``metadata`` is known only while the group is stable."""
 
     member_id: str
@@ -257,8 +242,7 @@ class MemberDescription:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
+class GroupDescription(msgspec.Struct, frozen=True):
     """One group in DescribeGroups. A group that does not exist has the state ``Dead`` and no error."""
 
     group_id: str

@@ -7,8 +7,9 @@ groups and of share groups. A new type is a class, a ``RecordType`` and an entry
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from tidemill.coordination.stored import Codec, RecordType, RecordTypes, Struct
 from tidemill.errors import StorageError
@@ -40,8 +41,7 @@ class CorruptGroupRecord(StorageError):
     """A committed record of the group topic that cannot be decoded. The shard that holds it does not load."""
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommit:
+class OffsetCommit(msgspec.Struct, frozen=True):
     """What a group committed for one partition.
 
     ``leader_epoch`` is -1 if unknown. ``expire_at_ms`` is set only if the commit named its own retention.
@@ -54,8 +54,7 @@ class OffsetCommit:
     expire_at_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMember:
+class StoredMember(msgspec.Struct, frozen=True):
     """A member as persisted: its metadata for the group's chosen protocol only."""
 
     member_id: str
@@ -68,8 +67,7 @@ class StoredMember:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMetadata:
+class GroupMetadata(msgspec.Struct, frozen=True):
     """One generation of a classic group. No members: the group is empty."""
 
     protocol_type: str
@@ -80,8 +78,7 @@ class GroupMetadata:
     members: tuple[StoredMember, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommitRecord:
+class OffsetCommitRecord(msgspec.Struct, frozen=True):
     """What a group committed for one partition. A tombstone deletes the committed offset."""
 
     group_id: str
@@ -90,8 +87,7 @@ class OffsetCommitRecord:
     value: OffsetCommit | None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMetadataRecord:
+class GroupMetadataRecord(msgspec.Struct, frozen=True):
     """One generation of a classic group. A tombstone deletes the group."""
 
     group_id: str

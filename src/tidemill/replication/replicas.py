@@ -22,9 +22,8 @@ from tidemill.coordination.clock import wall_clock_ms
 from tidemill.coordination.metrics import Metric, counters, gauge, gauges
 from tidemill.coordination.pools import Pools, thread_pool
 from tidemill.errors import DiskFull, ErrorCode, StorageError, TooManyFiles
-from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, read_high_watermark
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, read_checkpoint, read_high_watermark
 from tidemill.log.notes.inventory import INVENTORY_NAME, OFFSETS_AHEAD, Inventory
-from tidemill.log.offline.inspect import read_checkpoint
 from tidemill.log.recovery import RecoveryReport, open_log
 from tidemill.log.segments.index import IndexCache
 from tidemill.log.storage import Storage

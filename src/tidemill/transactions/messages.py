@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
 
 from tidemill.config.values import TopicPartition
 from tidemill.errors import ErrorCode, TidemillError
@@ -36,24 +37,21 @@ class Producer(NamedTuple):
 NO_PRODUCER = Producer(-1, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class InitResult:
+class InitResult(msgspec.Struct, frozen=True):
     """Answer to InitProducerId."""
 
     error: ErrorCode = ErrorCode.none
     producer: Producer = NO_PRODUCER
 
 
-@dataclass(frozen=True, slots=True)
-class EndResult:
+class EndResult(msgspec.Struct, frozen=True):
     """Answer to EndTxn: who the producer is from now on, if it ends transactions the new way."""
 
     error: ErrorCode = ErrorCode.none
     producer: Producer = NO_PRODUCER
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEnd:
+class TransactionEnd(msgspec.Struct, frozen=True):
     """The end of a producer's transaction, for one partition."""
 
     producer: Producer
@@ -61,8 +59,7 @@ class TransactionEnd:
     coordinator_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionListing:
+class TransactionListing(msgspec.Struct, frozen=True):
     """One transaction in ListTransactions."""
 
     transactional_id: str
@@ -70,8 +67,7 @@ class TransactionListing:
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListResult:
+class ListResult(msgspec.Struct, frozen=True):
     """Answer to ListTransactions. With an error, ``transactions`` holds those of the shards that did load."""
 
     error: ErrorCode = ErrorCode.none
@@ -79,8 +75,7 @@ class ListResult:
     transactions: tuple[TransactionListing, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionDescription:
+class TransactionDescription(msgspec.Struct, frozen=True):
     """One transactional id in DescribeTransactions."""
 
     transactional_id: str
@@ -89,7 +84,7 @@ class TransactionDescription:
     timeout_ms: int = -1
     started_ms: int = -1
     producer: Producer = NO_PRODUCER
-    topics: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    topics: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
 
 
 class TransactionPartitions(Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.groups.consumer.member import JOIN_EPOCH
@@ -27,8 +28,7 @@ class Refused(ApiError):
     """A request that the group refuses; nothing was changed. Never an error of the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeatRequest:
+class ConsumerHeartbeatRequest(msgspec.Struct, frozen=True):
     """ConsumerGroupHeartbeat. None, and -1 for the timeout, mean: as I said before."""
 
     group_id: str
@@ -54,8 +54,7 @@ class ConsumerHeartbeatRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeatReply:
+class ConsumerHeartbeatReply(msgspec.Struct, frozen=True):
     """Answer to ConsumerGroupHeartbeat. ``assignment`` None: it is still what the member was told last."""
 
     error: ErrorCode = ErrorCode.none
@@ -66,8 +65,7 @@ class ConsumerHeartbeatReply:
     assignment: Partitions | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedTopic:
+class DescribedTopic(msgspec.Struct, frozen=True):
     """Some partitions of one topic."""
 
     id: UUID
@@ -75,8 +73,7 @@ class DescribedTopic:
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerMemberDescription:
+class ConsumerMemberDescription(msgspec.Struct, frozen=True):
     """A member in ConsumerGroupDescribe."""
 
     member_id: str
@@ -92,8 +89,7 @@ class ConsumerMemberDescription:
     is_classic: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupDescription:
+class ConsumerGroupDescription(msgspec.Struct, frozen=True):
     """One group in ConsumerGroupDescribe."""
 
     group_id: str

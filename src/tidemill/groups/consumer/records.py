@@ -5,8 +5,10 @@ All values are version 0 and flexible. ``coordination.stored`` has the rules of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from tidemill.coordination.stored import NOT_KEPT, Codec, RecordType, Struct
 from tidemill.groups.consumer.member import ClassicMetadata, MemberState, Partitions
@@ -44,8 +46,7 @@ __all__ = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemberMetadata:
+class MemberMetadata(msgspec.Struct, frozen=True):
     """What a member asked for: the fields of ``ConsumerMember`` that are not its progress."""
 
     instance_id: str | None
@@ -61,15 +62,14 @@ class MemberMetadata:
     @classmethod
     def of(cls, member: ConsumerMember) -> MemberMetadata:
         """The stored subscription of ``member``."""
-        return cls(**{name: getattr(member, name) for name in cls.__slots__})
+        return cls(**{name: getattr(member, name) for name in cls.__struct_fields__})
 
     def applied_to(self, member: ConsumerMember) -> ConsumerMember:
         """``member`` with the subscription of this record."""
-        return replace(member, **{name: getattr(self, name) for name in self.__slots__})
+        return replace(member, **{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentAssignment:
+class CurrentAssignment(msgspec.Struct, frozen=True):
     """How far a member is: its epochs, and the partitions that it has and must let go of."""
 
     epoch: int
@@ -85,11 +85,10 @@ class CurrentAssignment:
 
     def applied_to(self, member: ConsumerMember) -> ConsumerMember:
         """``member`` with the epochs and partitions of this record."""
-        return replace(member, **{name: getattr(self, name) for name in self.__slots__})
+        return replace(member, **{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedPattern:
+class ResolvedPattern(msgspec.Struct, frozen=True):
     """The topics that a pattern matched, at which revision of the metadata, and when."""
 
     topics: frozenset[str]
@@ -97,24 +96,21 @@ class ResolvedPattern:
     resolved_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class EpochRecord:
+class EpochRecord(msgspec.Struct, frozen=True):
     """The epoch of a group. A tombstone deletes the group; by then it has no members."""
 
     group_id: str
     value: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribedTopicsRecord:
+class SubscribedTopicsRecord(msgspec.Struct, frozen=True):
     """The topics that the group's members subscribe to and that exist, by name."""
 
     group_id: str
     value: tuple[SubscribedTopic, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class MemberMetadataRecord:
+class MemberMetadataRecord(msgspec.Struct, frozen=True):
     """What a member asked for. A tombstone removes the member."""
 
     group_id: str
@@ -122,16 +118,14 @@ class MemberMetadataRecord:
     value: MemberMetadata | None
 
 
-@dataclass(frozen=True, slots=True)
-class TargetEpochRecord:
+class TargetEpochRecord(msgspec.Struct, frozen=True):
     """The epoch of the group for which the targets were computed."""
 
     group_id: str
     value: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TargetRecord:
+class TargetRecord(msgspec.Struct, frozen=True):
     """The target assignment of one member."""
 
     group_id: str
@@ -139,8 +133,7 @@ class TargetRecord:
     value: Partitions | None
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentAssignmentRecord:
+class CurrentAssignmentRecord(msgspec.Struct, frozen=True):
     """Progress of a member. A tombstone: it holds nothing any more."""
 
     group_id: str
@@ -148,8 +141,7 @@ class CurrentAssignmentRecord:
     value: CurrentAssignment | None
 
 
-@dataclass(frozen=True, slots=True)
-class PatternRecord:
+class PatternRecord(msgspec.Struct, frozen=True):
     """The topics that a pattern matched. A tombstone: no member subscribes with it any more."""
 
     group_id: str

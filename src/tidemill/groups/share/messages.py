@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tidemill.errors import ErrorCode
 
@@ -60,8 +62,7 @@ class Initialization:
     topics: Mapping[UUID, Mapping[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class ShareGroupDescription:
+class ShareGroupDescription(msgspec.Struct, frozen=True):
     """One group in ShareGroupDescribe. ``members`` are values that nobody changes any more."""
 
     group_id: str
@@ -74,8 +75,7 @@ class ShareGroupDescription:
     members: tuple[ShareMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionOffset:
+class PartitionOffset(msgspec.Struct, frozen=True):
     """Where a group starts in one partition; -1 if it has no state there, or has not read it yet."""
 
     start_offset: int = -1
@@ -86,26 +86,23 @@ class PartitionOffset:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareGroupOffsets:
+class ShareGroupOffsets(msgspec.Struct, frozen=True):
     """One group in DescribeShareGroupOffsets: by the topic's id, by partition."""
 
     group_id: str
     error: ErrorCode = ErrorCode.none
     message: str | None = None
-    topics: Mapping[UUID, Mapping[int, PartitionOffset]] = field(default_factory=dict)
+    topics: Mapping[UUID, Mapping[int, PartitionOffset]] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class AlteredPartition:
+class AlteredPartition(msgspec.Struct, frozen=True):
     """The result of AlterShareGroupOffsets for one partition."""
 
     error: ErrorCode = ErrorCode.none
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedTopic:
+class DeletedTopic(msgspec.Struct, frozen=True):
     """The result of DeleteShareGroupOffsets for one topic."""
 
     error: ErrorCode = ErrorCode.none

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+import msgspec
+
 from tidemill.coordination.stored import RecordType, Struct
 from tidemill.groups.consumer.member import Partitions
 from tidemill.groups.stored_fields import (
@@ -43,8 +45,7 @@ __all__ = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShareMemberMetadata:
+class ShareMemberMetadata(msgspec.Struct, frozen=True):
     """What a member asked for: the fields of ``ShareMember`` that are not its progress."""
 
     rack_id: str | None
@@ -59,11 +60,10 @@ class ShareMemberMetadata:
 
     def applied_to(self, member: ShareMember) -> ShareMember:
         """The member with these fields."""
-        return replace(member, **{name: getattr(self, name) for name in self.__slots__})
+        return replace(member, **{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-@dataclass(frozen=True, slots=True)
-class ShareAssignment:
+class ShareAssignment(msgspec.Struct, frozen=True):
     """What a member was told. ``state`` is 0 for ever: the members of share groups have one state only."""
 
     epoch: int
@@ -81,16 +81,14 @@ class ShareAssignment:
         return replace(member, epoch=self.epoch, previous_epoch=self.previous_epoch, assigned=self.assigned)
 
 
-@dataclass(frozen=True, slots=True)
-class ShareEpoch:
+class ShareEpoch(msgspec.Struct, frozen=True):
     """The epoch of a group, and a hash of the topics that it was raised for."""
 
     epoch: int
     topics_hash: int
 
 
-@dataclass(frozen=True, slots=True)
-class StateTopic:
+class StateTopic(msgspec.Struct, frozen=True):
     """Partitions of one topic whose state in ``__share_group_state`` is begun, there, or being deleted.
 
     ``since_ms`` is when that began; it is not kept for those that are being deleted.
@@ -111,8 +109,7 @@ class StateTopics:
     deleting: tuple[StateTopic, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ShareMemberRecord:
+class ShareMemberRecord(msgspec.Struct, frozen=True):
     """What a member asked for. A tombstone removes the member."""
 
     group_id: str
@@ -120,24 +117,21 @@ class ShareMemberRecord:
     value: ShareMemberMetadata | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareEpochRecord:
+class ShareEpochRecord(msgspec.Struct, frozen=True):
     """The epoch of a group. A tombstone deletes the group; by then it has no members."""
 
     group_id: str
     value: ShareEpoch | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareTargetEpochRecord:
+class ShareTargetEpochRecord(msgspec.Struct, frozen=True):
     """The epoch of the group for which the targets were computed."""
 
     group_id: str
     value: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareTargetRecord:
+class ShareTargetRecord(msgspec.Struct, frozen=True):
     """The target assignment of one member."""
 
     group_id: str
@@ -145,8 +139,7 @@ class ShareTargetRecord:
     value: Partitions | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareAssignmentRecord:
+class ShareAssignmentRecord(msgspec.Struct, frozen=True):
     """What a member was told. A tombstone: it was told nothing."""
 
     group_id: str
@@ -154,8 +147,7 @@ class ShareAssignmentRecord:
     value: ShareAssignment | None
 
 
-@dataclass(frozen=True, slots=True)
-class StateTopicsRecord:
+class StateTopicsRecord(msgspec.Struct, frozen=True):
     """The topics of which the group has state. A tombstone: of none."""
 
     group_id: str

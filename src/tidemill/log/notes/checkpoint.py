@@ -23,7 +23,14 @@ from crc32c import crc32c
 from tidemill.errors import CorruptData, StorageError, SyncFailed
 from tidemill.log.storage import Storage, StorageFile, write_atomic
 
-__all__ = ("CHECKPOINT_NAME", "Checkpoint", "CheckpointFile", "damaged_slots", "read_high_watermark")
+__all__ = (
+    "CHECKPOINT_NAME",
+    "Checkpoint",
+    "CheckpointFile",
+    "damaged_slots",
+    "read_checkpoint",
+    "read_high_watermark",
+)
 
 CHECKPOINT_NAME = "checkpoint"
 
@@ -165,6 +172,16 @@ class CheckpointFile:
     def _write_slot(self, slot: int, checkpoint: Checkpoint) -> None:
         self._sequence += 1
         self._file.write(slot * _SLOT_STRIDE_BYTES, [_pack_slot(self._sequence, checkpoint)])
+
+
+def read_checkpoint(storage: Storage, directory: str) -> Checkpoint | None:
+    """The checkpoint as the next start would read it; None if there is none that is whole."""
+    try:
+        file = CheckpointFile.load(storage, directory)
+    except StorageError:
+        return None
+    file.close()
+    return file.current
 
 
 def read_high_watermark(storage: Storage, directory: str) -> int | None:

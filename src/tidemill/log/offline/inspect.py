@@ -15,7 +15,7 @@ from tidemill.errors import ApiError, CorruptData, StorageError
 from tidemill.log.compaction.swap import list_swaps, swap_path
 from tidemill.log.epochs import EPOCHS_KIND, EPOCHS_NAME, EpochHistory
 from tidemill.log.notes.checked_file import read_checked
-from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointFile, damaged_slots
+from tidemill.log.notes.checkpoint import CHECKPOINT_NAME, Checkpoint, damaged_slots, read_checkpoint
 from tidemill.log.offline.segment_damage import Damage, SoundBatch, scan_segment
 from tidemill.log.producer_state.producer_snapshots import SNAPSHOT_KIND, list_snapshots, snapshot_name
 from tidemill.log.producer_state.producers import ProducerStates
@@ -27,7 +27,7 @@ from tidemill.records.batch import NO_TIMESTAMP, BatchHeader
 from tidemill.records.record import Record, read_records
 from tidemill.records.validation import check_stored_records
 
-__all__ = ("DumpedBatch", "Problem", "ProblemKind", "VerifyReport", "dump", "read_checkpoint", "verify")
+__all__ = ("DumpedBatch", "Problem", "ProblemKind", "VerifyReport", "dump", "verify")
 
 Progress = Callable[[str, int, int], None]
 
@@ -164,16 +164,6 @@ def verify(
         what = "the partition had data, and its files are gone"
         report.problems.append(Problem(ProblemKind.MISSING, directory, 0, what))
     return report
-
-
-def read_checkpoint(storage: Storage, directory: str) -> Checkpoint | None:
-    """The checkpoint as the next start would read it; None if there is none that is whole."""
-    try:
-        file = CheckpointFile.load(storage, directory)
-    except StorageError:
-        return None
-    file.close()
-    return file.current
 
 
 class _Verification:

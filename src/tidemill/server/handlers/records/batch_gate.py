@@ -29,7 +29,6 @@ from tidemill.server.handlers.outcome import refused as refused_request
 from tidemill.server.handlers.outcome import repeated
 from tidemill.server.handlers.records.produce_gate import BatchHeaders, Refusals, header_of, topic_name
 from tidemill.server.requests.call import Call
-from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.transactions.messages import TopicPartition
 
 if TYPE_CHECKING:
@@ -240,6 +239,9 @@ async def _create_files(
 
 
 async def _check_rows(broker: Broker, write: _Write, owner: _Owner, partition: Partition) -> CheckedBatch:
+    # Loaded with the first table.
+    from tidemill.tables.scanning.sessions import BucketKey
+
     table, table_partition = owner
     service = (await broker.tables.load()).service
     rows = await service.check(table, table_partition.id, write.partition[1], write.entry.records)
