@@ -44,8 +44,10 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no type
         return "spark" if file.endswith(_ON_SPARK) else file
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers() -> int | None:
     """One more than there are cores: tests of real processes spend most of their time waiting."""
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None  # xdist itself looks there.
     return len(os.sched_getaffinity(0)) + 1
 
 

@@ -15,6 +15,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from tidemill.cli import supervisor
 from tidemill.cli.supervisor import revoker
 from tidemill.config.settings import Settings
 from tidemill.server.cluster import etcd
@@ -119,6 +120,7 @@ def test_a_lease_is_revoked_by_http_at_the_first_endpoint_that_does_it(
     by_grpc: list[int] = []
     store = SimpleNamespace(revoke=AsyncMock(side_effect=by_grpc.append), close=AsyncMock())
     monkeypatch.setattr(etcd, "open_etcd", lambda settings: store)
+    monkeypatch.setattr(supervisor, "_HTTP_SECONDS", 120.0)
     with socketserver.TCPServer(("127.0.0.1", 0), _Gateway) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         # Nobody listens at the first, whose port needs a privileged process.

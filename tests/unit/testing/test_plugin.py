@@ -22,7 +22,7 @@ def test_the_fixtures_give_real_nodes(
 
         def reachable(node):
             host, _, port = node.bootstrap_servers.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=10).close()
+            socket.create_connection((host, int(port)), timeout=120).close()
 
         def test_a_node(tidemill_node):
             reachable(tidemill_node)
