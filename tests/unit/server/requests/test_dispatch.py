@@ -166,8 +166,12 @@ async def test_an_answer_that_cannot_be_encoded_closes_the_connection(
         await node.settle()
 
 
-async def test_a_stop_answers_what_waits_before_it_closes(node: Exchange) -> None:
+async def test_a_stop_answers_what_waits_before_it_closes(
+    node: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long poll is answered at once; a write is answered when it is durable."""
+    # Nobody is waited for until the time for it is over.
+    monkeypatch.setattr(dispatch, "_CLOSE_TIMEOUT_SECONDS", 10_000)
     poll = node.fetch(11, fetch_part("t"), max_wait=2**31 - 1, min_bytes=1)
     await node.settle()
     write = node.node.connect()

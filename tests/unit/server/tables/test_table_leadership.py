@@ -301,7 +301,7 @@ async def test_the_first_follower_keeps_the_state_ready_and_shows_it_to_nobody(
     await stand_by(world, table)
     standby = service(world)._standbys[key_of(table)]
     waiting = asyncio.ensure_future(standby.ready(-1, SOON))
-    await until_folded(standby, 120)
+    await until_folded(standby, 10)
     assert standby.applied_offset == -1
     assert not waiting.done()
     assert service(world).buckets() == []
@@ -339,7 +339,7 @@ async def test_a_standby_takes_snapshots_of_its_own_so_that_its_log_can_be_compa
     await stand_by(world, table)
     tables = service(world)
     standby = tables._standbys[key_of(table)]
-    await until_folded(standby, 120)
+    await until_folded(standby, 10)
     assert tables.log_floor(standby.log) == 0, "it would need all of its log again"
     await take_snapshots(world)
     (info,) = standby.snapshots.list()
@@ -355,7 +355,7 @@ async def test_a_standby_that_is_not_sure_of_its_state_takes_no_snapshot_of_it(
 ) -> None:
     await stand_by(world, table)
     standby = service(world)._standbys[key_of(table)]
-    await until_folded(standby, 120)
+    await until_folded(standby, 10)
     monkeypatch.setattr(standby.log._state, "high_watermark", 9)
     await take_snapshots(world)
     assert standby.snapshots.list() == ()
@@ -404,7 +404,7 @@ async def test_state_of_a_log_that_was_started_anew_is_void(
     await stand_by(world, table)
     tables, key = service(world), key_of(table)
     standby = tables._standbys[key]
-    await until_folded(standby, 120)
+    await until_folded(standby, 10)
     log, directory = standby.log, tables.directory(standby.log.topic_id, 0)
     assert directory.exists()
     job = log.as_follower.begin_cut(FollowerStep(start_anew_at=0), log.leader_epoch, 0)
@@ -424,7 +424,7 @@ async def test_the_state_of_a_bucket_that_has_moved_away_is_removed(
 ) -> None:
     await stand_by(world, table)
     tables, key = service(world), key_of(table)
-    await until_folded(tables._standbys[key], 120)
+    await until_folded(tables._standbys[key], 10)
     directory = tables.directory(tables._standbys[key].log.topic_id, 0)
     assert directory.exists()
     await world.broker.tables.remove_state(tables._standbys[key].log.topic_id, 0)
