@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from support.consumer_groups import FakeTopics
@@ -66,6 +67,9 @@ def plain(value: Any) -> Any:
     """A stored value as JSON has it: "" holds the name of its class, sets are sorted."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"": type(value).__name__, **fields}
+    if isinstance(value, msgspec.Struct):
+        fields = {name: plain(getattr(value, name)) for name in value.__struct_fields__}
         return {"": type(value).__name__, **fields}
     if isinstance(value, NAMED):
         later = LATER.get(type(value), {})
