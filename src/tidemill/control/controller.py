@@ -346,7 +346,7 @@ class Controller:
             waiter.cancel()
 
     def _fail(self, failure: TidemillError) -> None:
-        """Stop for good."""
+        """Stop the controller for good: whoever waits for the metadata gets ``failure``."""
         if self._failure is None:
             self._failure = failure
             self.trouble = str(failure)

@@ -45,7 +45,7 @@ class Home(enum.IntEnum):
     UNKNOWN = -1
     """In the cluster or in its transactions: stored by a version that told no more."""
     CLUSTER = 0
-    """Here."""
+    """In the cluster: what is shown here is the position."""
     TRANSACTIONS = 1
     """In its transactions: what is shown here may be older."""
     FILE = 2

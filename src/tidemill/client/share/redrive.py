@@ -143,7 +143,7 @@ async def _unseen(cluster: Cluster, group: str, ends: Mapping[TopicPartition, in
 
 
 class _Run:
-    """One reading of the dead-letter topic."""
+    """The work of one redrive: takes letters from the dead-letter topic and sends the chosen ones back."""
 
     def __init__(self, share: AsyncShare, choice: Choice, done: Redriven, *, dry_run: bool) -> None:
         self._share = share

@@ -170,7 +170,7 @@ class MetricsServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address at which the metrics are served."""
         host, port = self._server.server_address[:2]
         return Address(str(host), int(port))
 

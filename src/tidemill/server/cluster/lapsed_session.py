@@ -62,7 +62,7 @@ class LapsedSession:
         ]
 
     async def stop(self) -> None:
-        """Stop looking."""
+        """Stop looking after the session."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -133,10 +133,10 @@ class AwaitedStore:
         raise NotImplementedError
 
     async def register(self, starts: Mapping[int, Position]) -> None:
-        """``take_over`` does that."""
+        """Does nothing: ``take_over`` has registered the cursor already."""
 
     async def show_now(self) -> None:
-        """The cluster knows it."""
+        """Does nothing: the cluster knows the position already."""
 
     def settle_now(self, *, closing: bool = False) -> None:
         """What was committed is stored."""
