@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 import tidemill
 from bench.cluster_nodes import ClusterNode, ClusterNodes, has_etcd, until
 from bench.context import Bench
+from bench.peers import touch_memory
 from bench.processes import cpu_seconds, memory_mb, run_json
 from bench.raw import RawClient, batch_of
 from bench.report import Aim, Section
@@ -74,6 +75,7 @@ def _throughput(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
         client.close()
         for turn in range(bench.plan.rounds):
             bench.progress(f"cluster: produce, {turn + 1} of {bench.plan.rounds}")
+            touch_memory(bench.work, len(nodes.nodes) * bench.plan.touched_bytes)
             before = [cpu_seconds(node.pid) for node in (leader, *followers)]
             result = run_json(bench.work, "bench.load", "produce", servers=nodes.servers, **options)
             used = [cpu_seconds(node.pid) for node in (leader, *followers)]
@@ -81,6 +83,7 @@ def _throughput(bench: Bench, section: Section, nodes: ClusterNodes) -> None:
             speeds["three"].append(result["bytes"] / 1e6 / result["seconds"])
             cpu["leader"].append(spent[0])
             cpu["follower"].append(sum(spent[1:]) / len(followers))
+            touch_memory(bench.work, len(nodes.nodes) * bench.plan.touched_bytes)
             began = cpu_seconds(alone.pid)
             result = run_json(bench.work, "bench.load", "produce", servers=alone.bootstrap_servers, **options)
             speeds["one"].append(result["bytes"] / 1e6 / result["seconds"])
