@@ -54,6 +54,8 @@ class TransactionsState:
         self.jobs: dict[str, Job] = {}
         #: The last publication of each job, also of jobs that have no slots any more.
         self.published: dict[str, Publication] = {}
+        #: From then on the timeouts of transactions count that began under another coordinator.
+        self._loaded_ms = 0
         self._append = append
 
     def replay(self, name: str, value: Transaction | Publication | None) -> None:
@@ -78,13 +80,17 @@ class TransactionsState:
                 del self.jobs[slot[0]]
 
     def loaded(self, now_ms: int) -> None:
-        """Start timeouts, after everything was replayed."""
+        """Start the timeouts of what is open anew, after everything was replayed.
+
+        When it began is the time of another process, and perhaps of another machine, whose clock may be ahead
+        or behind: a client that is in time must not be fenced because another node coordinates now.
+        """
+        self._loaded_ms = now_ms
         for job in self.jobs.values():
             job.alive_ms = now_ms
         for name, value in self.transactions.items():
             if value.started_ms > now_ms:
-                # The clock was set back: without this, the timeout would wait for the clock to get there
-                # again.
+                # By a clock that was ahead: the timeout would wait until this one gets there.
                 self.transactions[name] = replace(value, started_ms=now_ms)
 
     def write(self, records: Sequence[StoredRecord], batch: bytes | None = None) -> None:
@@ -221,7 +227,7 @@ class TransactionsState:
             return self.jobs[slot[0]].alive_ms + value.timeout_ms
         if value.state is not TransactionState.ONGOING:
             return None
-        return value.started_ms + value.timeout_ms
+        return max(value.started_ms, self._loaded_ms) + value.timeout_ms
 
     def tick(self, transactional_id: str, now_ms: int) -> list[str]:
         """Abort a transaction that has timed out; gives the ids that were aborted.

@@ -169,6 +169,14 @@ class TestCrashes:
         await world.clock.advance(5_000)
         assert state(world) == "CompleteAbort"
 
+    async def test_a_coordinator_whose_clock_is_ahead_lets_a_transaction_go_on(self, world: World) -> None:
+        producer = await begin(world, T0, timeout_ms=5_000)
+        world.clock.ms += HOUR_MS
+        await world.crash()
+        await world.clock.advance(4_000)
+        assert (await world.coordinator.end("x", producer, commit=True, new_epoch=False)).error is NONE
+        assert state(world) == "CompleteCommit"
+
     async def test_after_a_crash_a_write_is_let_in_by_asking(self, world: World) -> None:
         producer = await begin(world, T0)
         await world.crash()
