@@ -580,15 +580,21 @@ class Observer:
                 )
 
 
-def newest_records(log: PartitionLog) -> dict[bytes, tuple[int, bytes]]:
-    """The newest record of each key, without those whose newest is a deletion, and without markers."""
+def newest_records(log: PartitionLog, end: int | None = None) -> dict[bytes, tuple[int, bytes]]:
+    """The newest record of each key, without those whose newest is a deletion, and without markers.
+
+    With ``end`` only what is below that offset counts.
+    """
     newest: dict[bytes, tuple[int, bytes]] = {}
-    if log.log_start_offset >= log.end_offset:
+    end = log.end_offset if end is None else end
+    if log.log_start_offset >= end:
         return newest
-    for batch in log.read_batches(log.log_start_offset, log.end_offset):
+    for batch in log.read_batches(log.log_start_offset, end):
         if parse_header(batch).is_control:
             continue
         for record in read_records(batch):
+            if record.offset >= end:
+                break
             if record.key is not None and record.value is None:
                 newest.pop(record.key, None)
             elif record.key is not None and record.value is not None:
