@@ -1,8 +1,8 @@
 """CRC-32C, the checksum of record batches and of Tidemill's own files.
 
-The package ``crc32c`` has it in an extension module. To import the package is to run its ``__init__``, too, which
-loads a command line of its own and what reads the metadata of packages: 38 modules, 2.5 MB and 8 ms of every
-process that has to do with records. So the extension is loaded alone where it has its usual name.
+The package ``crc32c`` has it in an extension module. To import the package is to run its ``__init__``, too,
+which loads a command line of its own and what reads the metadata of packages: 38 modules, 2.5 MB and 8 ms of
+every process that has to do with records. So the extension is loaded alone where it has its usual name.
 """
 
 from __future__ import annotations
