@@ -15,12 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from tidemill.cursors.errors import CheckpointCorrupt, CheckpointRegionMismatch
 from tidemill.cursors.fields import FieldReader, FieldWriter
 from tidemill.cursors.position import FINISHED_AHEAD_MAX, Position
 from tidemill.cursors.region import Region
+from tidemill.records.checksum import crc32c
 
 __all__ = (
     "CHECKPOINT_BYTES_MAX",

@@ -10,9 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from crc32c import crc32c
-
 from tidemill.kv.faults import Translated
+from tidemill.records.checksum import crc32c
 
 __all__ = ("Files",)
 

@@ -7,9 +7,9 @@ file. A reader gets exactly what was written, or ``CorruptData``.
 from __future__ import annotations
 
 import msgspec
-from crc32c import crc32c
 
 from tidemill.errors import CorruptData
+from tidemill.records.checksum import crc32c
 
 __all__ = ("MANIFEST_NAME", "MANIFEST_VERSION", "FileEntry", "Manifest", "pack_manifest", "unpack_manifest")
 

@@ -18,9 +18,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.records.checksum import crc32c
 
 __all__ = (
     "CODEC_MASK",

@@ -13,33 +13,3 @@
 | records | what is in the log |
 | messages, settings | values that go in and out |
 """
-
-from __future__ import annotations
-
-from tidemill.transactions.coordinator import TransactionCoordinator
-from tidemill.transactions.messages import (
-    EndResult,
-    InitResult,
-    ListResult,
-    Producer,
-    TransactionDescription,
-    TransactionEnd,
-    TransactionListing,
-    TransactionPartitions,
-)
-from tidemill.transactions.settings import TransactionSettings
-from tidemill.transactions.shard import TRANSACTIONS_TOPIC
-
-__all__ = (
-    "TRANSACTIONS_TOPIC",
-    "EndResult",
-    "InitResult",
-    "ListResult",
-    "Producer",
-    "TransactionCoordinator",
-    "TransactionDescription",
-    "TransactionEnd",
-    "TransactionListing",
-    "TransactionPartitions",
-    "TransactionSettings",
-)

@@ -13,10 +13,11 @@ from support.coordination import MemoryLog, VirtualClock, settle
 from tidemill.coordination.clock import LoopClock
 from tidemill.coordination.shards import partition_of_key
 from tidemill.errors import ApiError, DiskFull, ErrorCode
-from tidemill.groups import (
+from tidemill.groups.consumer.draft import GroupDraft
+from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
+from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.groups.messages import (
     CommittedOffset,
-    GroupCoordinator,
-    GroupSettings,
     HeartbeatRequest,
     JoinProtocol,
     JoinReply,
@@ -27,9 +28,8 @@ from tidemill.groups import (
     SyncReply,
     SyncRequest,
 )
-from tidemill.groups.consumer.draft import GroupDraft
-from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
 from tidemill.groups.records import OffsetCommitRecord, encode_record
+from tidemill.groups.settings import GroupSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

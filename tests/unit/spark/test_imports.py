@@ -26,7 +26,7 @@ _NEVER = (
     "tidemill.tables.predicates.predicate",  # filters
 )
 _NOT_FOR_READERS = (
-    "crc32c",  # records of logs
+    "tidemill.records.checksum",  # records of logs
     "pyarrow.compute",
     "tidemill.client.producing.attempts",  # writers
     "tidemill.client.consuming.batch_reader",  # tasks that read a log

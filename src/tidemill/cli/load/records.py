@@ -9,9 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from crc32c import crc32c
-
 from tidemill.records.batch import CRC_START, HEADER_BYTES, parse_header
+from tidemill.records.checksum import crc32c
 from tidemill.records.compression import NONE
 from tidemill.records.record import Record, build_batch, recompress
 

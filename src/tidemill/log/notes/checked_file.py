@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import struct
 
-from crc32c import crc32c
-
 from tidemill.errors import CorruptData
 from tidemill.log.storage import Storage
+from tidemill.records.checksum import crc32c
 
 __all__ = ("pack_checked", "read_checked", "unpack_checked")
 

@@ -18,10 +18,9 @@ import struct
 import threading
 from dataclasses import dataclass, replace
 
-from crc32c import crc32c
-
 from tidemill.errors import CorruptData, StorageError, SyncFailed
 from tidemill.log.storage import Storage, StorageFile, write_atomic
+from tidemill.records.checksum import crc32c
 
 __all__ = (
     "CHECKPOINT_NAME",

@@ -21,10 +21,9 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 
-from crc32c import crc32c
-
 from tidemill.errors import DiskFull, StorageError, SyncFailed
 from tidemill.log.storage import Storage, StorageFile, write_atomic
+from tidemill.records.checksum import crc32c
 
 __all__ = ("INVENTORY_NAME", "OFFSETS_AHEAD", "Inventory")
 

@@ -13,10 +13,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from tidemill.log.epochs import NO_END, EpochHistory
 from tidemill.records.batch import CRC_START, HEADER_BYTES, LENGTH_PREFIX_BYTES
+from tidemill.records.checksum import crc32c
 
 __all__ = ("CheckedBatches", "check_batches", "restamp")
 

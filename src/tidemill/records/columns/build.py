@@ -18,10 +18,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from crc32c import crc32c
 
 from tidemill.records import batch as batches
 from tidemill.records.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
+from tidemill.records.checksum import crc32c
 from tidemill.records.columns import compute as pc
 from tidemill.records.columns.arrays import from_numpy
 from tidemill.records.columns.scalar import Int64s

@@ -20,8 +20,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from tidemill.coordination.metrics import Metric, counter, gauge
 from tidemill.coordination.turns import pause_after
 from tidemill.errors import DamagedBatch, StorageError
@@ -33,6 +31,7 @@ from tidemill.log.pace import MakePace, Pace
 from tidemill.log.segments.batch_checks import check_batches
 from tidemill.log.storage import StorageFile, write_atomic
 from tidemill.records.batch import CRC_START, HEADER_BYTES, BatchHeader, parse_header
+from tidemill.records.checksum import crc32c
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Placement, Replicas
 

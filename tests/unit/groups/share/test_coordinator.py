@@ -15,8 +15,9 @@ from support.coordination import MemoryLog, OneLog, VirtualClock, settle
 from support.share_groups import FakePersister
 from tidemill.coordination.share_state import NO_START, SharePartitionKey
 from tidemill.errors import ApiError, DiskFull, ErrorCode
-from tidemill.groups import GroupCoordinator, GroupSettings
 from tidemill.groups.consumer.messages import Refused
+from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.groups.settings import GroupSettings
 from tidemill.groups.share.messages import ShareHeartbeatReply, ShareHeartbeatRequest
 
 NONE = ErrorCode.none
