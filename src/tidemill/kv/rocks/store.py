@@ -4,8 +4,8 @@
   crash the store has a prefix of the writes, and ``applied_offset`` says which one. The log has the rest.
 - A store belongs to one identity (table, bucket, …, in bytes that only the caller understands); a database of
   another identity is not opened.
-- Blocking code for threads. Opening and writing hold Python's lock: for an open about 1 ms and five syncs, so
-  threads open one at a time, with a pause (``opening``); about 1 µs per row of a write, so a batch has at most
+- Blocking code for threads. Opening and writing hold Python's lock: about 1 ms and five syncs to open, so
+  threads open one at a time, with a pause (``opening``); about 1 µs per row to write, so a batch has at most
   ``BATCH_ROWS_MAX`` rows. Lookups and flushes do not hold it.
 - After ``close``, or while it waits, every call is a ``StorageError``.
 """
