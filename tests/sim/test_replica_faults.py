@@ -34,7 +34,7 @@ from tidemill.log.producer_state.producers import ProducerStates
 from tidemill.log.recovery import open_log
 from tidemill.log.segments.torn import Cut
 from tidemill.records.batch import BatchHeader, parse_header
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker
 from tidemill.records.record import Record, build_batch
 
 PARTITION = "t-0"
@@ -63,12 +63,11 @@ class Leader:
         self.log, _ = open_log(FaultyStorage(), PARTITION, TopicConfig())
 
     def write(self, epoch: int, count: int) -> None:
-        for number in range(count):
+        for _ in range(count):
             producer, log = self.rng.randrange(-1, 3), self.log
             if producer in log.producers.transactions.open and self.rng.random() < 0.4:
                 marker = Marker(self.rng.random() < 0.5, epoch)
-                data = build_marker(marker, producer_id=producer, producer_epoch=0, timestamp_ms=number)
-                log.append_marker(data, marker, epoch, 1)
+                log.append_markers([(producer, 0, marker)], epoch, 1)
                 continue
             entry = log.producers.get(producer)
             is_open = producer in log.producers.transactions.open

@@ -12,7 +12,7 @@ from tidemill.log.compaction.runs import begin_swap, carry_swap, end_swap, order
 from tidemill.log.log import PartitionLog
 from tidemill.log.pace import Pace
 from tidemill.records.batch import BatchHeader, parse_header
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.partition import Partition
 
@@ -161,9 +161,7 @@ def end_transaction(
     log: PartitionLog, producer_id: int, *, commit: bool, epoch: int = 0, now_ms: int = 1
 ) -> int:
     """Append a marker; returns its offset."""
-    marker = Marker(commit, 0)
-    data = build_marker(marker, producer_id=producer_id, producer_epoch=epoch, timestamp_ms=now_ms)
-    return log.append_marker(data, marker, 0, now_ms).base_offset
+    return log.append_markers([(producer_id, epoch, Marker(commit, 0))], 0, now_ms).base_offset
 
 
 def flush(log: PartitionLog | Partition) -> None:

@@ -11,8 +11,9 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidemill.log.log import PartitionLog
+from tidemill.log.log import Appended, PartitionLog
 from tidemill.log.storage import Buffer
+from tidemill.records.control import MARKER_BATCH_BYTES, MarkerEnd
 from tidemill.server.coordinators.transaction_partitions import LocalTransactionPartitions
 from tidemill.transactions.jobs import Publication
 from tidemill.transactions.shard import TransactionShard
@@ -73,13 +74,13 @@ def _around_markers(number: int, *, after: bool) -> None:
 
 def _within_markers(number: int) -> None:
     """The first of the markers is in the log, and half of the next one."""
-    write = PartitionLog._write_together
+    write = PartitionLog.append_markers
     calls = iter(range(1_000))
 
-    def patched(self: PartitionLog, batches: Sequence[Any], leader_epoch: int, now_ms: int) -> int:
-        if next(calls) == number:
-            size_bytes = batches[0][1].size_bytes
-            segment = self._segment_for_append(batches[0][1], now_ms)
+    def patched(self: PartitionLog, ends: Sequence[MarkerEnd], leader_epoch: int, now_ms: int) -> Appended:
+        if len(ends) > 1 and next(calls) == number:
+            size_bytes = MARKER_BATCH_BYTES
+            segment = self._segment_for_append(len(ends) * size_bytes, len(ends) - 1, now_ms)
             whole = segment.file.write
 
             def torn(position: int, buffers: Sequence[Buffer]) -> None:
@@ -87,9 +88,9 @@ def _within_markers(number: int) -> None:
                 _die()
 
             segment.file.write = torn  # type: ignore[method-assign]
-        return write(self, batches, leader_epoch, now_ms)
+        return write(self, ends, leader_epoch, now_ms)
 
-    PartitionLog._write_together = patched  # type: ignore[method-assign]
+    PartitionLog.append_markers = patched  # type: ignore[method-assign]
 
 
 def _around_complete(*, after: bool) -> None:

@@ -13,12 +13,12 @@ from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network
 from typing import NamedTuple, TypeVar
 
-__all__ = ("NOBODY", "Client", "Shares", "share_address")
+__all__ = ("HELD_PER_FREE", "NOBODY", "Client", "Shares", "share_address")
 
 _T = TypeVar("_T")
 
 #: How many a client may hold for each one that is free.
-_HELD_PER_FREE = 3
+HELD_PER_FREE = 3
 
 
 class Client(NamedTuple):
@@ -77,11 +77,11 @@ class Shares:
         address, connection = self._by_address[client.address], self._by_client[client]
         if free <= 0:
             return f"all {self.limit} are taken"
-        if address >= _HELD_PER_FREE * free:
+        if address >= HELD_PER_FREE * free:
             return f"the connections of {client.address} hold {address} of them"
         # The most that the address may come to hold, given what other addresses hold.
-        most = -(-_HELD_PER_FREE * (free + address) // (_HELD_PER_FREE + 1))
-        if connection >= _HELD_PER_FREE * (most - address):
+        most = -(-HELD_PER_FREE * (free + address) // (HELD_PER_FREE + 1))
+        if connection >= HELD_PER_FREE * (most - address):
             return f"this connection holds {connection} of them"
         return None
 

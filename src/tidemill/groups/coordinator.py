@@ -16,7 +16,9 @@ from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.groups.classic.group import ClassicGroup
 from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
+from tidemill.groups.member_memory import MemberMemory
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
     FetchOffsetsResult,
@@ -84,9 +86,19 @@ class GroupCoordinator(Coordinator[Shard]):
             logs,
             clock,
             lambda partition, log, on_stop: Shard(
-                partition, log, settings, clock, on_stop, topics, one_draft, self.share.delete_later
+                partition,
+                log,
+                settings,
+                clock,
+                on_stop,
+                topics,
+                one_draft,
+                self.share.delete_later,
+                self.member_memory,
             ),
         )
+        #: The memory of the members of all groups that this node serves.
+        self.member_memory = MemberMemory()
         super().__init__(shards)
         self.share = ShareGroups(shards, persister, topics)
         self._ids = ids or RandomIds()
@@ -122,12 +134,28 @@ class GroupCoordinator(Coordinator[Shard]):
                     (reply,) = done[0]
                     assert isinstance(reply.body, JoinReply), reply
                     return reply.body
+            if not self._has_memory_for(shard, request):
+                return JoinReply(ErrorCode.group_max_size_reached, request.member_id)
             return await shard.request(
                 request.group_id,
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
             )
         except TidemillError as failure:
             return JoinReply(membership_error(failure), request.member_id)
+
+    def _has_memory_for(self, shard: Shard, request: JoinRequest) -> bool:
+        group = shard.state.groups.get(request.group_id)
+        known = group.metadata_bytes_of(request.member_id) if isinstance(group, ClassicGroup) else 0
+        return self.member_memory.has_capacity(request.client_host, request.metadata_bytes - known)
+
+    def _has_memory_for_assignments(self, shard: Shard, request: SyncRequest) -> bool:
+        group = shard.state.groups.get(request.group_id)
+        if not isinstance(group, ClassicGroup) or not request.assignments:
+            return True
+        asked = sum(map(len, request.assignments.values()))
+        return self.member_memory.has_capacity(
+            group.client_host_of(request.member_id), asked - group.assignment_bytes
+        )
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
         if not _is_group_id(request.group_id):
@@ -162,6 +190,8 @@ class GroupCoordinator(Coordinator[Shard]):
                     (reply,) = done[0]
                     assert isinstance(reply.body, SyncReply), reply
                     return reply.body
+            if not self._has_memory_for_assignments(shard, request):
+                return SyncReply(ErrorCode.group_max_size_reached)
             return await shard.request(
                 request.group_id, lambda token, now_ms: shard.state.sync(request, token, now_ms)
             )

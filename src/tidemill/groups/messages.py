@@ -70,6 +70,11 @@ class JoinRequest:
     version: int = 9
 
     @property
+    def metadata_bytes(self) -> int:
+        """The size of the member's protocols: their names, and its metadata for them."""
+        return sum(len(protocol.name) + len(protocol.metadata) for protocol in self.protocols)
+
+    @property
     def must_know_member_id(self) -> bool:
         """Whether this client can be told its id first and be asked to join again with it."""
         return self.version >= _FIRST_VERSION_WITH_REQUIRED_MEMBER_ID

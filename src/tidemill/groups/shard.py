@@ -10,6 +10,7 @@ from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shards import client_error
 from tidemill.coordination.shell import TICK_RETRY_MS, ShardShell, resolve
 from tidemill.errors import DiskFull, ErrorCode, TidemillError
+from tidemill.groups.classic.group import ClassicGroup
 from tidemill.groups.consumer.group import ConsumerGroup
 from tidemill.groups.records import OffsetCommitRecord, decode_record, encode_record
 from tidemill.groups.share.group import ShareGroup
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
     from tidemill.groups.consumer.draft import GroupDraft
+    from tidemill.groups.member_memory import MemberMemory
     from tidemill.groups.messages import Reply
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
@@ -66,12 +68,14 @@ class Shard(ShardShell):
         topics: Topics,
         one_draft: asyncio.Lock,
         delete_share_state: Callable[[Shard, str], None],
+        member_memory: MemberMemory,
     ) -> None:
         super().__init__(GROUPS_TOPIC, partition, log, clock, on_stop)
         #: All shards share it. One thread is enough: threads that compute take turns with the event loop.
         self._one_draft = one_draft
         self._removals: dict[str, asyncio.Task[None]] = {}
         self._delete_share_state = delete_share_state
+        self._member_memory = member_memory
         self.state = ShardState(settings, self._append, topics)
 
     # -- large groups ----------------------------------------------------------------------------------
@@ -232,6 +236,12 @@ class Shard(ShardShell):
         self.state.start(now_ms)
         return self.state.groups
 
+    def _schedule(self, key: str) -> None:
+        """Plan what is due in a group, of which something may have changed."""
+        super()._schedule(key)
+        group = self.state.groups.get(key)
+        self._member_memory.note(key, group.bytes_by_host if isinstance(group, ClassicGroup) else {})
+
     def _next_deadline_ms(self, key: str) -> int | None:
         group = self.state.groups.get(key)
         return None if group is None or key in self._removals else group.next_deadline_ms()
@@ -258,6 +268,7 @@ class Shard(ShardShell):
                 self._schedule(group_id)
 
     def _die(self, code: ErrorCode) -> None:
+        self._member_memory.forget(self.state.groups)
         for reply in self.state.die(code):
             assert isinstance(reply.token, asyncio.Future), reply
             resolve(reply.token, reply.body)

@@ -35,8 +35,8 @@ from tidemill.log.segments.segment import RELATIVE_OFFSET_MAX, Segment
 from tidemill.log.segments.torn import TornTail
 from tidemill.log.storage import Buffer, Storage, write_atomic
 from tidemill.log.truncation import CutPlan, TruncationJob, plan_cut
-from tidemill.records.batch import LENGTH_PREFIX_BYTES, STAMPED_BYTES, BatchHeader, parse_header, stamp_prefix
-from tidemill.records.control import Marker
+from tidemill.records.batch import STAMPED_BYTES, BatchHeader, stamp_prefix
+from tidemill.records.control import MARKER_BATCH_BYTES, MarkerEnd, build_markers
 
 __all__ = ("SMALL_SEGMENTS_MAX", "Appended", "PartitionLog")
 
@@ -162,27 +162,27 @@ class PartitionLog(ReadableLog):
             self.producers.record(header, base_offset, now_ms)
         return Appended(base_offset, base_offset + header.last_offset_delta, duplicate=False)
 
-    def append_marker(self, data: Buffer, marker: Marker, leader_epoch: int, now_ms: int) -> Appended:
-        """Write a control batch that ends a transaction. Raises as ``append`` does."""
-        self._check_writable()
-        header = parse_header(data)
-        self.producers.check_marker(header, marker)
-        offset = self._write(data, header, leader_epoch, now_ms)
-        self.producers.record_marker(header, marker, offset, now_ms)
-        return Appended(offset, offset, duplicate=False)
+    def append_markers(self, ends: Sequence[MarkerEnd], leader_epoch: int, now_ms: int) -> Appended:
+        """Write the control batches that end transactions at once: all of them, or none.
 
-    def append_markers(
-        self, markers: Sequence[tuple[Buffer, Marker]], leader_epoch: int, now_ms: int
-    ) -> Appended:
-        """Write several such batches at once: all of them, or none. Raises as ``append`` does."""
+        Raises as ``append`` does.
+        """
         self._check_writable()
-        batches = [(data, parse_header(data)) for data, _ in markers]
-        for (_, marker), (_, header) in zip(markers, batches, strict=True):
-            self.producers.check_marker(header, marker)
-        offset = self._write_together(batches, leader_epoch, now_ms)
-        for number, ((_, marker), (_, header)) in enumerate(zip(markers, batches, strict=True)):
-            self.producers.record_marker(header, marker, offset + number, now_ms)
-        return Appended(offset, offset + len(markers) - 1, duplicate=False)
+        for end in ends:
+            self.producers.check_end(*end)
+        segment = self._segment_for_append(len(ends) * MARKER_BATCH_BYTES, len(ends) - 1, now_ms)
+        offset = segment.next_offset
+        written = build_markers(ends, timestamp_ms=now_ms, base_offset=offset, leader_epoch=leader_epoch)
+        try:
+            segment.file.write(segment.size_bytes, [written])
+        except StorageError:
+            self._undo_write(segment)
+            raise
+        segment.note_equal(len(ends), MARKER_BATCH_BYTES, now_ms)
+        self._note_written(segment, offset, leader_epoch, now_ms)
+        for number, end in enumerate(ends):
+            self.producers.record_end(*end, offset + number, now_ms)
+        return Appended(offset, offset + len(ends) - 1, duplicate=False)
 
     def append_as_follower(self, chunk: Buffer, leader_epoch: int, now_ms: int) -> Appended | None:
         """Write whole batches that were fetched from the leader of ``leader_epoch``, as they are.
@@ -220,7 +220,7 @@ class PartitionLog(ReadableLog):
         first = fetched.batches[start]
         if not self._segments or self._segments[-1].next_offset != first.header.base_offset:
             self._start_empty_log(first.header.base_offset)
-        segment = self._segment_for_append(first.header, now_ms)
+        segment = self._segment_for_append(first.header.size_bytes, first.header.last_offset_delta, now_ms)
         stop, size_bytes = start + 1, segment.size_bytes + first.header.size_bytes
         for batch in fetched.batches[start + 1 :]:
             size_bytes += batch.header.size_bytes
@@ -253,33 +253,9 @@ class PartitionLog(ReadableLog):
         self._segments.clear()
         self._add_segment(base_offset)
 
-    def _write_together(
-        self, batches: Sequence[tuple[Buffer, BatchHeader]], leader_epoch: int, now_ms: int
-    ) -> int:
-        """Append control batches, of one record each, by one write; returns the first's offset."""
-        size_bytes = sum(header.size_bytes for _, header in batches)
-        as_one = batches[0][1]._replace(
-            batch_length=size_bytes - LENGTH_PREFIX_BYTES, last_offset_delta=len(batches) - 1
-        )
-        segment = self._segment_for_append(as_one, now_ms)
-        base_offset = segment.next_offset
-        written = bytearray()
-        for number, (data, header) in enumerate(batches):
-            written += stamp_prefix(header, base_offset + number, leader_epoch)
-            written += memoryview(data)[STAMPED_BYTES:]
-        try:
-            segment.file.write(segment.size_bytes, [written])
-        except StorageError:
-            self._undo_write(segment)
-            raise
-        for number, (_, header) in enumerate(batches):
-            segment.note(segment.size_bytes, header, base_offset + number, header.max_timestamp)
-        self._note_written(segment, base_offset, leader_epoch, now_ms)
-        return base_offset
-
     def _write(self, data: Buffer, header: BatchHeader, leader_epoch: int, now_ms: int) -> int:
         """Append a batch; returns its base offset."""
-        segment = self._segment_for_append(header, now_ms)
+        segment = self._segment_for_append(header.size_bytes, header.last_offset_delta, now_ms)
         base_offset = segment.next_offset
         prefix = stamp_prefix(header, base_offset, leader_epoch)
         try:
@@ -300,10 +276,11 @@ class PartitionLog(ReadableLog):
                 SideFile(f"{self.directory}/{EPOCHS_NAME}", self._epoch_bytes(), self.end_offset)
             )
 
-    def _segment_for_append(self, header: BatchHeader, now_ms: int) -> Segment:
+    def _segment_for_append(self, size_bytes: int, last_offset_delta: int, now_ms: int) -> Segment:
+        """The segment that takes so many bytes, whose last record is so far behind the log end."""
         self._cut_torn()
-        segment = self._segment_with_capacity(header, now_ms)
-        self._list_up_to(segment.next_offset + header.last_offset_delta)
+        segment = self._segment_with_capacity(size_bytes, last_offset_delta, now_ms)
+        self._list_up_to(segment.next_offset + last_offset_delta)
         return segment
 
     def _cut_torn(self) -> None:
@@ -329,22 +306,22 @@ class PartitionLog(ReadableLog):
         self._listed_below = bound
         self._is_listing_durable = False
 
-    def _segment_with_capacity(self, header: BatchHeader, now_ms: int) -> Segment:
+    def _segment_with_capacity(self, size_bytes: int, last_offset_delta: int, now_ms: int) -> Segment:
         if not self._segments:
             return self._add_segment(self.log_start_offset)
         active = self._segments[-1]
-        if active.size_bytes == 0 or not self._must_roll(active, header, now_ms):
+        if active.size_bytes == 0 or not self._must_roll(active, size_bytes, last_offset_delta, now_ms):
             return active
         return self.roll()
 
-    def _must_roll(self, active: Segment, header: BatchHeader, now_ms: int) -> bool:
+    def _must_roll(self, active: Segment, size_bytes: int, last_offset_delta: int, now_ms: int) -> bool:
         age_ms_max = self.config.segment_age_max_ms
         if self._has_many_segments:
             age_ms_max = max(age_ms_max, _LATER_SEGMENT_AGE_MS_MIN)
         return (
             active.age_ms(now_ms) >= age_ms_max
-            or active.size_bytes + header.size_bytes > self._segment_bytes_max
-            or active.next_offset + header.last_offset_delta - active.base_offset > RELATIVE_OFFSET_MAX
+            or active.size_bytes + size_bytes > self._segment_bytes_max
+            or active.next_offset + last_offset_delta - active.base_offset > RELATIVE_OFFSET_MAX
         )
 
     @property

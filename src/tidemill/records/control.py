@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.records.batch import HEADER_BYTES, NO_SEQUENCE, pack_batch
 from tidemill.records.record import Record, build_batch, read_records
 
-__all__ = ("Marker", "build_marker", "read_marker")
+__all__ = ("MARKER_BATCH_BYTES", "Marker", "MarkerEnd", "build_markers", "read_marker")
 
 _TRANSACTIONAL_CONTROL = 0x10 | 0x20
 _KEY = struct.Struct(">hh")  # version, type
@@ -26,24 +27,31 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
-def build_marker(
-    marker: Marker, *, producer_id: int, producer_epoch: int, timestamp_ms: int, leader_epoch: int = -1
-) -> bytes:
-    """Build a control batch with one marker.
+MarkerEnd = tuple[int, int, Marker]
+"""The end of a transaction: its producer's id and epoch, and the marker."""
 
-    >>> batch = build_marker(Marker(True, 3), producer_id=7, producer_epoch=0, timestamp_ms=1)
+
+def build_markers(
+    ends: Iterable[MarkerEnd], *, timestamp_ms: int, base_offset: int, leader_epoch: int
+) -> bytes:
+    """Build control batches of ``MARKER_BATCH_BYTES`` each, with offsets from ``base_offset`` on.
+
+    >>> batch = build_markers([(7, 0, Marker(True, 3))], timestamp_ms=1, base_offset=40, leader_epoch=0)
     >>> read_marker(batch)
     Marker(commit=True, coordinator_epoch=3)
     """
-    return pack_batch(
-        _body(marker),
-        base_offset=0,
-        leader_epoch=leader_epoch,
-        attributes=_TRANSACTIONAL_CONTROL,
-        last_offset_delta=0,
-        timestamps=(timestamp_ms, timestamp_ms),
-        producer=(producer_id, producer_epoch, NO_SEQUENCE),
-        record_count=1,
+    return b"".join(
+        pack_batch(
+            _body(marker),
+            base_offset=offset,
+            leader_epoch=leader_epoch,
+            attributes=_TRANSACTIONAL_CONTROL,
+            last_offset_delta=0,
+            timestamps=(timestamp_ms, timestamp_ms),
+            producer=(producer_id, producer_epoch, NO_SEQUENCE),
+            record_count=1,
+        )
+        for offset, (producer_id, producer_epoch, marker) in enumerate(ends, base_offset)
     )
 
 
@@ -52,6 +60,10 @@ def _body(marker: Marker) -> bytes:
     """The record of a marker's batch. The ends of thousands of transactions have the same one."""
     key = _KEY.pack(0, _COMMIT if marker.commit else _ABORT)
     return build_batch([Record(key, _VALUE.pack(0, marker.coordinator_epoch), 0)])[HEADER_BYTES:]
+
+
+#: The size of a marker's batch: all are of the same size.
+MARKER_BATCH_BYTES: Final = HEADER_BYTES + len(_body(Marker(commit=True, coordinator_epoch=0)))
 
 
 def read_marker(data: bytes | memoryview) -> Marker | None:

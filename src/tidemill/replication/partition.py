@@ -44,7 +44,7 @@ from tidemill.log.segments.segment import Segment
 from tidemill.log.segments.segment_reader import ReadBudget
 from tidemill.log.storage import Buffer, StorageFile
 from tidemill.records.batch import BatchHeader
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker, MarkerEnd
 from tidemill.records.rewriting import no_breath
 from tidemill.replication.follower_side import FollowerSide
 from tidemill.replication.leader_side import LeaderSide
@@ -519,33 +519,17 @@ class Partition:
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int, now_ms: int
     ) -> Appended:
         """End a producer's transaction here. Raises as ``append`` does."""
-        self.check_leads()
-        marker = Marker(commit, coordinator_epoch)
-        data = build_marker(
-            marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms
-        )
-        appended = self.local_log.append_marker(data, marker, self.leader_epoch, now_ms)
-        self._permits.ended(producer_id)
-        return self._appended(appended, now_ms)
+        ends = [(producer_id, producer_epoch, Marker(commit, coordinator_epoch))]
+        return self.write_markers(ends, now_ms=now_ms)
 
-    def write_markers(self, ends: Sequence[tuple[int, int, Marker]], *, now_ms: int) -> Appended:
-        """End transactions here, each as (producer id, producer epoch, marker): all of them or none.
+    def write_markers(self, ends: Sequence[MarkerEnd], *, now_ms: int) -> Appended:
+        """End transactions here: all of them or none. No reader sees the end of one without the others'.
 
-        No reader sees the end of one without the others'. Raises as ``append`` does.
+        Raises as ``append`` does.
         """
         self.check_leads()
-        built = [
-            (
-                build_marker(
-                    marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms
-                ),
-                marker,
-            )
-            for producer_id, producer_epoch, marker in ends
-        ]
-        appended = self.local_log.append_markers(built, self.leader_epoch, now_ms)
-        for producer_id, _, _ in ends:
-            self._permits.ended(producer_id)
+        appended = self.local_log.append_markers(ends, self.leader_epoch, now_ms)
+        self._permits.ended([producer_id for producer_id, _, _ in ends])
         return self._appended(appended, now_ms)
 
     def expire_producers(self, before_ms: int) -> None:

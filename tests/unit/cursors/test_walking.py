@@ -12,7 +12,7 @@ from tidemill.cursors.walking import SKIPPED_MAX, Skipped, Walked, walk
 from tidemill.records.batch import parse_header
 from tidemill.records.columns.read import read_columns
 from tidemill.records.compression import ZSTD
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker, build_markers
 from tidemill.records.record import Record, build_batch, build_empty_batch, read_records
 from tidemill.records.rewriting import rebuild_batch
 
@@ -35,11 +35,8 @@ def batch(base: int, keys: Sequence[str], *, producer: int = -1, codec: int = 0)
 
 
 def marker(base: int, producer: int, *, commit: bool) -> bytes:
-    data = bytearray(
-        build_marker(
-            Marker(commit, 0), producer_id=producer, producer_epoch=0, timestamp_ms=5, leader_epoch=3
-        )
-    )
+    end = producer, 0, Marker(commit, 0)
+    data = bytearray(build_markers([end], timestamp_ms=5, base_offset=0, leader_epoch=3))
     data[:8] = base.to_bytes(8, "big")
     return bytes(data)
 

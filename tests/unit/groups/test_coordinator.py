@@ -86,7 +86,7 @@ class Node:
 
     def start_join(self, member_id: str = "", **changes: Any) -> asyncio.Task[JoinReply]:
         values: dict[str, Any] = {"rebalance_timeout_ms": 20_000, "client_id": "c", "version": 3} | changes
-        protocols = (JoinProtocol("range", b"m"),)
+        protocols = (JoinProtocol("range", values.pop("metadata", b"m")),)
         request = JoinRequest(values.pop("group_id", "g"), member_id, "consumer", protocols, 10_000, **values)
         return asyncio.get_running_loop().create_task(self.coordinator.join(request))
 
@@ -479,6 +479,69 @@ class TestRequests:
         request = OffsetCommitRequest("g", [OffsetToCommit("t", number, 1) for number in range(100)])
         await node.coordinator.commit_offsets(request)
         assert node.log.append_sizes == [100]
+
+
+class TestMemory:
+    """What members say and are assigned is bounded for all groups of the node together."""
+
+    REFUSED = ErrorCode.group_max_size_reached
+
+    async def fill(self, node: Node, host: str) -> int:
+        """Have a client join one group after the other until it is refused; gives how many took it in."""
+        for number in range(1_000):
+            join = node.start_join(group_id=f"{host}-{number}", client_host=host, metadata=bytes(1_000))
+            await settle()
+            if join.done():
+                assert join.result().error is self.REFUSED
+                return number
+        raise AssertionError("never refused")
+
+    @pytest.fixture(autouse=True)
+    def small(self, node: Node) -> None:
+        node.coordinator.member_memory._limit_bytes = 100_000
+
+    async def test_many_groups_of_one_client_leave_memory_to_others(self, node: Node) -> None:
+        assert 60 < await self.fill(node, "10.0.0.1") < 76
+        assert 10 < await self.fill(node, "10.0.0.2") < 20
+        assert node.coordinator.member_memory.taken_bytes < 100_000
+
+    async def test_names_of_protocols_count_as_well(self, node: Node) -> None:
+        protocols = tuple(JoinProtocol(f"{number}".ljust(30_000), b"") for number in range(3))
+        request = JoinRequest("g", "", "consumer", protocols, 10_000)
+        assert (await node.coordinator.join(request)).error is self.REFUSED
+
+    async def test_a_member_that_comes_back_is_not_counted_twice(self, node: Node) -> None:
+        node.coordinator.member_memory._limit_bytes = 1_200
+        join = node.start_join(metadata=bytes(800))
+        await node.clock_until(join)
+        again = node.start_join(join.result().member_id, metadata=bytes(801))
+        await node.clock_until(again)
+        assert again.result().error is NONE
+
+    async def test_assignments_count_as_well(self, node: Node) -> None:
+        join = node.start_join()
+        await node.clock_until(join)
+        member_id, generation = join.result().member_id, join.result().generation
+        large = await node.start_sync(member_id, generation, **{member_id: bytes(80_000)})
+        assert large.error is self.REFUSED
+        small = await node.start_sync(member_id, generation, **{member_id: bytes(60_000)})
+        assert small.error is NONE
+        assert node.coordinator.member_memory.taken_bytes > 60_000
+
+    async def test_what_members_took_is_free_when_they_leave(self, node: Node) -> None:
+        member_id = await node.stable_member()
+        assert node.coordinator.member_memory.taken_bytes > 0
+        await node.coordinator.leave("g", [LeavingMember(member_id)])
+        assert node.coordinator.member_memory.taken_bytes == 0
+
+    async def test_it_is_counted_again_after_a_restart(self, node: Node) -> None:
+        await node.stable_member()
+        taken = node.coordinator.member_memory.taken_bytes
+        old = node.coordinator
+        await node.restart()
+        assert old.member_memory.taken_bytes == 0
+        await node.fetch()
+        assert node.coordinator.member_memory.taken_bytes == taken > 0
 
 
 class TestPartitions:

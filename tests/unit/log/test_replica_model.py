@@ -28,7 +28,7 @@ from tidemill.log.producer_state.producers import ProducerStates
 from tidemill.log.recovery import open_log
 from tidemill.log.segments.index import IndexCache
 from tidemill.records.batch import NO_TIMESTAMP, BatchHeader, parse_header
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker
 from tidemill.records.record import Record, build_batch, read_records
 
 DIRECTORY = "t-0"
@@ -180,9 +180,8 @@ class ReplicaModel(RuleBasedStateMachine):
         assert entry is not None
         epoch = entry.epoch + bump
         self.epochs_of_producers[producer] = epoch
-        marker = Marker(commit, self.epoch)
-        data = build_marker(marker, producer_id=producer, producer_epoch=epoch, timestamp_ms=50)
-        self.leading.note_appended(log.append_marker(data, marker, self.epoch, self.now_ms).base_offset)
+        ends = [(producer, epoch, Marker(commit, self.epoch))]
+        self.leading.note_appended(log.append_markers(ends, self.epoch, self.now_ms).base_offset)
 
     # --- the follower
 

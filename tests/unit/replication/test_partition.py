@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from support.faulty_storage import FaultyStorage
 from support.leadership import follower_flushed, led
 from tidemill.config.topic import TopicConfig
 from tidemill.errors import ApiError, DiskFull, ErrorCode, StorageError, SyncFailed, TidemillError
+from tidemill.log.producer_state.transactions import TransactionStates
 from tidemill.log.recovery import open_log
 from tidemill.records.batch import parse_header
 from tidemill.records.control import Marker
@@ -507,6 +509,43 @@ def test_markers_go_into_one_segment() -> None:
     ends = [(producer, 1, Marker(True, 0)) for producer in range(10, 16)]
     made.partition.write_markers(ends, now_ms=NOW)
     assert [each.base_offset for each in made.partition.local_log.segments][-1] == 6
+
+
+def test_many_markers_are_the_same_log_as_one_after_the_other() -> None:
+    together, one_by_one = Made(), Made()
+    ends = [(producer, 0, Marker(producer % 3 > 0, 4)) for producer in range(200)]
+    for made in (together, one_by_one):
+        begin(made, *range(200))
+        made.flush()
+    together.partition.write_markers(ends, now_ms=NOW)
+    for end in ends:
+        one_by_one.partition.write_markers([end], now_ms=NOW)
+    logs = [made.partition.local_log for made in (together, one_by_one)]
+    assert len(set(map(bytes, (log.read(0, 10**6, 400, at_least_one=True) for log in logs)))) == 1
+    assert len({log.segments[0].index_bytes() for log in logs}) == 1
+    assert len({log.producers.to_bytes() for log in logs}) == 1
+
+
+def test_the_end_of_one_transaction_is_not_dearer_beside_many_open_ones() -> None:
+    transactions = TransactionStates()
+    for producer in range(1_000):
+        transactions.begin(producer, producer)
+    looked_at = _CountedOpen(transactions.open)
+    transactions._open = looked_at
+    for producer in range(500):
+        transactions.end(producer, 1_000 + producer, commit=False)
+    assert looked_at.count <= 500
+
+
+class _CountedOpen(OrderedDict[int, int]):
+    """Open transactions, of which it is counted how many are looked at."""
+
+    count = 0
+
+    def values(self) -> Any:
+        for value in super().values():
+            self.count += 1
+            yield value
 
 
 def test_a_plain_batch_inside_of_a_transaction_is_refused() -> None:

@@ -297,8 +297,27 @@ class ClassicGroup:
         """Whether the metadata of all members stays within bounds with this request's."""
         known = self._roster.get(request.member_id)
         before = self._roster.metadata_bytes - (0 if known is None else known.metadata_bytes)
-        asked = sum(len(protocol.metadata) for protocol in request.protocols)
-        return before + asked <= GROUP_METADATA_BYTES_MAX
+        return before + request.metadata_bytes <= GROUP_METADATA_BYTES_MAX
+
+    @property
+    def bytes_by_host(self) -> Mapping[str, int]:
+        """The memory of the members, by the hosts of their clients."""
+        return self._roster.bytes_by_host
+
+    def metadata_bytes_of(self, member_id: str) -> int:
+        """The size of a member's metadata; 0 if there is no such member."""
+        known = self._roster.get(member_id)
+        return 0 if known is None else known.metadata_bytes
+
+    def client_host_of(self, member_id: str) -> str:
+        """The host of a member's client; empty if there is no such member."""
+        known = self._roster.get(member_id)
+        return "" if known is None else known.client_host
+
+    @property
+    def assignment_bytes(self) -> int:
+        """The size of the assignments of all members."""
+        return sum(len(member.assignment) for member in self._roster.members)
 
     def _turn_away(self, event: _Event, member_id: str) -> None:
         if member_id in self._pending_join:

@@ -43,8 +43,14 @@ class Member:
 
     @property
     def metadata_bytes(self) -> int:
-        """Size of the member's metadata for all protocols."""
-        return sum(len(protocol.metadata) for protocol in self.protocols)
+        """Size of the member's protocols: their names, and its metadata for them."""
+        return sum(len(protocol.name) + len(protocol.metadata) for protocol in self.protocols)
+
+    @property
+    def size_bytes(self) -> int:
+        """About the memory for what the member says of itself, and what it is assigned."""
+        texts = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        return texts + self.metadata_bytes + len(self.assignment)
 
     @property
     def protocol_names(self) -> set[str]:
@@ -61,6 +67,8 @@ class Roster:
         self._support: Counter[str] = Counter()
         #: Size of the metadata of all members.
         self.metadata_bytes = 0
+        #: Size of the members by the hosts of their clients.
+        self.bytes_by_host: Counter[str] = Counter()
         self.leader = leader
         for member in members:
             self.add(member)
@@ -99,6 +107,7 @@ class Roster:
         other._static = self._static.copy()
         other._support = self._support.copy()
         other.metadata_bytes = self.metadata_bytes
+        other.bytes_by_host = self.bytes_by_host.copy()
         other.leader = self.leader
         return other
 
@@ -111,6 +120,7 @@ class Roster:
         self._members[member.member_id] = member
         self._support.update(member.protocol_names)
         self.metadata_bytes += member.metadata_bytes
+        self.bytes_by_host[member.client_host] += member.size_bytes
         if self.leader is None:
             self.leader = member.member_id
 
@@ -119,6 +129,8 @@ class Roster:
         old = self._members[member.member_id]
         assert old.instance_id == member.instance_id, member
         self._members[member.member_id] = member
+        self._release(old)
+        self.bytes_by_host[member.client_host] += member.size_bytes
         if old.protocols != member.protocols:
             self._withdraw_support(old)
             self._support.update(member.protocol_names)
@@ -128,10 +140,16 @@ class Roster:
         """Remove a member. If it led, the oldest of the others leads."""
         member = self._members.pop(member_id)
         self._withdraw_support(member)
+        self._release(member)
         if member.instance_id is not None:
             del self._static[member.instance_id]
         if self.leader == member_id:
             self.leader = next(iter(self._members), None)
+
+    def _release(self, member: Member) -> None:
+        self.bytes_by_host[member.client_host] -= member.size_bytes
+        if not self.bytes_by_host[member.client_host]:
+            del self.bytes_by_host[member.client_host]
 
     def _withdraw_support(self, member: Member) -> None:
         self.metadata_bytes -= member.metadata_bytes
@@ -144,6 +162,8 @@ class Roster:
         old = self._members.pop(self._static[instance_id])
         member = replace(old, member_id=new_member_id, is_new=False)
         self._members[new_member_id] = member
+        self._release(old)
+        self.bytes_by_host[member.client_host] += member.size_bytes
         self._static[instance_id] = new_member_id
         if self.leader == old.member_id:
             self.leader = new_member_id

@@ -93,11 +93,11 @@ class RocksResources:
         """Memory of the block cache and of the memtables, also of those that only a view keeps."""
         return self._cache.get_usage(), self._manager.get_usage()
 
-    def options(self, *, create: bool, open_files: int | None = None) -> Any:
+    def options(self, *, open_files: int | None = None) -> Any:
         """A fresh set of RocksDB options for one store."""
         options = Options(raw_mode=True)
         options.set_env(self._env)
-        options.create_if_missing(create)
+        options.create_if_missing(False)
         options.set_paranoid_checks(True)
         options.set_block_based_table_factory(self._table_options())
         options.set_compression_type(DBCompressionType.lz4())

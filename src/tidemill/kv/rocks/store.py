@@ -4,9 +4,9 @@
   crash the store has a prefix of the writes, and ``applied_offset`` says which one. The log has the rest.
 - A store belongs to one identity (table, bucket, …, in bytes that only the caller understands); a database of
   another identity is not opened.
-- Blocking code for threads. Opening and writing hold Python's lock: 4 to 10 ms for an open, and longer while
-  the disk is busy, so threads open one at a time, with a pause; about 1 µs per row of a write, so a batch has
-  at most ``BATCH_ROWS_MAX`` rows. Lookups and flushes do not hold it.
+- Blocking code for threads. Opening and writing hold Python's lock: about 1 ms and five syncs to open, so
+  threads open one at a time, with a pause (``opening``); about 1 µs per row to write, so a batch has at most
+  ``BATCH_ROWS_MAX`` rows. Lookups and flushes do not hold it.
 - After ``close``, or while it waits, every call is a ``StorageError``.
 """
 
@@ -20,10 +20,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rocksdict import AccessType, Options, Rdict, WriteBatch
+from rocksdict import AccessType, WriteBatch
 
 from tidemill.errors import CorruptData, DiskFull, StorageError
-from tidemill.kv.contract import TABLE_SUFFIX, KvExtent, KvRows, KvValues
+from tidemill.kv.contract import KvExtent, KvRows, KvValues
 from tidemill.kv.files import Files
 from tidemill.kv.rocks.copying import copy_database, keep_only
 from tidemill.kv.rocks.faults import RocksTranslated, is_stall
@@ -38,6 +38,7 @@ from tidemill.kv.rocks.keyspace import (
     pack_offset,
     unpack_offset,
 )
+from tidemill.kv.rocks.opening import has_database, make_database, open_database
 from tidemill.kv.rocks.resources import RocksResources
 from tidemill.kv.rocks.view import RocksView
 
@@ -51,10 +52,6 @@ _UNKNOWN_EPOCH = -1
 _COPY_OPEN_FILES = 20
 _STALL_PAUSE_SECONDS = 0.005
 _STALL_SECONDS_MAX = 60.0
-#: Just long enough for another thread to wake up and take Python's lock.
-_BREATH_SECONDS = 0.000_05
-#: Held while a database is opened.
-_opening = threading.Lock()
 
 
 class _Database:
@@ -208,8 +205,9 @@ class RocksStore(_Database):
     @classmethod
     def _open(cls, path: str, resources: RocksResources, identity: bytes, first_offset: int) -> RocksStore:
         with RocksTranslated("open", path):
-            is_there = _has_database(Path(path))
-            database = _opened(path, resources.options(create=not is_there), AccessType.read_write())
+            if not has_database(Path(path)):
+                make_database(Path(path))
+            database = open_database(path, resources.options(), AccessType.read_write())
             database.set_write_options(resources.write_options())
         store = cls(database, path, resources)
         try:
@@ -394,10 +392,10 @@ def _open_read_only(
     path: str, resources: RocksResources, identity: bytes | None, open_files: int | None
 ) -> RocksReader:
     with RocksTranslated("open", path):
-        if not _has_database(Path(path)):
+        if not has_database(Path(path)):
             raise StorageError(f"{path} has no database")
-        options = resources.options(create=False, open_files=open_files)
-        database = _opened(path, options, AccessType.read_only(False))
+        options = resources.options(open_files=open_files)
+        database = open_database(path, options, AccessType.read_only(False))
     reader = RocksReader(database, path, resources)
     try:
         reader._load(identity)
@@ -406,29 +404,3 @@ def _open_read_only(
             reader.close()
         raise
     return reader
-
-
-def _opened(path: str, options: Options, access: AccessType) -> Any:
-    """Open a database while no other thread does, and let the event loop have Python's lock behind it.
-
-    Threads that open one after the other would pass the lock among themselves.
-    """
-    with _opening:
-        try:
-            return Rdict(path, options, {}, access)
-        finally:
-            time.sleep(_BREATH_SECONDS)
-
-
-def _has_database(path: Path) -> bool:
-    """Whether the directory has a database; ``CorruptData`` if it has only parts of one.
-
-    RocksDB would start an empty one in a directory that has lost its ``CURRENT``.
-    """
-    if (path / "CURRENT").exists():
-        return True
-    if path.exists() and any(file.suffix == TABLE_SUFFIX for file in path.iterdir()):
-        raise CorruptData(
-            "the database has lost the file CURRENT, which names its parts", path=str(path), position=0
-        )
-    return False

@@ -82,7 +82,7 @@ class ProducerStates:
                 raise _out_of_order(header, NO_SEQUENCE)
             return None
         if header.producer_epoch < entry.epoch:
-            raise _fenced(header, entry)
+            raise _fenced(header.producer_id, header.producer_epoch, entry)
         if header.producer_epoch > entry.epoch:
             if header.base_sequence != 0:
                 raise _out_of_order(header, NO_SEQUENCE)
@@ -96,7 +96,7 @@ class ProducerStates:
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Remember a batch that the log holds at ``base_offset``."""
-        entry = self._at_epoch(header, now_ms)
+        entry = self._at_epoch(header.producer_id, header.producer_epoch, now_ms)
         entry.last_sequence = header.last_sequence
         if header.is_transactional:
             self.transactions.begin(header.producer_id, base_offset)
@@ -125,37 +125,39 @@ class ProducerStates:
         if not header.is_control:
             self.record(header, header.base_offset, now_ms)
         elif marker is not None:
-            self.record_marker(header, marker, header.base_offset, now_ms)
+            self.record_end(header.producer_id, header.producer_epoch, marker, header.base_offset, now_ms)
 
-    def check_marker(self, header: BatchHeader, marker: Marker) -> None:
+    def check_end(self, producer_id: int, producer_epoch: int, marker: Marker) -> None:
         """Raise ``ApiError`` if the marker is of an old coordinator or an old epoch of the producer."""
-        entry = self._entries.get(header.producer_id)
+        entry = self._entries.get(producer_id)
         if entry is None:
             return
-        if header.producer_epoch < entry.epoch:
-            raise _fenced(header, entry)
+        if producer_epoch < entry.epoch:
+            raise _fenced(producer_id, producer_epoch, entry)
         if marker.coordinator_epoch < entry.coordinator_epoch:
             raise ApiError(
                 ErrorCode.transaction_coordinator_fenced,
                 f"a coordinator of epoch {marker.coordinator_epoch} is older than {entry.coordinator_epoch}",
             )
 
-    def record_marker(self, header: BatchHeader, marker: Marker, offset: int, now_ms: int) -> None:
+    def record_end(
+        self, producer_id: int, producer_epoch: int, marker: Marker, offset: int, now_ms: int
+    ) -> None:
         """Remember a marker that the log holds at ``offset``.
 
         As in Kafka, batches of the same producer epoch that come again behind it are still known.
         """
-        entry = self._at_epoch(header, now_ms)
+        entry = self._at_epoch(producer_id, producer_epoch, now_ms)
         entry.coordinator_epoch = max(entry.coordinator_epoch, marker.coordinator_epoch)
-        self.transactions.end(header.producer_id, offset, commit=marker.commit)
+        self.transactions.end(producer_id, offset, commit=marker.commit)
 
-    def _at_epoch(self, header: BatchHeader, now_ms: int) -> ProducerEntry:
+    def _at_epoch(self, producer_id: int, producer_epoch: int, now_ms: int) -> ProducerEntry:
         """The producer's entry; a new epoch starts its sequence anew."""
-        entry = self._entries.get(header.producer_id)
+        entry = self._entries.get(producer_id)
         if entry is None:
-            entry = self._entries[header.producer_id] = ProducerEntry(header.producer_epoch, now_ms)
-        elif entry.epoch != header.producer_epoch:
-            entry.epoch = header.producer_epoch
+            entry = self._entries[producer_id] = ProducerEntry(producer_epoch, now_ms)
+        elif entry.epoch != producer_epoch:
+            entry.epoch = producer_epoch
             entry.last_sequence = NO_SEQUENCE
             entry.batches.clear()
         entry.last_append_ms = now_ms
@@ -203,10 +205,10 @@ class ProducerStates:
 _Snapshot = tuple[bool, list[tuple[int, int, int, int, int, list[tuple[int, int, int, int, int]]]], list[Any]]
 
 
-def _fenced(header: BatchHeader, entry: ProducerEntry) -> ApiError:
+def _fenced(producer_id: int, producer_epoch: int, entry: ProducerEntry) -> ApiError:
     return ApiError(
         ErrorCode.invalid_producer_epoch,
-        f"producer {header.producer_id} is fenced: epoch {header.producer_epoch} is older than {entry.epoch}",
+        f"producer {producer_id} is fenced: epoch {producer_epoch} is older than {entry.epoch}",
     )
 
 

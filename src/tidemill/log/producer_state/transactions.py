@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from tidemill.records.batch import HEADER_BYTES, parse_header
@@ -46,7 +47,8 @@ class TransactionStates:
     """Open and aborted transactions of a partition, computed from its log."""
 
     def __init__(self) -> None:
-        self._open: dict[int, int] = {}
+        #: In the order of their first offsets. A plain dict finds its first entry slowly once many are gone.
+        self._open: OrderedDict[int, int] = OrderedDict()
         #: (first offset, marker's offset) of transactions whose marker may not be committed yet.
         self._ending: list[tuple[int, int]] = []
         # Aborted transactions in the order of their markers, as columns: there may be very many. ``stable``
@@ -66,7 +68,7 @@ class TransactionStates:
         return len(self._lasts)
 
     def begin(self, producer_id: int, offset: int) -> None:
-        """Note a transactional batch; only the first of a transaction counts."""
+        """Note a transactional batch of the log, in its order; only the first of a transaction counts."""
         self._open.setdefault(producer_id, offset)
 
     def end(self, producer_id: int, marker_offset: int, *, commit: bool) -> None:
@@ -79,7 +81,11 @@ class TransactionStates:
             self._producers.append(producer_id)
             self._firsts.append(first)
             self._lasts.append(marker_offset)
-            self._stables.append(min(self._open.values(), default=marker_offset + 1))
+            self._stables.append(self._first_open(marker_offset + 1))
+
+    def _first_open(self, default: int) -> int:
+        """The first offset of the oldest open transaction."""
+        return next(iter(self._open.values()), default)
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """The last stable offset: where a reader of committed data must stop."""
@@ -87,7 +93,7 @@ class TransactionStates:
             return high_watermark
         if self._ending:
             self._ending = [entry for entry in self._ending if entry[1] >= high_watermark]
-        first = min(self._open.values(), default=high_watermark)
+        first = self._first_open(high_watermark)
         for ending, _ in self._ending:
             first = min(first, ending)
         return min(first, high_watermark)
@@ -124,13 +130,17 @@ class TransactionStates:
     def to_value(self) -> Any:
         """The states as plain lists, for a producer snapshot."""
         columns = (self._producers, self._firsts, self._lasts, self._stables)
-        return [self._open, [list(entry) for entry in self._ending], *(column.tolist() for column in columns)]
+        return [
+            dict(self._open),
+            [list(entry) for entry in self._ending],
+            *(column.tolist() for column in columns),
+        ]
 
     @classmethod
     def from_value(cls, value: Any) -> TransactionStates:
         states = cls()
         opened, ending, *columns = value
-        states._open = {int(producer_id): offset for producer_id, offset in opened.items()}
+        states._open.update(sorted(opened.items(), key=lambda entry: entry[1]))
         states._ending = [(first, marker) for first, marker in ending]
         states._producers, states._firsts, states._lasts, states._stables = (
             array("q", column) for column in columns

@@ -269,6 +269,18 @@ class Segment:
         self.next_offset = base_offset + header.last_offset_delta + 1
         self.size_bytes = position + header.size_bytes
 
+    def note_equal(self, count: int, size_bytes: int, timestamp: int) -> None:
+        """Note batches of one record each, all of that size and with that timestamp, at the end."""
+        index, position, offset = self.index, self.size_bytes, self.next_offset
+        for number in range(count):
+            if position - index.last_position >= self._index_interval_bytes:
+                newest = self.max_timestamp if number == 0 else max(self.max_timestamp, timestamp)
+                index.append(offset + number - self.base_offset, position, newest)
+            position += size_bytes
+        if timestamp > self.max_timestamp:
+            self.max_timestamp, self.max_timestamp_batch = timestamp, offset
+        self.next_offset, self.size_bytes = offset + count, position
+
     def read_batch(self, position: int, header: BatchHeader) -> bytes:
         """The bytes of a batch that was checked when its header was read."""
         return self.file.read(position, header.size_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container
+
 __all__ = ("TransactionPermits", "TransactionQuestion")
 
 
@@ -53,17 +55,18 @@ class TransactionPermits:
         self.allow(question.producer_id, allowed_epoch)
         return True
 
-    def void_questions(self, producer_id: int | None = None) -> None:
-        """The answers that are still out say nothing any more: of one producer, or of all."""
+    def void_questions(self, producer_ids: Container[int] | None = None) -> None:
+        """The answers that are still out say nothing any more: of these producers, or of all."""
         for question in self._questions:
-            if producer_id is None or question.producer_id == producer_id:
+            if producer_ids is None or question.producer_id in producer_ids:
                 question.is_void = True
 
-    def ended(self, producer_id: int) -> None:
-        """A marker of the producer was appended: what it may write has to be asked for again."""
-        self._allowed.pop(producer_id, None)
+    def ended(self, producer_ids: Collection[int]) -> None:
+        """Markers of these producers were appended: what they may write has to be asked for again."""
+        for producer_id in producer_ids:
+            self._allowed.pop(producer_id, None)
         if self._questions:
-            self.void_questions(producer_id)
+            self.void_questions(frozenset(producer_ids))
 
     def clear(self) -> None:
         """This node leads no longer: forget what was allowed, and what is asked."""

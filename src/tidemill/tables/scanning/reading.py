@@ -24,9 +24,13 @@ _PIECE_ROWS = 8_192
 _PIECE_BYTES = 1024 * 1024
 #: Rows of an old schema, and null structs, take more memory as columns than they do as rows.
 _PIECE_SPREAD_BYTES = 16 * 1024 * 1024
-#: How many keys are looked up at once: at first, and at most.
-_LOOKED_UP_MIN = 64
-_LOOKED_UP_MAX = 4_096
+#: How many keys are looked up at once: at first, and at most. What is found is copied with Python's lock
+#: held, and its size is known only then.
+_LOOKED_UP_FIRST = 32
+_LOOKED_UP_MAX = 1_024
+#: The next piece has at most so many times as many, and these bytes if its rows are like the largest so far.
+_LOOKED_UP_GROWTH = 4
+_LOOKED_UP_BYTES = 8 * 1024 * 1024
 #: A call whose filter lets nothing pass ends after so many bytes of state; the next call goes on.
 _SCANNED_BYTES_MAX = 64 * 1024 * 1024
 _NO_LIMIT = 2**62
@@ -75,7 +79,14 @@ def look_up(
 
     Raises ``TableError`` ANSWER_TOO_LARGE if those of several keys have more than ``max_bytes``.
     """
-    values = _values_of(store, keys, max_bytes)
+    # A key that is named very often would have its row copied as often before anybody counts the bytes.
+    distinct = dict.fromkeys(keys)
+    values = _values_of(store, list(distinct), max_bytes)
+    if len(distinct) < len(keys):
+        found = dict(zip(distinct, values, strict=True))
+        values = [found[key] for key in keys]
+        if sum(len(value) for value in values if value is not None) > max_bytes:
+            raise _too_large(keys, max_bytes)
     # Asked for now, because rows may be of a schema that the table has only just got.
     table = find_table()
     if None in values:
@@ -92,16 +103,16 @@ def look_up(
 
 def _values_of(store: KvStore, keys: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
     values: list[bytes | None] = []
-    size, count = 0, _LOOKED_UP_MIN
+    size, largest, count = 0, 0, _LOOKED_UP_FIRST
     while len(values) < len(keys):
         piece = store.get_many(keys[len(values) : len(values) + count])
         values += piece
-        size += sum(len(value) for value in piece if value is not None)
+        lengths = [len(value) for value in piece if value is not None]
+        size, largest = size + sum(lengths), max(largest, *lengths, 0)
         if size > max_bytes and len(keys) > 1:
             raise _too_large(keys, max_bytes)
-        # As many keys as probably fit.
-        likely = (max_bytes - size) * len(values) // max(size, 1)
-        count = min(max(likely, _LOOKED_UP_MIN), _LOOKED_UP_MAX)
+        if largest:
+            count = max(1, min(_LOOKED_UP_BYTES // largest, _LOOKED_UP_GROWTH * count, _LOOKED_UP_MAX))
     return values
 
 

@@ -30,6 +30,8 @@ __all__ = ("OFFSET_BYTES", "Changes", "prepare", "prepare_checked", "state_value
 #: Size of the log offset in front of every state row.
 OFFSET_BYTES = 8
 _BYTES_PER_CHANGE = 32
+#: The largest record of a table. The state is written and read row by row, with Python's lock held.
+_RECORD_BYTES_MAX = 16 * 1024 * 1024
 #: How many records at fault an error names.
 _NAMED_RECORDS_MAX = 1_000
 #: How many rows, or how many times a batch's rows, are read again to name more than the first bad row.
@@ -63,6 +65,7 @@ def prepare_checked(
     Raises ``TableError`` with the records at fault: those that have the first fault that was found.
     """
     _check_numbers(table, columns)
+    _check_sizes(table, columns)
     if not table.has_primary_key:
         _check_log_records(table, columns, partition)
         return None
@@ -261,6 +264,18 @@ def _check_numbers(table: TableDefinition, columns: RecordColumns) -> None:
         numbers != np.arange(columns.record_count),
         TableCode.row_refused,
         lambda at: f"record {at} of a batch for table {table.name!r} says that it is number {numbers[at]}",
+    )
+
+
+def _check_sizes(table: TableDefinition, columns: RecordColumns) -> None:
+    """Check that no row is too large: compressed, a batch of it may be small."""
+    sizes = columns.key_ends - columns.key_starts + columns.value_ends - columns.value_starts
+    _refuse_where(
+        sizes > _RECORD_BYTES_MAX,
+        TableCode.row_refused,
+        lambda at: (
+            f"a record for table {table.name!r} has {sizes[at]} bytes, {_RECORD_BYTES_MAX} are the most"
+        ),
     )
 
 

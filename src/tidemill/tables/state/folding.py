@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator
 from typing import cast
 
 import numpy as np
+import pyarrow as pa
 
 from tidemill.errors import ApiError, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvStore
+from tidemill.log.pace import Pace
 from tidemill.log.producer_state.transactions import AbortedTransaction
+from tidemill.log.segments.segment_reader import ReadBudget
 from tidemill.records.batch import HEADER_BYTES, BatchHeader, parse_header
+from tidemill.records.columns import compute as pc
 from tidemill.records.columns.read import read_columns
 from tidemill.replication.partition import Partition
 from tidemill.replication.rules.state import Role
@@ -22,10 +26,13 @@ from tidemill.tables.state.changes import Changes, prepare, state_values
 
 __all__ = ("PreparedChanges", "apply", "fold_batches", "read_for_fold")
 
-#: How many bytes of the log one step of a fold reads.
+#: How many bytes of the log, and how many batches, one step of a fold reads: it does so on the event loop.
 _STEP_BYTES = 1024 * 1024
-#: How many rows one write to the engine has: a write holds Python's lock.
-_WRITE_ROWS = 1_000
+_STEP_BATCHES = 1_000
+#: How many rows, and bytes of rows, are written to the engine at a time: Python's lock is held while rows are
+#: made of Arrow's columns, and by the write.
+_WRITE_ROWS = 500
+_WRITE_BYTES = 1024 * 1024
 
 
 class PreparedChanges:
@@ -68,7 +75,8 @@ def read_for_fold(log: Partition, offset: int) -> tuple[bytes, list[AbortedTrans
     """Whole batches of the log from ``offset`` on, up to what is stable here; on the event loop."""
     read = log.as_follower.read if log.role is Role.FOLLOWER else log.read
     try:
-        data = read(offset, _STEP_BYTES, at_least_one=True, committed=True)
+        budget = ReadBudget(_STEP_BATCHES)
+        data = read(offset, _STEP_BYTES, at_least_one=True, committed=True, budget=budget)
         return bytes(data), log.aborted_in(data)
     except StorageError as error:
         # Not an error of the state, which is as valid as before.
@@ -117,21 +125,36 @@ def apply(store: KvStore, changes: Changes, next_offset: int, leader_epoch: int 
 
     ``leader_epoch`` is that of the batch; -1 if it is not known.
     """
-    keys: list[bytes] = changes.state_keys.to_pylist()
-    values: list[bytes | None] = state_values(changes).to_pylist()
-    offsets = changes.offsets
+    all_keys, all_values, offsets = changes.state_keys, state_values(changes), changes.offsets
+    # Other threads may go on in a pause, as soon as they could otherwise only after Python's switch interval.
+    pace = Pace(sleep=time.sleep)
     # After a crash the state may be in the middle of a batch.
     begun = int(np.searchsorted(offsets, store.applied_offset))
-    for first in range(begun, len(keys), _WRITE_ROWS):
-        behind = min(first + _WRITE_ROWS, len(keys))
+    for first, behind in _pieces(all_values, begun):
+        keys: list[bytes] = all_keys.slice(first, behind - first).to_pylist()
+        values: list[bytes | None] = all_values.slice(first, behind - first).to_pylist()
         # If a key has several changes, the last one counts.
-        latest = dict(zip(islice(keys, first, behind), islice(values, first, behind), strict=True))
+        latest = dict(zip(keys, values, strict=True))
         deleted = [key for key, value in latest.items() if value is None]
         put = {key: value for key, value in latest.items() if value is not None} if deleted else latest
-        reached = next_offset if behind == len(keys) else int(offsets[behind])
+        reached = next_offset if behind == len(offsets) else int(offsets[behind])
         store.write(put.keys(), cast("Collection[bytes]", put.values()), deleted, reached, leader_epoch)
+        pace.breathe()
     if store.applied_offset < next_offset:
         store.write([], [], [], next_offset, leader_epoch)
+
+
+def _pieces(values: pa.BinaryArray, begun: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows from ``begun`` on, each so small that it can be written at once, or of one row."""
+    lengths = pc.binary_length(values).fill_null(0)
+    ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+    first = begun
+    while first < len(values):
+        before = int(ends[first - 1]) if first else 0
+        fitting = int(np.searchsorted(ends, before + _WRITE_BYTES, side="right"))
+        behind = min(first + _WRITE_ROWS, max(fitting, first + 1))
+        yield first, behind
+        first = behind
 
 
 def _is_aborted(header: BatchHeader, aborted: list[AbortedTransaction]) -> bool:

@@ -57,13 +57,15 @@ logger = logging.getLogger(__name__)
 KV_FOLDER = "kv"
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
-_FOLDS_PER_TURN = 50
+#: Each begins by reading its log, which takes up to a millisecond.
+_FOLDS_PER_TURN = 5
 #: How many files the engine has open for the state of a bucket, about.
 _FILES_PER_BUCKET = 6
 #: Less than clients wait for an answer: otherwise they would give up the connection.
 _READY_SECONDS = 20.0
-#: Columns of records take some 150 bytes for each record while they are made, however small it is.
-_BATCH_RECORDS_MAX = 1_000_000
+#: Columns of records take some 150 bytes for each record while they are made, however small it is. To make a
+#: list of a column holds Python's lock.
+_BATCH_RECORDS_MAX = 200_000
 
 
 class LogFinder(Protocol):

@@ -29,7 +29,7 @@ from tidemill.cursors.walking import walk
 from tidemill.errors import TableCode, TableError
 from tidemill.records.batch import HEADER_BYTES, parse_header
 from tidemill.records.columns.read import read_columns
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker, build_markers
 from tidemill.records.record import Record, build_batch
 from tidemill.records.rewriting import rebuild_batch
 
@@ -62,12 +62,10 @@ class _Log:
         return taken
 
     def mark(self, producer: int, *, commit: bool) -> int:
-        data = bytearray(
-            build_marker(Marker(commit, 0), producer_id=producer, producer_epoch=0, timestamp_ms=5)
+        end = producer, 0, Marker(commit, 0)
+        self.batches.append(
+            build_markers([end], timestamp_ms=5, base_offset=self.end, leader_epoch=self.epoch)
         )
-        data[:8] = self.end.to_bytes(8, "big")
-        data[12:16] = self.epoch.to_bytes(4, "big")
-        self.batches.append(bytes(data))
         self.end += 1
         return self.end - 1
 

@@ -115,7 +115,7 @@ class TestJoining:
     def test_a_group_whose_members_say_too_much_about_themselves_turns_new_ones_away(
         self, script: Script
     ) -> None:
-        half = (JoinProtocol("range", bytes(GROUP_METADATA_BYTES_MAX // 2)),)
+        half = (JoinProtocol("range", bytes(GROUP_METADATA_BYTES_MAX // 2 - len("range"))),)
         script.send_join("a", version=3, protocols=half)
         script.send_join("b", version=3, protocols=half)
         assert script.send_join("c", version=3).error is ErrorCode.group_max_size_reached

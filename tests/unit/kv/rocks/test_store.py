@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 from rocksdict import Rdict
 
-from tidemill.errors import CorruptData, StorageError
+from tidemill.errors import CorruptData, DiskFull, StorageError
+from tidemill.kv.rocks import opening
 from tidemill.kv.rocks import store as store_module
 from tidemill.kv.rocks.resources import RocksResources
 from tidemill.kv.rocks.store import RocksStore, open_read_only
@@ -56,14 +58,51 @@ def test_threads_open_one_at_a_time(
     was_alone: list[bool] = []
 
     def watched(*args: Any) -> Any:
-        was_alone.append(store_module._opening.locked())
+        was_alone.append(opening._opening.locked())
         return Rdict(*args)
 
-    monkeypatch.setattr(store_module, "Rdict", watched)
+    monkeypatch.setattr(opening, "Rdict", watched)
     RocksStore.open(tmp_path / "live", resources, ID).close()
     open_read_only(tmp_path / "live", resources, ID).close()
     assert was_alone == [True, True]
-    assert not store_module._opening.locked()
+    assert not opening._opening.locked()
+
+
+def test_a_new_database_is_made_before_rocksdict_opens_it(
+    tmp_path: Path, resources: RocksResources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+
+    def watched(path: str, *args: Any) -> Any:
+        found.append(sorted(os.listdir(path)))
+        return Rdict(path, *args)
+
+    monkeypatch.setattr(opening, "Rdict", watched)
+    with RocksStore.open(tmp_path / "live", resources, ID) as store:
+        store.write([b"k"], [b"v"], [], 9)
+    assert found == [["CURRENT", "IDENTITY", "MANIFEST-000001"]]
+    with RocksStore.open(tmp_path / "live", resources, ID) as store:
+        assert content(store) == {b"k": b"v"}
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_database_whose_making_was_interrupted_is_made_anew(
+    step: int, tmp_path: Path, resources: RocksResources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, synced = os.fsync, list[int]()
+
+    def interrupted(descriptor: int) -> None:
+        if len(synced) == step:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        synced.append(descriptor)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(DiskFull):
+        RocksStore.open(tmp_path / "live", resources, ID)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with RocksStore.open(tmp_path / "live", resources, ID, first_offset=5) as store:
+        assert (store.was_created, store.applied_offset) == (True, 5)
 
 
 def test_state_and_offset_are_there_after_a_restart(tmp_path: Path, resources: RocksResources) -> None:

@@ -15,7 +15,7 @@ from tidemill.log.log import PartitionLog
 from tidemill.log.offline.inspect import verify
 from tidemill.log.recovery import open_log
 from tidemill.records.batch import parse_header
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker
 from tidemill.records.record import Record, build_batch
 
 DIRECTORY = "t-0"
@@ -78,9 +78,7 @@ class Model:
         return keyed(self.rng.choice(KEYS), value, self.now_ms - self.rng.randint(0, 50))
 
     def end_transaction(self, producer: int, *, commit: bool) -> None:
-        marker = Marker(commit, 0)
-        data = build_marker(marker, producer_id=producer, producer_epoch=0, timestamp_ms=self.now_ms)
-        self.log.append_marker(data, marker, 0, self.now_ms)
+        self.log.append_markers([(producer, 0, Marker(commit, 0))], 0, self.now_ms)
         records = self.pending.pop(producer, {})
         if commit:
             self.written.update(records)

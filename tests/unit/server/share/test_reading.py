@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.batches import plain_batch
 from tidemill.log.producer_state.transactions import AbortedTransaction
-from tidemill.records.control import Marker, build_marker
+from tidemill.records.control import Marker, build_markers
 from tidemill.records.record import Record, build_batch, build_empty_batch
 from tidemill.server.share.reading import DELIVER_AT_HEADER, chosen, look_at, walk
 from tidemill.share.partition.values import Acquired, SeenRecord, Span
@@ -25,9 +25,8 @@ def _batch(base: int, count: int, producer_id: int = -1) -> bytes:
 
 
 def test_markers_empty_batches_and_aborted_ones_are_hidden() -> None:
-    marker = build_marker(
-        Marker(commit=False, coordinator_epoch=0), producer_id=7, producer_epoch=0, timestamp_ms=1
-    )
+    end = 7, 0, Marker(commit=False, coordinator_epoch=0)
+    marker = build_markers([end], timestamp_ms=1, base_offset=0, leader_epoch=-1)
     data = b"".join([_batch(0, 3), _batch(3, 2, 7), _batch(5, 1, 8), build_empty_batch(6, 9, 0), marker])
     read = walk(memoryview(data), [AbortedTransaction(7, 3, 10)])
     assert [span.is_hidden for span in read.spans] == [False, True, False, True, True]

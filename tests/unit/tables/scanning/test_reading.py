@@ -227,6 +227,34 @@ def test_more_rows_than_fit_into_an_answer_are_refused_and_fewer_are_given(store
     assert not error.value.retriable
 
 
+class _Asked:
+    """A store with rows of some size, which keeps how many keys it was asked for at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.asked: list[int] = []
+        self._row = bytes(size)
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        self.asked.append(len(keys))
+        return [self._row if key.startswith(b"row") else None for key in keys]
+
+
+def test_a_key_that_is_named_often_is_looked_up_once() -> None:
+    store: Any = _Asked(1_000)
+    with pytest.raises(TableError, match="the rows of 10000 keys have more than"):
+        look_up(lambda: TABLE, store, [b"row"] * 10_000, None, 1_000_000)
+    assert store.asked == [1]
+
+
+def test_large_rows_are_looked_up_a_few_at_a_time() -> None:
+    store: Any = _Asked(4 * 1024 * 1024)
+    # Keys without rows say nothing of the size of the others'.
+    keys = [b"%d" % number for number in range(32)] + [b"row%d" % number for number in range(1_000)]
+    with pytest.raises(TableError, match="have more than"):
+        look_up(lambda: TABLE, store, keys, None, 36 * 4 * 1024 * 1024)
+    assert store.asked == [32, 32, 2, 2, 2]
+
+
 # --- parts
 
 

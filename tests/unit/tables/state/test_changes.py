@@ -18,6 +18,7 @@ from tidemill.tables.definition import PartitionDefinition, TableDefinition
 from tidemill.tables.keys.codec import default_key_format
 from tidemill.tables.keys.routing import BucketMap
 from tidemill.tables.rows.types import parse_columns
+from tidemill.tables.state import changes as changes_module
 from tidemill.tables.state.changes import OFFSET_BYTES, Changes, prepare, prepare_checked, state_values
 
 KeyValue = tuple[bytes | None, bytes | None]
@@ -378,3 +379,16 @@ def test_a_long_key_is_not_repeated_whole_in_the_message() -> None:
     table = define("id string not null, name string", primary_key=("id",))
     wrong = (b"x" * 5_000, upsert(table, id="y", name=None)[1])
     assert len(refused(table, wrong).message) < 400
+
+
+def test_a_record_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = define()
+    records = [upsert(table, id=number, name="x" * (number * 10)) for number in range(20)]
+    sizes = [len(key or b"") + len(value or b"") for key, value in records]
+    monkeypatch.setattr(changes_module, "_RECORD_BYTES_MAX", sizes[10])
+    assert prepare_checked(table, columns_of(*records[:11]), table.partitions[0], 0) is not None
+    with pytest.raises(TableError, match=f"has {sizes[11]} bytes, {sizes[10]} are the most") as error:
+        prepare_checked(table, columns_of(*records), table.partitions[0], 0)
+    assert error.value.table_code is TableCode.row_refused
+    assert [number for number, _ in error.value.record_errors] == list(range(11, 20))
+    assert len(prepare(table, columns_of(*records)).offsets) == 20, "what is in a log already is taken"

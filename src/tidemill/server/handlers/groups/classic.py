@@ -50,7 +50,7 @@ __all__ = (
 _DEAD: Final = "Dead"
 #: Protocols of a member: each is stored, and looked at in each rebalance. Clients send one or two.
 _PROTOCOLS_MAX: Final = 1_000
-#: Bytes of metadata that one member may send, for all of its protocols together.
+#: Bytes of names and metadata that one member may send, for all of its protocols together.
 _MEMBER_METADATA_BYTES_MAX: Final = 1024 * 1024
 #: Bytes of assignments that a leader may send for all members: they are stored as one record.
 _ASSIGNMENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -97,7 +97,8 @@ async def join_group(broker: Broker, call: Call) -> dict[str, Any]:
 def _is_subscription_small(protocols: Sequence[Any]) -> bool:
     if len(protocols) > _PROTOCOLS_MAX:
         return False
-    return sum(len(protocol.metadata) for protocol in protocols) <= _MEMBER_METADATA_BYTES_MAX
+    size_bytes = sum(len(protocol.name) + len(protocol.metadata) for protocol in protocols)
+    return size_bytes <= _MEMBER_METADATA_BYTES_MAX
 
 
 def _join_request(call: Call) -> JoinRequest:
