@@ -17,7 +17,9 @@ from tidemill.cluster.messages import (
     ReplicaStatus,
 )
 from tidemill.errors import ApiError, DamagedBatch, ErrorCode, StorageError, TidemillError
+from tidemill.log.incoming import PreparedBatch
 from tidemill.log.segments.segment_reader import ReadBudget
+from tidemill.records.batch import STAMPED_BYTES, stamp_prefix
 from tidemill.replication.rules.in_sync import REPLICA_LAG_MS, FollowerProgress, IsrProposal, StaleNodeEpoch
 from tidemill.replication.rules.state import ReplicationState, Role
 from tidemill.replication.rules.waiting import OffsetWaiters, Waiter
@@ -33,7 +35,7 @@ _NO_RECORDS = memoryview(b"")
 class LeaderSide:
     """The part of a ``Partition`` that only its leader needs."""
 
-    __slots__ = ("_partition", "_resigned_epoch", "_start_waiters", "_state", "_tail_readers")
+    __slots__ = ("_partition", "_resigned_epoch", "_start_waiters", "_state", "_tail_readers", "on_written")
 
     def __init__(self, partition: Partition, state: ReplicationState) -> None:
         self._partition = partition
@@ -42,6 +44,8 @@ class LeaderSide:
         self._start_waiters = OffsetWaiters()
         #: By key: called once, when a follower may have something to fetch.
         self._tail_readers: dict[object, Callable[[], None]] = {}
+        #: Given each large batch that was written, as it is in the log, and its first offset.
+        self.on_written: Callable[[int, memoryview], None] | None = None
         #: The leader epoch at which this node has asked to be replaced last, and may have been.
         self._resigned_epoch = -1
 
@@ -200,7 +204,7 @@ class LeaderSide:
     ) -> FetchedPartition:
         """What a follower gets that ``fetch`` has let in: batches up to the log end.
 
-        ``known`` is what was read from that offset on a moment ago, at this leader epoch.
+        ``known`` is what was read or written from that offset on a moment ago, at this leader epoch.
         """
         refusal = self._refusal(wanted.leader_epoch)
         if refusal is not None:
@@ -292,6 +296,13 @@ class LeaderSide:
         )
 
     # --- followers that wait
+
+    def written(self, batch: PreparedBatch, base_offset: int) -> None:
+        """A large batch was checked and written: followers can have it without a look at the disk."""
+        if self.on_written is not None:
+            prefix = stamp_prefix(batch.header, base_offset, self._state.leader_epoch)
+            # A copy: the memory that it came in is used again.
+            self.on_written(base_offset, memoryview(prefix + memoryview(batch.data)[STAMPED_BYTES:]))
 
     def on_next_tail(self, key: object, wake: Callable[[], None]) -> None:
         """Call ``wake`` once, when a follower may have something to fetch, unless ``forget_tail`` comes."""

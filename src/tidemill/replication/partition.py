@@ -56,6 +56,8 @@ from tidemill.replication.rules.waiting import OffsetWaiters, Waiter
 __all__ = ("ActiveProducer", "Partition", "Waiter")
 
 _NEVER = 2**63 - 1
+#: Followers are given batches of at least this size from memory. Copies of small ones would save little.
+_LARGE_BATCH_BYTES = 64 * 1024
 #: Bound once, because every batch compares with them, and ``Role.LEADER`` costs more than the comparison.
 _LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 
@@ -457,9 +459,10 @@ class Partition:
             self.check_leads()
         if batch.header.is_idempotent:
             self._check_transaction(batch.header)
-        return self._appended(
-            self.local_log.append(batch.data, batch.header, state.leader_epoch, now_ms), now_ms
-        )
+        appended = self.local_log.append(batch.data, batch.header, state.leader_epoch, now_ms)
+        if batch.header.size_bytes >= _LARGE_BATCH_BYTES and not appended.duplicate:
+            self.as_leader.written(batch, appended.base_offset)
+        return self._appended(appended, now_ms)
 
     def _appended(self, appended: Appended, now_ms: int) -> Appended:
         if self._unflushed_since_ms == _NEVER:

@@ -3,8 +3,9 @@
 - A Fetch without news waits, without polling, until a log has grown or ``max_wait_ms`` is over. An answer is
   at most ``_ANSWER_BYTES`` large, but for a single batch that is larger.
 - What a Fetch of few partitions finds, and a report about few, is answered in the turn in which it came.
-- What one follower was given is kept for the others, which ask for the same a moment later: it is read and
-  checked once. One that is further behind gets as much as an answer holds, not the others' small pieces.
+- A large batch is kept in memory when it is written, and given to the followers from there: what was checked
+  a moment ago is neither read nor checked again. What one follower was given from the disk is kept for the
+  others, too. One that is further behind gets as much as an answer holds, not the others' small pieces.
 - What goes to replicas that a reassignment adds, or that configs name, is throttled. While it is, their
   partitions are answered without records.
 - A high watermark that has moved and that no Fetch has told is told by a Heartbeat, a little later and for
@@ -55,6 +56,8 @@ __all__ = ("LeaderService", "ProposalRefused", "Propose", "ReportUnfit")
 logger = logging.getLogger(__name__)
 
 _ANSWER_BYTES: Final = 8 * 1024 * 1024
+#: About half of what a follower asks for of a partition.
+_LARGE_READ_BYTES: Final = 512 * 1024
 #: A request about more partitions is served in a task, which gives way to others.
 _AT_ONCE_MAX: Final = 8
 _TICK_MS: Final = 500
@@ -168,11 +171,13 @@ class LeaderService:
             if partition not in self._led:
                 self._led[partition] = None
                 partition.subscribe(self, partial(self._high_watermark_moved, partition))
+                partition.as_leader.on_written = partial(self._written, partition)
             self._consider(partition)
         elif partition in self._led:
             del self._led[partition]
             self._unfit_at_s.pop(partition, None)
             partition.unsubscribe(self)
+            partition.as_leader.on_written = None
             self._propose_after_ms.pop(partition, None)
             self._moved.pop(partition, None)
             for told in self._told.values():
@@ -296,12 +301,17 @@ class LeaderService:
             known=known,
         )
         if known is None and len(fetched.records) and left >= wanted.max_bytes:
-            others = len(partition.as_leader.followers) - 1
-            is_large = 2 * len(fetched.records) >= wanted.max_bytes
-            self._recent.keep(partition, wanted.offset, fetched.records, others, is_large=is_large)
+            self._keep(partition, wanted.offset, fetched.records, len(partition.as_leader.followers) - 1)
         if is_throttled:
             self.throttle.sent(len(fetched.records), self._loop.time())
         return fetched
+
+    def _written(self, partition: Partition, offset: int, records: memoryview) -> None:
+        self._keep(partition, offset, records, len(partition.as_leader.followers))
+
+    def _keep(self, partition: Partition, offset: int, records: memoryview, wanted_by: int) -> None:
+        is_large = len(records) >= _LARGE_READ_BYTES
+        self._recent.keep(partition, offset, records, wanted_by, is_large=is_large)
 
     async def _next_tail(
         self, source: int, readable: list[tuple[Partition, FetchPartition]], seconds: float

@@ -1,12 +1,12 @@
-"""What a leader has just read for one follower, kept for the others, which ask for the same soon. Pure.
+"""What a leader has just written, or read for one follower, kept for the followers that want it soon. Pure.
 
-A leader's log only grows while it leads, so what was read stays right until its role or its followers change:
-then the owner calls ``forget``. A read is dropped when all followers have had it. Followers are not in step,
-so several reads of a partition are kept; the oldest of all partitions go when there are too many bytes.
+A leader's log only grows while it leads, so what is kept stays right until its role or its followers change:
+then the owner calls ``forget``. It is dropped when all followers have had it. Followers are not in step, so
+several pieces of a partition are kept; the oldest of all partitions go when there are too many bytes.
 
 A follower that is behind must not be given what the others got in many small pieces while they were at the
-log's end: it would stay as far behind as it is. It gets a kept read only if that is a large one, or has about
-half of what there is by now.
+log's end: it would stay as far behind as it is. It gets a kept piece only if that is a large one, or has
+about half of what there is by now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Read(NamedTuple):
     records: memoryview
     #: How many followers have not had it.
     wanted_by: int
-    #: The log end when it was read, if it was read up to there; None if it is a large read.
+    #: The log end when it was read or written, if it goes up to there; None if it is large.
     log_end: int | None
 
     def is_much(self, offset: int, log_end: int) -> bool:
@@ -34,7 +34,7 @@ class _Read(NamedTuple):
 
 
 class RecentReads:
-    """The last reads of all partitions, of ``bytes_max`` in all."""
+    """The last reads and large writes of all partitions, of ``bytes_max`` in all."""
 
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -47,7 +47,7 @@ class RecentReads:
     def keep(
         self, partition: Partition, offset: int, records: memoryview, wanted_by: int, *, is_large: bool
     ) -> None:
-        """Keep what was read from ``offset`` on for ``wanted_by`` other followers.
+        """Keep what the log has from ``offset`` on for ``wanted_by`` followers.
 
         ``is_large``: it is much, whatever comes behind it. Otherwise the log had no more.
         """
@@ -62,7 +62,7 @@ class RecentReads:
             self._drop(*next(iter(self._reads)))
 
     def find(self, partition: Partition, offset: int, max_bytes: int) -> memoryview | None:
-        """What was read from ``offset`` on, if it is kept and not larger; one follower less wants it then.
+        """What is kept from ``offset`` on, if it is not larger; one follower less wants it then.
 
         None also if there is much more by now: it is read anew then.
         """

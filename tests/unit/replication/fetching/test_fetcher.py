@@ -26,6 +26,7 @@ from tidemill.cluster.messages import (
 )
 from tidemill.errors import DiskFull, StorageError
 from tidemill.log.log import PartitionLog
+from tidemill.replication import partition as partition_module
 from tidemill.replication.fetching import leader_service
 from tidemill.replication.partition import Partition
 
@@ -176,6 +177,36 @@ def test_a_leader_reads_once_what_both_followers_fetch(monkeypatch: pytest.Monke
         assert reads == [*range(20)]
         for node in (B, C):
             assert cluster.at(node).log_end_offset == 20
+
+    story(body, partitions=1)
+
+
+def test_a_large_batch_is_given_to_followers_as_it_is_on_the_disk_without_reading_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(partition_module, "_LARGE_BATCH_BYTES", 200)
+
+    async def body(cluster: Cluster) -> None:
+        read = PartitionLog.read
+
+        def counted(log: PartitionLog, offset: int, *rest: Any, **named: Any) -> memoryview:
+            reads.append(offset)
+            return read(log, offset, *rest, **named)
+
+        monkeypatch.setattr(PartitionLog, "read", counted)
+        cluster.append("small")
+        await cluster.until(partial(_has_reached, cluster, 1))
+        for number in range(1, 6):
+            cluster.append("x" * 300)
+            await cluster.until(partial(_has_reached, cluster, number + 1))
+        assert reads == [0]
+        whole = [
+            [bytes(read(cluster.at(node).local_log, at, 1_000, 6, at_least_one=True)) for at in range(1, 6)]
+            for node in (A, B, C)
+        ]
+        assert all(len(each) > 300 for each in whole[0])
+        assert whole[0] == whole[1] == whole[2]
 
     story(body, partitions=1)
 
