@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import ExitCode, Session, command, warn
+from tidemill.cli.session import ExecuteOption, ExitCode, Session, command, warn
 
 if TYPE_CHECKING:
     from tidemill.cli.data_files import PartitionFiles
@@ -248,9 +248,7 @@ def repair(
             "table is kept if it still exists.",
         ),
     ] = False,
-    execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
-    ] = False,
+    execute: ExecuteOption = False,
 ) -> None:
     """Make damaged partitions usable again. The node must be stopped.
 

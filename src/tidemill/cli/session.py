@@ -38,10 +38,13 @@ if TYPE_CHECKING:
 __all__ = (
     "DEFAULT_SERVER",
     "SERVER_VARIABLE",
+    "ExecuteOption",
     "ExitCode",
     "Format",
     "Session",
+    "YesOption",
     "command",
+    "confirm",
     "fail",
     "tell_waiting",
     "warn",
@@ -104,6 +107,13 @@ FormatOption = Annotated[
 DebugOption = Annotated[
     bool, typer.Option("--debug", help="Show the Python traceback of an error.", rich_help_panel=_PANEL)
 ]
+#: For commands that move positions, send records again or cut logs: without it they only show what they would
+#: do.
+ExecuteOption = Annotated[
+    bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
+]
+#: For commands that ask on a terminal before they do what cannot be undone.
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "server": (ServerOption, None),
     "format": (FormatOption, None),
@@ -244,6 +254,16 @@ def fail(message: str) -> None:
 def warn(message: str) -> None:
     """Write a warning to stderr."""
     _to_stderr("warning", "33", message)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on stderr before what cannot be undone, if a terminal is there to answer."""
+    if yes or not sys.stdin.isatty():
+        return
+    sys.stderr.write(f"{question} [y/N]: ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Abort
 
 
 def tell_waiting(descriptor: int, text: str) -> None:

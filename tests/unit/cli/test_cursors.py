@@ -183,16 +183,16 @@ def test_parked_records_are_sent_back_each_once(db: Tidemill) -> None:
 
     db.run(park())
     expected = {
-        "records": 2,
-        "doubles": 1,
-        "topics": {"source": 2},
+        "sent": {"source": 2},
+        "reasons": {"ValueError: poison": 2},
+        "parked_twice": 1,
         "without_contents": 0,
         "worker": "billing",
     }
     assert as_json(db, "replay", "billing", "--from", "letters") == expected | {"executed": False}
     assert as_json(db, "replay", "billing", "--from", "letters", "--execute") == expected | {"executed": True}
     again = as_json(db, "replay", "billing", "--from", "letters", "--execute")
-    assert (again["records"], again["doubles"]) == (0, 0)
+    assert (again["sent"], again["parked_twice"]) == ({}, 0)
     with db.cursor(None, "source") as cursor:
         sent = cursor.poll_batch(9)
     found = [each for each in sent if isinstance(each, CursorRecord)]

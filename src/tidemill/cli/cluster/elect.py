@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import ExitCode, Session
+from tidemill.cli.session import ExitCode, Session, YesOption, confirm
 
 if TYPE_CHECKING:
     from tidemill.client.admin.replicas import Replica
@@ -38,7 +38,7 @@ def elect(
             "--leader", metavar="NODE", help="With --unclean: the node. Default: the one with the most."
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Have the preferred replicas lead again: the first one of each partition, if it is in sync.
 
@@ -117,7 +117,9 @@ def _elect_uncleanly(session: Session, topic: str, partition: int, leader: int |
             f"node {leader} has no replica of {topic}-{partition} that can be read; choose one of "
             f"{', '.join(str(each.node_id) for each in usable)}",
         )
-    _confirm(f"Elect node {chosen.node_id}, and lose what it does not have?", yes=yes)
+    if not yes and not sys.stdin.isatty():
+        raise typer.BadParameter("records may be lost: confirm with --yes")
+    confirm(f"Elect node {chosen.node_id}, and lose what it does not have?", yes=yes)
     session.run(lambda cluster: _force(cluster, topic, partition, chosen.node_id))
     if session.as_json:
         ends: list[dict[str, Any]] = [
@@ -127,15 +129,6 @@ def _elect_uncleanly(session: Session, topic: str, partition: int, leader: int |
         write_json({"topic": topic, "partition": partition, "leader": chosen.node_id, "replicas": ends})
     else:
         write_line(f"node {chosen.node_id} leads {topic}-{partition}")
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Ask; without a terminal to answer, insist on ``--yes``: nobody loses records by accident."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("records may be lost: confirm with --yes")
-    typer.confirm(question, abort=True)
 
 
 async def _force(cluster: Cluster, topic: str, partition: int, leader: int) -> None:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import Session, YesOption, command, confirm
 from tidemill.cli.tables import read_commands as table_read
 from tidemill.cli.tables import state_commands as table_state
 from tidemill.cli.tables import write_commands as table_write
 from tidemill.cli.tables.session import (
     TableArgument,
-    YesOption,
-    confirm,
     plural,
     run,
     split_names,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.positions import UNIT_MS
-from tidemill.cli.session import Session, command, warn
-from tidemill.cli.tables.session import TableArgument, YesOption, confirm, plural, run, time_text, with_table
+from tidemill.cli.session import Session, YesOption, command, confirm, warn
+from tidemill.cli.tables.session import TableArgument, plural, run, time_text, with_table
 
 if TYPE_CHECKING:
     from tidemill.client.async_client import AsyncTidemill

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import Session, YesOption, command, confirm
 
 if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster, TopicInfo, TopicPartition
@@ -274,6 +273,7 @@ def trim(
             help="latest, an offset, a time, or an age like -10m (10 minutes ago).",
         ),
     ],
+    yes: YesOption = False,
 ) -> None:
     """Delete the oldest records of a topic, up to an offset or a time. This cannot be undone."""
     from tidemill.cli.output import Table, show
@@ -286,6 +286,7 @@ def trim(
         partitions = await topic_partitions(cluster, topic)
         return await delete_records(cluster, await offsets_at(cluster, partitions, position))
 
+    confirm(f"Delete the records of {topic} before {before}?", yes=yes)
     starts = sorted(session.run(work).items())
     value = [{"topic": name, "partition": index, "start_offset": start} for (name, index), start in starts]
     rows = [(name, index, start) for (name, index), start in starts]
@@ -295,7 +296,7 @@ def trim(
 def delete(
     session: Session,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics to delete.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
     if_exists: Annotated[
         bool, typer.Option("--if-exists", help="Succeed if a topic does not exist.")
     ] = False,
@@ -305,8 +306,7 @@ def delete(
     from tidemill.client.admin.topics import delete_topic
     from tidemill.errors import ApiError, ErrorCode
 
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete {', '.join(topics)} with all records?", abort=True)
+    confirm(f"Delete {', '.join(topics)} with all records?", yes=yes)
 
     async def work(cluster: Cluster) -> list[str]:
         deleted: list[str] = []
