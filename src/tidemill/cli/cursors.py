@@ -11,6 +11,7 @@ from tidemill.cli.session import ExecuteOption, Session, YesOption, command, con
 if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster
     from tidemill.client.cursors.admin import CursorInfo
+    from tidemill.client.cursors.cursor import Start
     from tidemill.client.cursors.lag import Lag
 
 __all__ = ("register",)
@@ -81,7 +82,7 @@ def describe(session: Session, name: NameArgument) -> None:
 def lag(
     session: Session,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CURSOR]...", help="Which cursors. Default: all.")
+        list[str] | None, typer.Argument(metavar="CURSOR", help="Which cursors. Default: all.")
     ] = None,
     topic: TopicOption = None,
 ) -> None:
@@ -117,7 +118,8 @@ def reset(
         typer.Option(
             "--to",
             metavar="WHERE",
-            help="earliest, latest, an offset, a time like 2026-01-31T12:00, or an age like '-10 minutes'.",
+            help="earliest, latest, an offset, a time like 2025-01-31T12:00, an age like -10m (10 minutes "
+            "ago), or a shift of the position like -5 or +5.",
         ),
     ],
     partition: Annotated[
@@ -128,11 +130,20 @@ def reset(
 ) -> None:
     """Set the position of a cursor, so that it reads again or skips."""
     from tidemill.cli.output import Table, show, write_line
+    from tidemill.cli.positions import PositionKind, position_argument
     from tidemill.client.cursors import admin
+
+    wanted = position_argument(to, "--to")
 
     async def ask(cluster: Cluster) -> tuple[CursorInfo, dict[int, Any]]:
         info = await admin.describe_cursor(cluster, name)
-        after = await admin.plan_reset(cluster, info, to, partition)
+        start: Start = to
+        if wanted.kind is PositionKind.SHIFT:
+            chosen = info.positions if partition is None else partition
+            start = {
+                each: info.positions[each].offset + wanted.value for each in chosen if each in info.positions
+            }
+        after = await admin.plan_reset(cluster, info, start, partition)
         if execute:
             await admin.reset_cursor(cluster, name, after, force=force)
         return info, after

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("register",)
 
 DatabaseArgument = Annotated[str, typer.Argument(metavar="DATABASE", help="The name of the database.")]
-CommentOption = Annotated[str | None, typer.Option("--comment", help="A text for people.")]
+CommentOption = Annotated[str | None, typer.Option("--comment", metavar="TEXT", help="A text for people.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -214,7 +214,7 @@ async def _or_none(question: Any) -> Any:
 
 def delete(
     session: Session,
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="The groups to delete.")],
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", help="The groups to delete.")],
     topic: Annotated[
         list[str] | None,
         typer.Option(

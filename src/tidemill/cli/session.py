@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -30,6 +31,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = (
     "DEFAULT_SERVER",
     "SERVER_VARIABLE",
+    "CommandGroup",
     "ExecuteOption",
     "ExitCode",
     "Format",
@@ -153,6 +156,20 @@ class Session:
             return asyncio.run(connected())
         except asyncio.CancelledError:
             raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+class CommandGroup(TyperGroup):
+    """A command with commands of its own, whose help shows the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            each = self.get_command(ctx, name)
+            if each is not None and not each.hidden:
+                first, *_ = re.split(r"(?<=\.)\s", each.help or "", maxsplit=1)
+                rows.append((name, " ".join(first.split())))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def command(

@@ -165,12 +165,20 @@ def peek(
     topic: TopicOption = None,
     state: Annotated[
         list[RecordState] | None,
-        typer.Option("--state", help="Only records in this state; repeatable."),
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help=f"Only records in this state: {', '.join(RecordState)}; repeatable.",
+        ),
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            "--limit", min=1, max=1_000, help="The most lines for each partition, and the most dead letters."
+            "--limit",
+            metavar="N",
+            min=1,
+            max=1_000,
+            help="The most lines for each partition, and the most dead letters.",
         ),
     ] = 20,
 ) -> None:
@@ -330,7 +338,7 @@ async def _reset(
 
 def delete(
     session: Session,
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="The share groups to delete.")],
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", help="The share groups to delete.")],
     topic: Annotated[
         list[str] | None,
         typer.Option("--topic", metavar="TOPIC", help="Forget only this topic, not the group; repeatable."),

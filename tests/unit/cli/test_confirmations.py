@@ -33,7 +33,7 @@ def db() -> Iterator[Tidemill]:
         for owner in ("emails", "ledger"):
             letter = Letter(owner, "orders", 0, 0, 1, "no address")
             parked = letter_record(Record(b"k", b"v", 1_000), letter, copy=True, now_ms=1_000)
-            node.produce("letters", parked.value, key=parked.key, headers=parked.headers)
+            node.produce("letters", parked.value, key=parked.key, headers=dict(parked.headers))
         yield node
 
 
@@ -93,8 +93,8 @@ def test_nothing_happens_before_somebody_says_yes(
 
 
 def test_a_yes_sends_letters_back_and_leaves_stdout_to_the_result(db: Tidemill) -> None:
-    command = ("--format", "json", "cursor", "replay", "ledger", "--from", "letters", "--execute")
-    said = answer(db, *command, with_=b"y\n")
+    replay = ("--format", "json", "cursor", "replay", "ledger", "--from", "letters", "--execute")
+    said = answer(db, *replay, with_=b"y\n")
     assert json.loads(said.out) == {
         "worker": "ledger",
         "executed": True,

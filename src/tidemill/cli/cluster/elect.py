@@ -19,10 +19,10 @@ __all__ = ("elect",)
 def elect(
     session: Session,
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="The topic. Default: all topics.")
+        str | None, typer.Argument(metavar="TOPIC", help="The topic. Default: all topics.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Argument(metavar="[PARTITION]", help="The partition. Default: all of the topic.")
+        int | None, typer.Argument(metavar="PARTITION", help="The partition. Default: all of the topic.")
     ] = None,
     unclean: Annotated[
         bool,

@@ -191,7 +191,7 @@ def controller(session: Session) -> None:
 def partitions(
     session: Session,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="The topics. Default: all.")
+        list[str] | None, typer.Argument(metavar="TOPIC", help="The topics. Default: all.")
     ] = None,
     bad: Annotated[
         bool, typer.Option("--bad", help="Only those without a leader, or with replicas not in sync.")

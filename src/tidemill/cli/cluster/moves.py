@@ -27,8 +27,8 @@ TimeoutOption = Annotated[
 
 def reassign(
     session: Session,
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="The topic.")] = None,
-    partition: Annotated[int | None, typer.Argument(metavar="[PARTITION]", help="The partition.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="The topic.")] = None,
+    partition: Annotated[int | None, typer.Argument(metavar="PARTITION", help="The partition.")] = None,
     to: Annotated[
         str | None,
         typer.Option(

@@ -19,7 +19,7 @@ __all__ = ("rate_of", "throttle", "throttle_text")
 def throttle(
     session: Session,
     limit: Annotated[
-        str | None, typer.Argument(metavar="[BYTES]", help="Bytes per second, for example 50MiB.")
+        str | None, typer.Argument(metavar="BYTES", help="Bytes per second, for example 50MiB.")
     ] = None,
     node: Annotated[
         int | None, typer.Option("--node", metavar="NODE", help="Only for this node. Default: every node.")

@@ -44,7 +44,7 @@ def upsert(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             show_default=False,
             help="CSV with a header, Parquet, or JSON (an array, or one object per line). '-' is stdin.",
         ),
@@ -88,7 +88,7 @@ def delete(
     keys: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY...",
+            metavar="KEY",
             show_default=False,
             help="The text of a key of one column, or JSON like '[\"eu\",42]' for several columns.",
         ),

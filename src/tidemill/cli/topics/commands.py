@@ -48,12 +48,18 @@ def create(
     session: Session,
     topic: TopicArgument,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", help="Their number. -1: the setting default_partitions.")
+        int,
+        typer.Option(
+            "--partitions", "-p", metavar="N", help="Their number. -1: the setting default_partitions."
+        ),
     ] = -1,
     replication: Annotated[
         int,
         typer.Option(
-            "--replication", "-r", help="Replicas of each partition. -1: the setting default_replication."
+            "--replication",
+            "-r",
+            metavar="N",
+            help="Replicas of each partition. -1: the setting default_replication.",
         ),
     ] = -1,
     config: ConfigsOption = None,
@@ -231,7 +237,9 @@ def alter(
     topic: TopicArgument,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", help="The new number of partitions, larger than before."),
+        typer.Option(
+            "--partitions", "-p", metavar="N", help="The new number of partitions, larger than before."
+        ),
     ] = None,
     config: ConfigsOption = None,
     reset: Annotated[
@@ -295,7 +303,7 @@ def trim(
 
 def delete(
     session: Session,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics to delete.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="The topics to delete.")],
     yes: YesOption = False,
     if_exists: Annotated[
         bool, typer.Option("--if-exists", help="Succeed if a topic does not exist.")
