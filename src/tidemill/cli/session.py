@@ -9,7 +9,7 @@ code   meaning
 0      done
 1      refused or failed; the message says why
 2      the command line is wrong
-3      the topic, group, partition or id does not exist
+3      the topic, group, partition, node or id does not exist
 4      the server cannot be reached
 130    interrupted (143: terminated)
 =====  ============================================
@@ -61,6 +61,7 @@ _NOT_FOUND: Final = frozenset(
         "unknown_topic_id",
         "group_id_not_found",
         "transactional_id_not_found",
+        "broker_id_not_registered",
         # Codes of tables, for which Kafka has none that is near.
         "database_not_found",
         "lease_not_found",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidemill.cli.cluster.naming import named_node
 from tidemill.cli.session import ExitCode, Session, YesOption, confirm
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ def elect(
         ),
     ] = False,
     leader: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            "--leader", metavar="NODE", help="With --unclean: the node. Default: the one with the most."
+            "--leader",
+            metavar="NODE",
+            help="With --unclean: the node, by number or name. Default: the one with the most.",
         ),
     ] = None,
     yes: YesOption = False,
@@ -48,16 +51,18 @@ def elect(
         raise typer.BadParameter("an unclean election names one partition: --unclean TOPIC PARTITION")
     if leader is not None and not unclean:
         raise typer.BadParameter(
-            "--leader goes with --unclean; the preferred leader is the first replica, see 'cluster reassign'"
+            "--leader goes with --unclean; the preferred leader is the first replica, which "
+            "'tidemill cluster reassign' changes"
         )
     if topic is not None and partition is not None and unclean:
-        _elect_uncleanly(session, topic, partition, leader, yes=yes)
+        node = None if leader is None else session.run(lambda cluster: named_node(cluster, leader))
+        _elect_uncleanly(session, topic, partition, node, yes=yes)
     else:
         _elect_preferred(session, topic, partition)
 
 
 def _elect_preferred(session: Session, topic: str | None, partition: int | None) -> None:
-    from tidemill.cli.output import Table, show, write_line
+    from tidemill.cli.output import Table, plural, show, write_line
     from tidemill.client.admin.replicas import elect_leaders
 
     async def work(cluster: Cluster) -> dict[TopicPartition, str | None]:
@@ -83,7 +88,7 @@ def _elect_preferred(session: Session, topic: str | None, partition: int | None)
         ]
         show(session, value)
     else:
-        write_line(f"{elected} partition{'' if elected == 1 else 's'} got the preferred leader")
+        write_line(f"{plural(elected, 'partition')} got the preferred leader")
         if refused:
             rows = [(name, index, reason) for (name, index), reason in refused.items()]
             show(session, None, Table(("topic", "partition", "why not"), rows))

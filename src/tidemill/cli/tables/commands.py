@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidemill.cli.output import plural
 from tidemill.cli.session import Session, YesOption, command, confirm
 from tidemill.cli.tables import read_commands as table_read
 from tidemill.cli.tables import state_commands as table_state
 from tidemill.cli.tables import write_commands as table_write
 from tidemill.cli.tables.session import (
     TableArgument,
-    plural,
     run,
     split_names,
     time_text,

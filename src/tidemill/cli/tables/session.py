@@ -22,7 +22,6 @@ __all__ = (
     "QuietOption",
     "TableArgument",
     "input_file",
-    "plural",
     "run",
     "split_names",
     "time_text",
@@ -85,15 +84,6 @@ def split_names(texts: list[str] | None) -> list[str]:
     ['region', 'id', 'day']
     """
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
-
-
-def plural(count: int, noun: str) -> str:
-    """A number and its noun.
-
-    >>> plural(1, "row"), plural(12_000, "row")
-    ('1 row', '12,000 rows')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def time_text(timestamp_ms: int) -> str | None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidemill.cli.output import plural
 from tidemill.cli.session import CommandGroup, Session, YesOption, command, confirm, warn
-from tidemill.cli.tables.session import TableArgument, plural, run, time_text, with_table
+from tidemill.cli.tables.session import TableArgument, run, time_text, with_table
 from tidemill.config.values import time_unit_ms
 
 if TYPE_CHECKING:

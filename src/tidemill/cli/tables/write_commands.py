@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.output import plural
 from tidemill.cli.session import Session, command
-from tidemill.cli.tables.session import FileFormat, QuietOption, TableArgument, input_file, plural, with_table
+from tidemill.cli.tables.session import FileFormat, QuietOption, TableArgument, input_file, with_table
 
 if TYPE_CHECKING:
     from tidemill.cli.tables.write_rows import Writing

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from tidemill.cli.tables.session import input_file, plural, split_names, time_text
+from tidemill.cli.output import plural
+from tidemill.cli.tables.session import input_file, split_names, time_text
 from tidemill.cli.tables.state_commands import parse_duration
 
 
