@@ -54,7 +54,7 @@ class NodeProcess:
     def start(self) -> float:
         """Start and wait until it listens; returns the seconds that took."""
         began = time.perf_counter()
-        command = [sys.executable, "-m", "tidemill.cli", "up", "--data", str(self.data_dir)]
+        command = [sys.executable, "-m", "tidemill", "up", "--data", str(self.data_dir)]
         self.process = subprocess.Popen(
             [*command, "--listen", self.address, "--http", ""],
             stdout=subprocess.DEVNULL,

@@ -111,7 +111,7 @@ class Demo:
     # --- processes
 
     def start_node(self) -> None:
-        command = [sys.executable, "-m", "tidemill.cli", "up", "--format", "json", "--listen", self.server]
+        command = [sys.executable, "-m", "tidemill", "up", "--format", "json", "--listen", self.server]
         command += ["--data", str(self.directory / "data"), "--http", "", "--log-level", "error"]
         self.node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.node.stdout is not None

@@ -68,7 +68,7 @@ class Node:
         self.name = name
         self.log = directory / f"{name}.log"
         self.address = f"{HOST}:{free_port()}"
-        self._command = [sys.executable, "-m", "tidemill.cli", "up", "--format", "json"]
+        self._command = [sys.executable, "-m", "tidemill", "up", "--format", "json"]
         self._command += ["--cluster", etcd, "--name", name, "--data", str(directory / name)]
         self._command += ["--listen", self.address, "--cluster-listen", f"{HOST}:0", "--http", ""]
         self._command += ["--set", f"cluster_name={cluster}"]

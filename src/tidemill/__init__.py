@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from tidemill.cursors.restarts import Once as Once
     from tidemill.embedded.node import EmbeddedNode as EmbeddedNode
     from tidemill.embedded.node import open_node as open  # noqa: A004 - used as tidemill.open
+    from tidemill.errors import ApiError as ApiError
+    from tidemill.errors import ConfigError as ConfigError
     from tidemill.errors import ConnectionClosed as ConnectionClosed
     from tidemill.errors import NodeUnavailable as NodeUnavailable
     from tidemill.errors import TableCode as TableCode
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = (
     "IN_TRANSACTION",
     "Action",
+    "ApiError",
     "AsyncCursor",
     "AsyncShare",
     "AsyncTable",
@@ -74,6 +77,7 @@ __all__ = (
     "CheckpointDiverged",
     "CheckpointRegionMismatch",
     "CheckpointWriteFailed",
+    "ConfigError",
     "ConnectionClosed",
     "Cursor",
     "CursorError",
@@ -120,6 +124,7 @@ _LAZY = {
     "Once": ("tidemill.cursors.restarts", "Once"),
     "Ordered": ("tidemill.client.workers.ordered", "Ordered"),
     "WorkerFailed": ("tidemill.client.workers.ordered", "WorkerFailed"),
+    "ApiError": ("tidemill.errors", "ApiError"),
     "AsyncCursor": ("tidemill.client.cursors.cursor", "AsyncCursor"),
     "AsyncShare": ("tidemill.client.share.consumer", "AsyncShare"),
     "AsyncTable": ("tidemill.client.tables.table", "AsyncTable"),
@@ -131,6 +136,7 @@ _LAZY = {
     "CheckpointDiverged": ("tidemill.cursors.errors", "CheckpointDiverged"),
     "CheckpointRegionMismatch": ("tidemill.cursors.errors", "CheckpointRegionMismatch"),
     "CheckpointWriteFailed": ("tidemill.cursors.errors", "CheckpointWriteFailed"),
+    "ConfigError": ("tidemill.errors", "ConfigError"),
     "ConnectionClosed": ("tidemill.errors", "ConnectionClosed"),
     "Cursor": ("tidemill.client.cursors.sync_cursor", "Cursor"),
     "CursorError": ("tidemill.cursors.errors", "CursorError"),

@@ -560,10 +560,10 @@ def test_dead_letters_are_sent_back_by_a_command(cli: Cli, up: UpProcess) -> Non
 
     assert dead() == [("dead", 0, 1, "broken cup"), ("dead", 1, 1, "broken plate")]
     assert cli("share", "peek", group, "--state", "delayed")["partitions"][0]["records"] == []
-    planned = cli("share", "redrive", group, "--dry-run")
+    planned = cli("share", "redrive", group)
     assert (planned["executed"], planned["sent"]) == (False, {topic: 2})
-    done = cli("share", "redrive", group, "--reason", "cup", "--since", "-1h")
-    assert (done["executed"], done["sent"], done["kept"]) == (True, {topic: 1}, 1)
+    done = cli("share", "redrive", group, "--reason", "cup", "--since", "-1h", "--execute")
+    assert (done["executed"], done["sent"], done["not_chosen"]) == (True, {topic: 1}, 1)
     assert done["reasons"] == {"broken cup": 1}
     assert ("dead", 1, 1, "broken plate") in dead()
     assert ("dead", 0, 1, "broken cup") not in dead(), "it was sent back"

@@ -160,7 +160,7 @@ def test_a_replica_moves_to_another_node_with_its_records(cluster: RealCluster) 
     assert partition(cluster, "moved")["replicas"] == [target]
     assert tidemill(cluster, "topic", "consume", "moved", "--exit").stdout == "a\nb\nc\n"
     assert as_json(cluster, "cluster", "reassign") == []
-    refused = tidemill(cluster, "cluster", "reassign", "moved", "0", "--to", "99", exit_code=1)
+    refused = tidemill(cluster, "cluster", "reassign", "moved", "0", "--to", "99", exit_code=3)
     assert "99" in refused.stderr
 
 
@@ -204,7 +204,7 @@ def test_a_node_is_removed_once_it_is_down_and_holds_nothing(cluster: RealCluste
     tidemill(cluster, "cluster", "reassign", "leaving", "0", "--to", number, "--wait")
     runs = tidemill(cluster, "cluster", "remove", number, exit_code=1)
     assert "stop it before it is removed" in runs.stderr
-    tidemill(cluster, "cluster", "drain", number, "--replicas", "--timeout", "60")
+    tidemill(cluster, "cluster", "drain", "n4", "--replicas", "--timeout", "60")
     assert tags(cluster)[number] == ["PERMANENT_OFFLINE"]
     cluster.create_topic("later", partitions=8, replication_factor=1)
     placed = as_json(cluster, "cluster", "partitions", "later")
@@ -212,7 +212,7 @@ def test_a_node_is_removed_once_it_is_down_and_holds_nothing(cluster: RealCluste
     fourth.stop()
     tidemill(cluster, "cluster", "remove", number)
     assert number not in {str(each["node"]) for each in as_json(cluster, "cluster", "nodes")}
-    assert "there is no node" in tidemill(cluster, "cluster", "remove", number, exit_code=1).stderr
+    assert "there is no node" in tidemill(cluster, "cluster", "remove", number, exit_code=3).stderr
 
 
 def test_a_replica_whose_loss_is_accepted_is_copied_anew_and_the_last_one_waits_for_an_operator(

@@ -60,11 +60,11 @@ def kill_all(db: tidemill.Tidemill, *reasons: str) -> None:
 def test_letters_are_chosen_sent_back_once_and_name_their_group(db: tidemill.Tidemill) -> None:
     kill_all(db, "no such address", "too large", "no such address")
     everything = Choice("emails")
-    planned = run(db, everything, dry_run=True)
-    assert (planned.sent, planned.kept) == ({"outbox": 3}, 0)
+    planned = run(db, everything, execute=False)
+    assert (planned.sent, planned.not_chosen) == ({"outbox": 3}, 0)
     assert planned.reasons == {"no such address": 2, "too large": 1}
     some = run(db, Choice("emails", reason="address"))
-    assert (some.sent, some.kept) == ({"outbox": 2}, 1)
+    assert (some.sent, some.not_chosen) == ({"outbox": 2}, 1)
     with db.share("emails", "outbox") as share:
         back = sorted(take(share, 2), key=lambda record: record.key or b"")
         assert [(record.key, record.text()) for record in back] == [
@@ -75,7 +75,7 @@ def test_letters_are_chosen_sent_back_once_and_name_their_group(db: tidemill.Tid
         assert all(record.header("__dlq.errors.topic") is None for record in back)
         for record in back:
             record.accept()
-    assert run(db, Choice("emails", until_ms=1)).kept == 1, "the other one is still there"
+    assert run(db, Choice("emails", until_ms=1)).not_chosen == 1, "the other one is still there"
     with pytest.raises(ApiError, match="no dead-letter topic"):
         run(db, Choice("others"))
     assert run(db, everything).sent == {"outbox": 1}
@@ -91,7 +91,7 @@ def test_letters_of_a_topic_that_is_gone_stay_where_they_are(db: tidemill.Tidemi
 
     asyncio.run(delete())
     done = run(db, Choice("emails"))
-    assert (done.sent, done.without_topic) == ({}, 1)
+    assert (done.sent, done.topic_is_gone) == ({}, 1)
 
 
 def test_redrives_that_run_side_by_side_send_each_letter_once(db: tidemill.Tidemill) -> None:
@@ -167,13 +167,13 @@ def test_a_redrive_holds_what_it_does_not_choose_and_tells_what_it_could_not_loo
 ) -> None:
     for _ in range(3):
         kill_all(db, *["even", "odd"] * 5)
-    planned = run(db, Choice("emails", reason="odd"), dry_run=True)
-    assert (planned.sent["outbox"], planned.kept, planned.unseen) == (15, 15, 0)
+    planned = run(db, Choice("emails", reason="odd"), execute=False)
+    assert (planned.sent["outbox"], planned.not_chosen, planned.not_looked_at) == (15, 15, 0)
     with monkeypatch.context() as patch:
         patch.setattr(machine, "_RUNS_MAX", 1)
         patch.setattr(redriving, "_LETTERS_MAX", 1)
         some = run(db, Choice("emails", reason="odd"))
-    assert 1 <= some.kept <= 5, "the first letter is kept, and was written with nine others at most"
-    assert some.unseen >= 20
+    assert 1 <= some.not_chosen <= 5, "the first letter is kept, and was written with nine others at most"
+    assert some.not_looked_at >= 20
     rest = run(db, Choice("emails"))
-    assert (rest.sent["outbox"], rest.unseen) == (30 - some.sent["outbox"], 0)
+    assert (rest.sent["outbox"], rest.not_looked_at) == (30 - some.sent["outbox"], 0)

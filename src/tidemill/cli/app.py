@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from tidemill import __version__
-from tidemill.cli.session import DebugOption, FormatOption, ServerOption, Session, command
+from tidemill.cli.session import CommandGroup, DebugOption, FormatOption, ServerOption, Session, command
 
 __all__ = ("make_app",)
 
@@ -78,6 +78,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     # Help is plain text: drawing boxes would take longer than everything else that --help does.
     app = typer.Typer(
         name="tidemill",
+        cls=CommandGroup,
         help="Tidemill: a durable, Kafka-compatible streaming table store.\n\n"
         "'tidemill up' runs a node. In another terminal, 'tidemill topic --help' and 'tidemill table --help' "
         "show how to write and read.",
@@ -97,7 +98,9 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
             _register(name, app)
     for name, group in _GROUPS.items():
         if not is_known or name == named:
-            commands = typer.Typer(help=group.text, no_args_is_help=True, rich_markup_mode=None)
+            commands = typer.Typer(
+                cls=CommandGroup, help=group.text, no_args_is_help=True, rich_markup_mode=None
+            )
             app.add_typer(commands, name=name)
             for module in group.modules:
                 _register(module, commands)

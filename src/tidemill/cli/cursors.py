@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import ExecuteOption, Session, YesOption, command, confirm
 
 if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster
     from tidemill.client.cursors.admin import CursorInfo
+    from tidemill.client.cursors.cursor import Start
     from tidemill.client.cursors.lag import Lag
 
 __all__ = ("register",)
@@ -81,7 +82,7 @@ def describe(session: Session, name: NameArgument) -> None:
 def lag(
     session: Session,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CURSOR]...", help="Which cursors. Default: all.")
+        list[str] | None, typer.Argument(metavar="CURSOR", help="Which cursors. Default: all.")
     ] = None,
     topic: TopicOption = None,
 ) -> None:
@@ -117,24 +118,32 @@ def reset(
         typer.Option(
             "--to",
             metavar="WHERE",
-            help="earliest, latest, an offset, a time like 2026-01-31T12:00, or an age like '-10 minutes'.",
+            help="earliest, latest, an offset, a time like 2025-01-31T12:00, an age like -10m (10 minutes "
+            "ago), or a shift of the position like -5 or +5.",
         ),
     ],
     partition: Annotated[
         list[int] | None, typer.Option("--partition", metavar="P", help="Only this partition; repeatable.")
     ] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
-    ] = False,
+    execute: ExecuteOption = False,
     force: ForceOption = False,
 ) -> None:
     """Set the position of a cursor, so that it reads again or skips."""
     from tidemill.cli.output import Table, show, write_line
+    from tidemill.cli.positions import PositionKind, position_argument
     from tidemill.client.cursors import admin
+
+    wanted = position_argument(to, "--to")
 
     async def ask(cluster: Cluster) -> tuple[CursorInfo, dict[int, Any]]:
         info = await admin.describe_cursor(cluster, name)
-        after = await admin.plan_reset(cluster, info, to, partition)
+        start: Start = to
+        if wanted.kind is PositionKind.SHIFT:
+            chosen = info.positions if partition is None else partition
+            start = {
+                each: info.positions[each].offset + wanted.value for each in chosen if each in info.positions
+            }
+        after = await admin.plan_reset(cluster, info, start, partition)
         if execute:
             await admin.reset_cursor(cluster, name, after, force=force)
         return info, after
@@ -174,7 +183,7 @@ def _set_paused(session: Session, name: str, *, paused: bool) -> None:
     )
 
 
-def delete(session: Session, name: NameArgument, force: ForceOption = False) -> None:
+def delete(session: Session, name: NameArgument, force: ForceOption = False, yes: YesOption = False) -> None:
     """Delete a cursor and its position. Opened again, it begins anew.
 
     A position in a file or in a database stays: the cluster only forgets that there is one.
@@ -186,6 +195,7 @@ def delete(session: Session, name: NameArgument, force: ForceOption = False) -> 
         await admin.delete_cursor(cluster, name, force=force)
         return info
 
+    confirm(f"Delete cursor {name} and its position?", yes=yes)
     info = session.run(ask)
     told = f"deleted cursor {name}"
     if not info.is_position_kept:
@@ -199,38 +209,32 @@ def replay(
     letters: Annotated[
         str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic that has the records.")
     ],
-    execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
-    ] = False,
+    execute: ExecuteOption = False,
+    yes: YesOption = False,
 ) -> None:
-    """Send the records that an ordered worker has parked back to their topics, each once."""
-    from tidemill.cli.output import Table, show, write_line
-    from tidemill.client.cursors.replay import replay as send_back
+    """Send the records that an ordered worker has parked back to their topics, each once.
 
-    found = session.run(lambda cluster: send_back(cluster, name, letters, execute=execute))
-    value = {
-        "worker": name,
-        "executed": execute,
-        "records": found.records,
-        "doubles": found.doubles,
-        "topics": found.topics,
-        "without_contents": found.without_contents,
-    }
-    show(session, value, Table(("topic", "records"), sorted(found.topics.items())))
-    if session.as_json:
-        return
-    if found.doubles:
-        write_line(f"{found.doubles} letters are of records that were parked twice; they are left out")
-    if found.without_contents:
+    Without --execute it only shows what would be sent. Everything else that reads these topics sees the
+    records again, too. A record that comes back has the header tidemill-redriven-for with the name of the
+    worker.
+    """
+    from tidemill.cli.dead_letters import send_back, show_sent_back
+    from tidemill.cli.output import write_line
+    from tidemill.client.cursors.replay import Replayed
+    from tidemill.client.cursors.replay import replay as replay_letters
+
+    async def work(cluster: Cluster, execute: bool) -> Replayed:
+        return await replay_letters(cluster, name, letters, execute=execute)
+
+    done = send_back(session, work, execute=execute, yes=yes)
+    others = {"parked_twice": done.parked_twice, "without_contents": done.without_contents}
+    show_sent_back(session, {"worker": name}, done, others, executed=execute)
+    if done.without_contents and not session.as_json:
         write_line(
-            f"{found.without_contents} records were too large to be parked whole, and are not sent back: the "
-            "headers __dlq.errors.topic, .partition and .offset of their letters say where they are. Read "
-            "them there (tidemill topic consume), and produce them again if they are to be handled"
+            f"{done.without_contents} records were too large to be parked whole: the headers "
+            "__dlq.errors.topic, .partition and .offset of their letters say where they are. Read them there "
+            "(tidemill topic consume), and produce them again if they are to be handled"
         )
-    if not found.records:
-        write_line(f"worker {name} has parked no records in {letters} that were not sent back already")
-    elif not execute:
-        write_line("nothing was sent; add --execute to do it. All readers of the topic see the records again")
 
 
 def _tell(session: Session, text: str, value: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import Session, command
-from tidemill.cli.tables.session import YesOption, confirm, run, time_text
+from tidemill.cli.session import Session, YesOption, command, confirm
+from tidemill.cli.tables.session import run, time_text
 from tidemill.cli.topics.commands import parse_assignments
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("register",)
 
 DatabaseArgument = Annotated[str, typer.Argument(metavar="DATABASE", help="The name of the database.")]
-CommentOption = Annotated[str | None, typer.Option("--comment", help="A text for people.")]
+CommentOption = Annotated[str | None, typer.Option("--comment", metavar="TEXT", help="A text for people.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -252,6 +252,7 @@ def _owner(path: Path) -> str:
 
 async def _node(cluster: Cluster, given: Path | None) -> tuple[Path | None, list[Finding]]:
     """The data directory to look at, ``given`` or a node's on this machine, and what the nodes say."""
+    from tidemill.cli.output import plural
     from tidemill.client.admin.topics import describe_log_directories
 
     connection = await cluster.bootstrap_connection()
@@ -273,11 +274,13 @@ async def _node(cluster: Cluster, given: Path | None) -> tuple[Path | None, list
     if stopped:
         findings.append(_stopped(stopped))
     elif all(partition.leader >= 0 for _, partition in partitions):
-        detail = f"{len(topics)} topics, {len(partitions)} partitions, all with a leader"
+        detail = f"{plural(len(topics), 'topic')}, {plural(len(partitions), 'partition')}, all with a leader"
         findings.append(Finding("partitions", Verdict.OK, detail))
     known = {topic.topic_id.hex for topic in topics if topic.topic_id is not None}
     directories = await describe_log_directories(cluster)
-    data_dir = given or next((path for each in directories if _is_used_here(path := Path(each.path))), None)
+    # That of the node that was named first: several may run here.
+    named_first = sorted(directories, key=lambda each: cluster.nodes.get(each.node_id) != connection.address)
+    data_dir = given or next((path for each in named_first if _is_used_here(path := Path(each.path))), None)
     return data_dir, findings + _directories(directories, data_dir, known)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import ExecuteOption, Session, YesOption, command, confirm
 
 if TYPE_CHECKING:
     from tidemill.cli.positions import Position
@@ -158,9 +158,7 @@ def reset_offsets(
             "--topic", metavar="TOPIC[:P,P]", help="The topic, or partitions like orders:0,2; repeatable."
         ),
     ] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
-    ] = False,
+    execute: ExecuteOption = False,
 ) -> None:
     """Set the committed offsets of a group that has no members, so that it reads again or skips.
 
@@ -216,13 +214,14 @@ async def _or_none(question: Any) -> Any:
 
 def delete(
     session: Session,
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="The groups to delete.")],
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", help="The groups to delete.")],
     topic: Annotated[
         list[str] | None,
         typer.Option(
             "--topic", metavar="TOPIC[:P,P]", help="Delete only the offsets of this topic, not the group."
         ),
     ] = None,
+    yes: YesOption = False,
 ) -> None:
     """Delete groups that have no members, or only their committed offsets of some topics."""
     from tidemill.cli.output import write_json, write_line
@@ -237,6 +236,8 @@ def delete(
             else:
                 await delete_group(cluster, group)
 
+    what = f"the offsets of {', '.join(topic)} of group" if topic else "group"
+    confirm(f"Delete {what} {', '.join(groups)}?", yes=yes)
     session.run(work)
     if session.as_json:
         write_json({"groups": groups, "topics": topic, "deleted": "offsets" if topic else "groups"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import ExitCode, Session, command, warn
+from tidemill.cli.session import ExecuteOption, ExitCode, Session, command, warn
 
 if TYPE_CHECKING:
     from tidemill.cli.data_files import PartitionFiles
@@ -19,7 +19,7 @@ __all__ = ("register",)
 
 PartitionsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TOPIC[:P,P]]...", help="Topics, or partitions like orders:0,2. Default: all."),
+    typer.Argument(metavar="TOPIC[:P,P]", help="Topics, or partitions like orders:0,2. Default: all."),
 ]
 DataOption = Annotated[
     Path | None,
@@ -52,8 +52,12 @@ def dump(
     records: Annotated[
         bool, typer.Option("--records", "-r", help="Also show the records of each batch.")
     ] = False,
-    from_offset: Annotated[int, typer.Option("--from", min=0, help="The first offset to show.")] = 0,
-    to_offset: Annotated[int | None, typer.Option("--to", min=0, help="The offset to stop before.")] = None,
+    from_offset: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset to show.")
+    ] = 0,
+    to_offset: Annotated[
+        int | None, typer.Option("--to", metavar="OFFSET", min=0, help="The offset to stop before.")
+    ] = None,
 ) -> None:
     """Show the record batches in the files of partitions. Changes nothing; a node may be running."""
     from tidemill.cli.data_files import data_directory, find_partitions
@@ -248,9 +252,7 @@ def repair(
             "table is kept if it still exists.",
         ),
     ] = False,
-    execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
-    ] = False,
+    execute: ExecuteOption = False,
 ) -> None:
     """Make damaged partitions usable again. The node must be stopped.
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tidemill.cli.session import Session
 
-__all__ = ("Progress", "Table", "human_bytes", "progress", "show", "write_json", "write_line")
+__all__ = ("Progress", "Table", "human_bytes", "plural", "progress", "show", "write_json", "write_line")
 
 _KIB = 1024
 
@@ -49,6 +49,15 @@ def write_line(text: str) -> None:
 def write_json(value: Any) -> None:
     """Write a JSON document as one line, so that streams can be read line by line."""
     write_line(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> plural(1, "row"), plural(12_000, "row")
+    ('1 row', '12,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def human_bytes(size: int) -> str:

@@ -7,7 +7,7 @@ text                 position
 ``latest``           the end: only records that come from now on
 ``1234``             that offset
 ``2025-01-31T12:00``  the first record at or after that time; local unless it names a zone
-``-10m``             the first record of the last ten minutes (ms, s, m, h, d, w)
+``-10m``             the first record of the last ten minutes (ms, s, m, h, d, w); also ``-10 minutes``
 ``-5`` ``+5``        five back or forward, from where the command says
 ===================  ==========================================================
 """
@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from tidemill.config.values import time_unit_ms
+
 if TYPE_CHECKING:
     from tidemill.cli.session import Session
     from tidemill.client.cluster import Cluster, TopicPartition
 
 __all__ = (
-    "UNIT_MS",
     "Position",
     "PositionKind",
     "offsets_at",
@@ -39,11 +40,9 @@ __all__ = (
     "topic_partitions",
 )
 
-#: Milliseconds of each unit in which people write a span of time.
-UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _OFFSET = re.compile(r"[0-9]{1,19}")
 _SHIFT = re.compile(r"[+-][0-9]{1,19}")
-_AGO = re.compile(r"-([0-9]{1,12})(ms|[smhdw])")
+_AGO = re.compile(r"-([0-9]{1,12})\s*([a-z]+)")
 _EXPECTED: Final = (
     "earliest, latest, an offset like 1234, a time like 2025-01-31T12:00 or 2025-01-31T12:00:00Z, "
     "an age like -10m (ms, s, m, h, d, w), or a shift like -5 or +5"
@@ -81,8 +80,8 @@ def parse_position(text: str, now_ms: int) -> Position:
         return Position(PositionKind.OFFSET, int(text))
     if _SHIFT.fullmatch(text):
         return Position(PositionKind.SHIFT, int(text))
-    if match := _AGO.fullmatch(text):
-        return Position(PositionKind.TIME, max(0, now_ms - int(match[1]) * UNIT_MS[match[2]]))
+    if (match := _AGO.fullmatch(text)) and (unit_ms := time_unit_ms(match[2])):
+        return Position(PositionKind.TIME, max(0, now_ms - int(match[1]) * unit_ms))
     try:
         date_time = datetime.fromisoformat(text)
         time_ms = round(date_time.timestamp() * 1000)

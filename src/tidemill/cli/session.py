@@ -9,7 +9,7 @@ code   meaning
 0      done
 1      refused or failed; the message says why
 2      the command line is wrong
-3      the topic, group, partition or id does not exist
+3      the topic, group, partition, node or id does not exist
 4      the server cannot be reached
 130    interrupted (143: terminated)
 =====  ============================================
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -30,6 +31,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster
@@ -38,10 +40,14 @@ if TYPE_CHECKING:
 __all__ = (
     "DEFAULT_SERVER",
     "SERVER_VARIABLE",
+    "CommandGroup",
+    "ExecuteOption",
     "ExitCode",
     "Format",
     "Session",
+    "YesOption",
     "command",
+    "confirm",
     "fail",
     "tell_waiting",
     "warn",
@@ -55,6 +61,7 @@ _NOT_FOUND: Final = frozenset(
         "unknown_topic_id",
         "group_id_not_found",
         "transactional_id_not_found",
+        "broker_id_not_registered",
         # Codes of tables, for which Kafka has none that is near.
         "database_not_found",
         "lease_not_found",
@@ -104,6 +111,13 @@ FormatOption = Annotated[
 DebugOption = Annotated[
     bool, typer.Option("--debug", help="Show the Python traceback of an error.", rich_help_panel=_PANEL)
 ]
+#: For commands that move positions, send records again or cut logs: without it they only show what they would
+#: do.
+ExecuteOption = Annotated[
+    bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
+]
+#: For commands that ask on a terminal before they do what cannot be undone.
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "server": (ServerOption, None),
     "format": (FormatOption, None),
@@ -143,6 +157,20 @@ class Session:
             return asyncio.run(connected())
         except asyncio.CancelledError:
             raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+class CommandGroup(TyperGroup):
+    """A command with commands of its own, whose help shows the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            each = self.get_command(ctx, name)
+            if each is not None and not each.hidden:
+                first, *_ = re.split(r"(?<=\.)\s", each.help or "", maxsplit=1)
+                rows.append((name, " ".join(first.split())))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def command(
@@ -244,6 +272,16 @@ def fail(message: str) -> None:
 def warn(message: str) -> None:
     """Write a warning to stderr."""
     _to_stderr("warning", "33", message)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on stderr before what cannot be undone, if a terminal is there to answer."""
+    if yes or not sys.stdin.isatty():
+        return
+    sys.stderr.write(f"{question} [y/N]: ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Abort
 
 
 def tell_waiting(descriptor: int, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import ExecuteOption, Session, YesOption, command, confirm
 
 if TYPE_CHECKING:
     from tidemill.cli.positions import Position
@@ -165,12 +165,20 @@ def peek(
     topic: TopicOption = None,
     state: Annotated[
         list[RecordState] | None,
-        typer.Option("--state", help="Only records in this state; repeatable."),
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help=f"Only records in this state: {', '.join(RecordState)}; repeatable.",
+        ),
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            "--limit", min=1, max=1_000, help="The most lines for each partition, and the most dead letters."
+            "--limit",
+            metavar="N",
+            min=1,
+            max=1_000,
+            help="The most lines for each partition, and the most dead letters.",
         ),
     ] = 20,
 ) -> None:
@@ -292,9 +300,7 @@ def reset_offsets(
         ),
     ],
     topic: TopicOption = None,
-    execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or only show what would be done (default).")
-    ] = False,
+    execute: ExecuteOption = False,
 ) -> None:
     """Set where a share group that has no members starts, so that it reads again or skips.
 
@@ -332,11 +338,12 @@ async def _reset(
 
 def delete(
     session: Session,
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="The share groups to delete.")],
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", help="The share groups to delete.")],
     topic: Annotated[
         list[str] | None,
         typer.Option("--topic", metavar="TOPIC", help="Forget only this topic, not the group; repeatable."),
     ] = None,
+    yes: YesOption = False,
 ) -> None:
     """Delete share groups that have no members, or only what they know of some topics.
 
@@ -352,6 +359,9 @@ def delete(
             else:
                 await delete_share_group(cluster, group)
 
+    names = ", ".join(groups)
+    what = f"what share group {names} knows of {', '.join(topic)}" if topic else f"share group {names}"
+    confirm(f"Delete {what}?", yes=yes)
     session.run(work)
     if session.as_json:
         write_json({"groups": groups, "topics": topic, "deleted": "offsets" if topic else "groups"})
@@ -382,44 +392,37 @@ def redrive_letters(
             "--from", metavar="TOPIC", help="The dead-letter topic; without it, that of the group's configs."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be sent back.")] = False,
+    execute: ExecuteOption = False,
+    yes: YesOption = False,
 ) -> None:
     """Send dead letters of a share group back to the topics that they came from, each once.
 
-    Every other group that reads these topics sees the records again, too. A record that comes back has the
-    header tidemill-redriven-for with the name of this group.
+    Without --execute it only shows what would be sent. Every other group that reads these topics sees the
+    records again, too. A record that comes back has the header tidemill-redriven-for with the name of this
+    group.
     """
-    from tidemill.cli.output import Table, show, write_line
-    from tidemill.client.share.redrive import Choice, redrive
+    from tidemill.cli.dead_letters import send_back, show_sent_back
+    from tidemill.client.share.redrive import Choice, Redriven, redrive
     from tidemill.errors import TidemillError
 
     choice = Choice(group, reason, _moment(since, "--since"), _moment(until, "--until"))
-    done = session.run(lambda cluster: redrive(cluster, choice, dead_letters=source, dry_run=dry_run))
-    rows = [("sent back to", name, count) for name, count in sorted(done.sent.items())]
-    rows += [("because of", why, count) for why, count in done.reasons.most_common(20)]
-    rows += [("kept", "not chosen", done.kept)] if done.kept else []
-    rows += [("kept", "without contents", done.without_contents)] if done.without_contents else []
-    rows += [("kept", "their topic is gone", done.without_topic)] if done.without_topic else []
-    rows += [("not looked at", "", done.unseen)] if done.unseen else []
-    value = {
-        "group": group,
-        "executed": not dry_run,
-        "sent": dict(done.sent),
-        "reasons": dict(done.reasons),
-        "kept": done.kept,
+
+    async def work(cluster: Cluster, execute: bool) -> Redriven:
+        return await redrive(cluster, choice, dead_letters=source, execute=execute)
+
+    done = send_back(session, work, execute=execute, yes=yes)
+    others = {
+        "not_chosen": done.not_chosen,
         "without_contents": done.without_contents,
-        "without_topic": done.without_topic,
-        "unseen": done.unseen,
+        "topic_is_gone": done.topic_is_gone,
+        "not_looked_at": done.not_looked_at,
     }
-    show(session, value, Table(("what", "which", "letters"), rows))
-    if not session.as_json and not rows:
-        write_line(f"share group {group} has no dead letters that were not sent back already")
-    elif not session.as_json and dry_run:
-        write_line("nothing was sent back; leave --dry-run out to do it")
-    if done.unseen:
+    show_sent_back(session, {"group": group}, done, others, executed=execute)
+    if done.not_looked_at:
         raise TidemillError(
-            f"{done.unseen} offsets of the dead-letter topic were not looked at: too many letters before "
-            "them are kept. Send some of these back, or delete them (DeleteRecords), and run this again"
+            f"{done.not_looked_at} offsets of the dead-letter topic were not looked at: too many letters "
+            "before them are kept. Send some of these back, or delete them (tidemill topic trim), and run "
+            "this again"
         )
 
 

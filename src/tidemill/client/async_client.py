@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tidemill.client.arguments import full_name, millis, shown, topic_names, whole
 from tidemill.client.cluster import Cluster
 from tidemill.client.process_bound import Unpicklable
 from tidemill.errors import ConfigError, TidemillError
@@ -16,6 +17,7 @@ from tidemill.net.connection import DEFAULT_TIMEOUT_MS
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tidemill.client.arguments import Named
     from tidemill.client.cursors.cursor import AsyncCursor, IfLost, Start
     from tidemill.client.producing.producer import Delivered, Producer
     from tidemill.client.share.consumer import AsyncShare
@@ -67,8 +69,8 @@ async def connect_async(
     """
     if not isinstance(bootstrap_servers, str):
         raise ConfigError(
-            f"the servers are text like '127.0.0.1:9092', several separated by commas, not a "
-            f"{type(bootstrap_servers).__name__}"
+            f"the servers are text like '127.0.0.1:9092', several separated by commas, not "
+            f"{shown(bootstrap_servers)}"
         )
     cluster = Cluster(bootstrap_servers, client_id=client_id, timeout_ms=timeout_ms)
     await cluster.connect()
@@ -128,6 +130,9 @@ class AsyncTidemill(Unpicklable):
         """
         from tidemill.client.producing.values import as_record
 
+        full_name("a topic's name", topic)
+        if partition is not None:
+            whole("partition", partition, least=0)
         record = as_record(value, key=key, headers=headers or {}, delay=delay)
         return await (await self._records.send(topic, record, partition))
 
@@ -136,11 +141,11 @@ class AsyncTidemill(Unpicklable):
 
         Each is a value as ``produce`` takes it, or a pair of key and value.
         """
-        from tidemill.client.producing.values import as_record
+        from tidemill.client.producing.values import as_record, keys_and_values
 
+        full_name("a topic's name", topic)
         sent = []
-        for each in values:
-            key, value = each if isinstance(each, tuple) else (None, each)
+        for key, value in keys_and_values(values):
             sent.append(await self._records.send(topic, as_record(value, key=key, delay=delay)))
         await asyncio.gather(*sent)
         return len(sent)
@@ -159,7 +164,7 @@ class AsyncTidemill(Unpicklable):
     def share(
         self,
         group: str,
-        topic: str | Sequence[str],
+        topic: str | Named | Sequence[str | Named],
         *,
         start: ShareStart | None = None,
         lock: float | None = None,
@@ -172,7 +177,7 @@ class AsyncTidemill(Unpicklable):
         read_committed: bool | None = None,
         deliver_at: bool | None = None,
     ) -> AsyncShare:
-        """Take records of one or more topics as a member of a share group, and settle each of them.
+        """Take records of one or more topics or tables as a member of a share group, and settle each of them.
 
         ``async for record in db.share("emails", "outbox")``: every record is locked for one member of the
         group until it calls ``record.accept()``, ``release(delay=…)`` or ``reject("why")``.
@@ -201,7 +206,8 @@ class AsyncTidemill(Unpicklable):
             read_committed=read_committed,
             deliver_at=deliver_at,
         )
-        topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        full_name("the name of a share group", group)
+        topics = topic_names(topic)
         _refuse_own_letters(topics, dead_letter)
         share = AsyncShare(self.cluster, group, topics, configs=GroupConfigs(named, SHARE_DEFAULTS))
         self._shares.add(share)
@@ -210,7 +216,7 @@ class AsyncTidemill(Unpicklable):
     def worker(
         self,
         name: str | None,
-        topic: str,
+        topic: str | Named,
         handler: Any = None,
         *,
         ordered: bool | Ordered = False,
@@ -228,7 +234,7 @@ class AsyncTidemill(Unpicklable):
         read_committed: bool | None = None,
         deliver_at: bool | None = None,
     ) -> AsyncWorker:
-        """Have a handler run for every record of a topic: ``@db.worker("emails", topic="outbox")`` above it.
+        """Have a handler run for every record of a topic or table: ``@db.worker("emails", topic="outbox")``.
 
         The handler gets the record. When it returns the record is accepted; when it raises it is released and
         comes again after the group's backoff (a second, doubled every time, unless ``retry_backoff`` says
@@ -251,11 +257,12 @@ class AsyncTidemill(Unpicklable):
         from tidemill.client.workers.share_engine import ShareEngine
         from tidemill.client.workers.worker import AsyncWorker
 
-        if concurrency < 1:
-            raise ConfigError(
-                f"concurrency is the number of handlers at a time: at least 1, not {concurrency}"
-            )
-        _refuse_own_letters((topic,), dead_letter)
+        whole("concurrency, the number of handlers at a time,", concurrency, least=1)
+        millis("stop_timeout", stop_timeout)
+        if timeout is not None and not millis("timeout", timeout):
+            raise ConfigError("timeout is how long a handler may take: more than 0 seconds")
+        (topic_name,) = topics = topic_names(topic)
+        _refuse_own_letters(topics, dead_letter)
         if ordered is not False:
             self._refuse_share_options(
                 timeout=timeout,
@@ -280,6 +287,7 @@ class AsyncTidemill(Unpicklable):
             )
         if name is None:
             raise ConfigError("a worker has the name of its share group; only an ordered one can have none")
+        full_name("a worker's name", name)
         named = named_configs(
             start=start,
             lock=lock,
@@ -296,7 +304,7 @@ class AsyncTidemill(Unpicklable):
         def open_share() -> AsyncShare:
             configs = GroupConfigs(named, WORKER_DEFAULTS)
             share = AsyncShare(
-                self.cluster, name, (topic,), configs=configs, lanes=concurrency, renew_for=timeout
+                self.cluster, name, topics, configs=configs, lanes=concurrency, renew_for=timeout
             )
             self._shares.add(share)
             return share
@@ -311,7 +319,7 @@ class AsyncTidemill(Unpicklable):
                 stop_timeout=stop_timeout,
             )
 
-        worker = AsyncWorker(name, topic, engine, handler)
+        worker = AsyncWorker(name, topic_name, engine, handler)
         self._workers.add(worker)
         return worker
 

@@ -12,13 +12,13 @@ __all__ = (
     "GIB",
     "KIB",
     "MIB",
-    "TIME_UNITS_MS",
     "Address",
     "TopicPartition",
     "parse_address",
     "parse_flag",
     "parse_size",
     "parse_whole",
+    "time_unit_ms",
 )
 
 TopicPartition = tuple[str, int]
@@ -28,8 +28,7 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-#: Words for lengths of time, in the singular.
-TIME_UNITS_MS = {
+_TIME_UNITS_MS = {
     "ms": 1,
     "millisecond": 1,
     "s": 1_000,
@@ -41,6 +40,7 @@ TIME_UNITS_MS = {
     "hour": 3_600_000,
     "d": 86_400_000,
     "day": 86_400_000,
+    "w": 7 * 86_400_000,
     "week": 7 * 86_400_000,
 }
 
@@ -128,3 +128,12 @@ def parse_flag(text: str) -> bool:
     if value is None:
         raise ValueError("true or false")
     return value
+
+
+def time_unit_ms(word: str) -> int | None:
+    """How many milliseconds a unit of time has; None for a word that is none.
+
+    >>> time_unit_ms("ms"), time_unit_ms("minutes"), time_unit_ms("parsecs")
+    (1, 60000, None)
+    """
+    return _TIME_UNITS_MS.get(word) or _TIME_UNITS_MS.get(word.removesuffix("s"))

@@ -155,7 +155,7 @@ def key_prefix_of(prefix: bytes | str | None) -> bytes | None:
         return prefix
     if isinstance(prefix, str):
         return prefix.encode()
-    raise ConfigError(f"a key prefix is bytes or text, not a {type(prefix).__name__}")
+    raise ConfigError(f"a key prefix is bytes or text, not {prefix!r}")
 
 
 def header_match(headers: Mapping[str, bytes | str | None] | None) -> tuple[HeaderMatch, ...]:
@@ -165,7 +165,11 @@ def header_match(headers: Mapping[str, bytes | str | None] | None) -> tuple[Head
     (('type', b'order'),)
     """
     found: list[HeaderMatch] = []
+    if headers is not None and not isinstance(headers, Mapping):
+        raise ConfigError(f"headers are values by name, as in {{'type': 'order'}}, not {headers!r}")
     for name, value in (headers or {}).items():
+        if not isinstance(name, str):
+            raise ConfigError(f"a header's name is text, not {name!r}")
         if not isinstance(value, bytes | str | None):
             raise ConfigError(f"header {name!r} is matched by text or bytes, not {value!r}")
         found.append((name, value.encode() if isinstance(value, str) else value))

@@ -9,15 +9,15 @@ StartAt(kind='earliest', value=0)
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from tidemill.config.values import TIME_UNITS_MS
+from tidemill.config.values import time_unit_ms
 from tidemill.errors import ConfigError
 
 __all__ = ("StartAt", "parse_start")
 
-_AGO: Final = re.compile(r"-\s*([0-9]{1,12})\s*([a-z]+?)s?")
+_AGO: Final = re.compile(r"-\s*([0-9]{1,12})\s*([a-z]+)")
 _WORDS: Final = (
     "'earliest', 'latest', an offset, a time like '2026-11-18T10:00:00Z', or how long ago like '-10 minutes'"
 )
@@ -35,11 +35,11 @@ class StartAt(NamedTuple):
 def parse_start(start: str | int | datetime | timedelta, *, now_ms: int) -> StartAt:
     """What a caller means. Raises ``ConfigError`` for words that mean nothing."""
     if isinstance(start, bool) or not isinstance(start, str | int | datetime | timedelta):
-        raise ConfigError(f"a cursor starts at {_WORDS}, not at a {type(start).__name__}")
+        raise ConfigError(f"a cursor starts at {_WORDS}, not at {start!r}")
     if isinstance(start, int):
         return _offset(start)
     if isinstance(start, datetime):
-        return StartAt("time", int(start.timestamp() * 1_000))
+        return _at(start, start)
     if isinstance(start, timedelta):
         return _ago(int(-start.total_seconds() * 1_000) if start < timedelta(0) else -1, now_ms, start)
     return _from_text(start.strip(), now_ms)
@@ -50,14 +50,24 @@ def _from_text(text: str, now_ms: int) -> StartAt:
         return StartAt("earliest" if text == "earliest" else "latest")
     if text.isascii() and text.isdigit():
         return _offset(int(text))
-    match = _AGO.fullmatch(text.lower())
-    if match is not None and match[2] in TIME_UNITS_MS:
-        return _ago(int(match[1]) * TIME_UNITS_MS[match[2]], now_ms, text)
+    if (match := _AGO.fullmatch(text.lower())) and (unit_ms := time_unit_ms(match[2])):
+        return _ago(int(match[1]) * unit_ms, now_ms, text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"a cursor starts at {_WORDS}, not at {text!r}") from None
-    return StartAt("time", int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000))
+    return _at(moment, text)
+
+
+def _at(moment: datetime, shown: object) -> StartAt:
+    """A time; without a zone it is local, as everywhere in Python and on the command line."""
+    try:
+        time_ms = round(moment.timestamp() * 1_000)
+    except (ValueError, OverflowError, OSError):
+        time_ms = -1
+    if time_ms < 0:
+        raise ConfigError(f"{shown} lies before 1970, where no record can be")
+    return StartAt("time", time_ms)
 
 
 def _offset(offset: int) -> StartAt:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import typer
@@ -35,3 +37,26 @@ def test_an_unknown_command_is_told_the_nearest(arguments: tuple[str, ...]) -> N
     result = CliRunner().invoke(make_app(arguments), list(arguments))
     assert result.exit_code == 2
     assert "Did you mean 'topic'" in result.output
+
+
+def _every_help(command: Any, *names: str) -> Iterator[tuple[str, str]]:
+    """The help of a command and of all below it, by the name that a user types."""
+    result = CliRunner().invoke(make_app(), [*names, "--help"], prog_name="tidemill")
+    assert result.exit_code == 0
+    yield " ".join(names), result.output
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _every_help(each, *names, name)
+
+
+def test_help_shows_arguments_once_and_whole_sentences() -> None:
+    for name, text in _every_help(_WHOLE):
+        usage = text.split("\n\n")[0]
+        assert "...}" not in usage, (name, usage)
+        assert "[[" not in usage, (name, usage)
+        _, _, commands = text.partition("\nCommands:\n")
+        listed = commands.partition("\n\n")[0]
+        assert "..." not in listed, (name, listed)
+        if listed:
+            assert listed.rstrip().endswith("."), (name, listed)
+    group = CliRunner().invoke(make_app(["group"]), ["group", "--help"]).output
+    assert "the committed offset and lag of each partition." in " ".join(group.split())

@@ -92,6 +92,7 @@ def test_a_cursor_whose_topic_is_gone_is_shown_beside_the_others(db: Tidemill) -
         ("3", [3, 3]),
         ("2023-11-14T22:23:20Z", [5, 5]),
         ("-10 minutes", [10, 10]),
+        ("-10m", [10, 10]),
     ],
 )
 def test_a_reset_is_shown_first_and_done_when_told_to(db: Tidemill, to: str, after: list[int]) -> None:
@@ -106,6 +107,15 @@ def test_a_reset_is_shown_first_and_done_when_told_to(db: Tidemill, to: str, aft
     run(db, "reset", "resetting", "--to", to, "--execute")
     with db.cursor("resetting", "orders") as cursor:
         assert [each.offset for each in cursor.positions.values()] == after
+
+
+def test_a_cursor_is_moved_by_some_records(db: Tidemill) -> None:
+    with db.cursor("shifting", "orders", start=7) as cursor:
+        cursor.commit()
+    run(db, "reset", "shifting", "--to", "-2", "--partition", "1", "--execute")
+    planned = as_json(db, "reset", "shifting", "--to", "+1")
+    assert [(each["from"], each["to"]) for each in planned["partitions"]] == [(7, 8), (5, 6)]
+    assert "earliest, latest, an offset" in run(db, "reset", "shifting", "--to", "soon", code=2)
 
 
 def test_one_partition_can_be_reset(db: Tidemill) -> None:
@@ -143,7 +153,7 @@ def test_a_cursor_in_use_is_reset_only_by_force_which_fences_its_owner(db: Tidem
         run(db, "reset", "busy", "--to", "latest", "--execute", "--force")
         with pytest.raises(CursorFenced):
             cursor.commit()
-    assert run(db, "reset", "busy", "--to", "someday", code=1)
+    assert run(db, "reset", "busy", "--to", "someday", code=2)
 
 
 def test_a_cursor_is_paused_and_resumed(db: Tidemill) -> None:
@@ -183,16 +193,16 @@ def test_parked_records_are_sent_back_each_once(db: Tidemill) -> None:
 
     db.run(park())
     expected = {
-        "records": 2,
-        "doubles": 1,
-        "topics": {"source": 2},
+        "sent": {"source": 2},
+        "reasons": {"ValueError: poison": 2},
+        "parked_twice": 1,
         "without_contents": 0,
         "worker": "billing",
     }
     assert as_json(db, "replay", "billing", "--from", "letters") == expected | {"executed": False}
     assert as_json(db, "replay", "billing", "--from", "letters", "--execute") == expected | {"executed": True}
     again = as_json(db, "replay", "billing", "--from", "letters", "--execute")
-    assert (again["records"], again["doubles"]) == (0, 0)
+    assert (again["sent"], again["parked_twice"]) == ({}, 0)
     with db.cursor(None, "source") as cursor:
         sent = cursor.poll_batch(9)
     found = [each for each in sent if isinstance(each, CursorRecord)]

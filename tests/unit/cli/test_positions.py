@@ -22,6 +22,7 @@ NOW_MS = 1_700_000_000_000
         (" 1234 ", Position(PositionKind.OFFSET, 1234)),
         ("-10m", Position(PositionKind.TIME, NOW_MS - 600_000)),
         ("-250ms", Position(PositionKind.TIME, NOW_MS - 250)),
+        ("-10 minutes", Position(PositionKind.TIME, NOW_MS - 600_000)),
         ("-2w", Position(PositionKind.TIME, NOW_MS - 14 * 86_400_000)),
         ("-5", Position(PositionKind.SHIFT, -5)),
         ("+5", Position(PositionKind.SHIFT, 5)),

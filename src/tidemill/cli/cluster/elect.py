@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import ExitCode, Session
+from tidemill.cli.cluster.naming import named_node
+from tidemill.cli.session import ExitCode, Session, YesOption, confirm
 
 if TYPE_CHECKING:
     from tidemill.client.admin.replicas import Replica
@@ -19,10 +20,10 @@ __all__ = ("elect",)
 def elect(
     session: Session,
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="The topic. Default: all topics.")
+        str | None, typer.Argument(metavar="TOPIC", help="The topic. Default: all topics.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Argument(metavar="[PARTITION]", help="The partition. Default: all of the topic.")
+        int | None, typer.Argument(metavar="PARTITION", help="The partition. Default: all of the topic.")
     ] = None,
     unclean: Annotated[
         bool,
@@ -33,12 +34,14 @@ def elect(
         ),
     ] = False,
     leader: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            "--leader", metavar="NODE", help="With --unclean: the node. Default: the one with the most."
+            "--leader",
+            metavar="NODE",
+            help="With --unclean: the node, by number or name. Default: the one with the most.",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Have the preferred replicas lead again: the first one of each partition, if it is in sync.
 
@@ -48,16 +51,18 @@ def elect(
         raise typer.BadParameter("an unclean election names one partition: --unclean TOPIC PARTITION")
     if leader is not None and not unclean:
         raise typer.BadParameter(
-            "--leader goes with --unclean; the preferred leader is the first replica, see 'cluster reassign'"
+            "--leader goes with --unclean; the preferred leader is the first replica, which "
+            "'tidemill cluster reassign' changes"
         )
     if topic is not None and partition is not None and unclean:
-        _elect_uncleanly(session, topic, partition, leader, yes=yes)
+        node = None if leader is None else session.run(lambda cluster: named_node(cluster, leader))
+        _elect_uncleanly(session, topic, partition, node, yes=yes)
     else:
         _elect_preferred(session, topic, partition)
 
 
 def _elect_preferred(session: Session, topic: str | None, partition: int | None) -> None:
-    from tidemill.cli.output import Table, show, write_line
+    from tidemill.cli.output import Table, plural, show, write_line
     from tidemill.client.admin.replicas import elect_leaders
 
     async def work(cluster: Cluster) -> dict[TopicPartition, str | None]:
@@ -83,7 +88,7 @@ def _elect_preferred(session: Session, topic: str | None, partition: int | None)
         ]
         show(session, value)
     else:
-        write_line(f"{elected} partition{'' if elected == 1 else 's'} got the preferred leader")
+        write_line(f"{plural(elected, 'partition')} got the preferred leader")
         if refused:
             rows = [(name, index, reason) for (name, index), reason in refused.items()]
             show(session, None, Table(("topic", "partition", "why not"), rows))
@@ -117,7 +122,9 @@ def _elect_uncleanly(session: Session, topic: str, partition: int, leader: int |
             f"node {leader} has no replica of {topic}-{partition} that can be read; choose one of "
             f"{', '.join(str(each.node_id) for each in usable)}",
         )
-    _confirm(f"Elect node {chosen.node_id}, and lose what it does not have?", yes=yes)
+    if not yes and not sys.stdin.isatty():
+        raise typer.BadParameter("records may be lost: confirm with --yes")
+    confirm(f"Elect node {chosen.node_id}, and lose what it does not have?", yes=yes)
     session.run(lambda cluster: _force(cluster, topic, partition, chosen.node_id))
     if session.as_json:
         ends: list[dict[str, Any]] = [
@@ -127,15 +134,6 @@ def _elect_uncleanly(session: Session, topic: str, partition: int, leader: int |
         write_json({"topic": topic, "partition": partition, "leader": chosen.node_id, "replicas": ends})
     else:
         write_line(f"node {chosen.node_id} leads {topic}-{partition}")
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Ask; without a terminal to answer, insist on ``--yes``: nobody loses records by accident."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("records may be lost: confirm with --yes")
-    typer.confirm(question, abort=True)
 
 
 async def _force(cluster: Cluster, topic: str, partition: int, leader: int) -> None:

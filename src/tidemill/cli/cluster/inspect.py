@@ -68,7 +68,7 @@ def status(session: Session) -> None:
 
     from tidemill.cli.cluster.health import assess, level_of
     from tidemill.cli.cluster.throttle import throttle_text
-    from tidemill.cli.output import write_json, write_line
+    from tidemill.cli.output import plural, write_json, write_line
 
     found = session.run(overview)
     findings = assess(found.view, found.topics, found.problems, found.unreachable)
@@ -93,9 +93,10 @@ def status(session: Session) -> None:
         )
     else:
         what = "a cluster" if found.view.replicated else "a single node"
+        controller = _node_text(found.view, found.view.controller_id)
         write_line(
-            f"{level.name}  {what}: {live} of {len(found.view.nodes)} nodes live, {len(found.topics)} "
-            f"topics, {count} partitions, controller {_node_text(found.view, found.view.controller_id)}"
+            f"{level.name}  {what}: {live} of {plural(len(found.view.nodes), 'node')} live, "
+            f"{plural(len(found.topics), 'topic')}, {plural(count, 'partition')}, controller {controller}"
         )
         for each in findings:
             write_line(f"  {each.level.name:6}  {each.reason}")
@@ -191,7 +192,7 @@ def controller(session: Session) -> None:
 def partitions(
     session: Session,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="The topics. Default: all.")
+        list[str] | None, typer.Argument(metavar="TOPIC", help="The topics. Default: all.")
     ] = None,
     bad: Annotated[
         bool, typer.Option("--bad", help="Only those without a leader, or with replicas not in sync.")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import ExitCode, Session
+from tidemill.cli.cluster.naming import named_node, named_nodes
+from tidemill.cli.session import ExitCode, Session, YesOption, confirm
 
 if TYPE_CHECKING:
     from tidemill.cli.cluster.draining import DrainPlan
-    from tidemill.client.admin.replicas import ClusterView, NodeView
     from tidemill.client.cluster import Cluster, TopicPartition
 
 __all__ = ("drain", "reassign", "remove")
@@ -20,6 +20,7 @@ __all__ = ("drain", "reassign", "remove")
 _POLL_SECONDS = 0.3
 _WAIT_SECONDS = 600.0
 
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node, by its number or its name.")]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait until it is done.")
 ]
@@ -27,12 +28,14 @@ TimeoutOption = Annotated[
 
 def reassign(
     session: Session,
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="The topic.")] = None,
-    partition: Annotated[int | None, typer.Argument(metavar="[PARTITION]", help="The partition.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="The topic.")] = None,
+    partition: Annotated[int | None, typer.Argument(metavar="PARTITION", help="The partition.")] = None,
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="NODE,NODE...", help="The nodes that shall hold it; the first one shall lead."
+            "--to",
+            metavar="NODE,NODE...",
+            help="The nodes that shall hold it, by number or name; the first one shall lead.",
         ),
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the move that is under way.")] = False,
@@ -57,7 +60,7 @@ def reassign(
         return
     if topic is None or partition is None or (to is None) == (not cancel):
         raise typer.BadParameter("give TOPIC PARTITION, and either --to NODE,NODE or --cancel")
-    target = None if to is None else _node_list(to)
+    target = None if to is None else session.run(lambda cluster: named_nodes(cluster, to.split(",")))
     if throttle is not None:
         _set_throttle(session, throttle)
     key = topic, partition
@@ -72,13 +75,6 @@ def reassign(
         f"the move of {topic}-{partition} is "
         + ("cancelled" if target is None else "done" if wait else "under way: 'tidemill cluster reassign'"),
     )
-
-
-def _node_list(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of node numbers like 1,2,3") from None
 
 
 def _list_moves(session: Session) -> None:
@@ -120,7 +116,7 @@ async def _begin(cluster: Cluster, key: TopicPartition, target: tuple[int, ...] 
 
 def drain(
     session: Session,
-    node: Annotated[int, typer.Argument(metavar="NODE", help="The number of the node.")],
+    node: NodeArgument,
     replicas: Annotated[
         bool,
         typer.Option(
@@ -139,29 +135,30 @@ def drain(
     It can be interrupted: what was begun goes on, and the same command shows how far it is. What cannot be
     moved is listed with the reason, and the exit code is 1.
     """
-    from tidemill.cli.output import Table, show, write_json, write_line
+    from tidemill.cli.output import Table, plural, show, write_json, write_line
 
+    if undo and replicas:
+        raise typer.BadParameter("give either --replicas or --undo")
+    node_id = session.run(lambda cluster: named_node(cluster, node))
     if undo:
-        if replicas:
-            raise typer.BadParameter("give either --replicas or --undo")
-        session.run(lambda cluster: _close(cluster, node, closed=False))
-        _say(session, {"node": node, "tags": []}, f"node {node} gets new replicas again")
+        session.run(lambda cluster: _close(cluster, node_id, closed=False))
+        _say(session, {"node": node_id, "tags": []}, f"node {node} gets new replicas again")
         return
     if replicas:
-        session.run(lambda cluster: _close(cluster, node, closed=True))
-    plan, refused = session.run(lambda cluster: _drain(cluster, node, replicas=replicas, wait_s=timeout))
+        session.run(lambda cluster: _close(cluster, node_id, closed=True))
+    plan, refused = session.run(lambda cluster: _drain(cluster, node_id, replicas=replicas, wait_s=timeout))
     stuck = {**plan.stuck, **refused}
     moved = len(plan.targets.keys() - stuck.keys())
     value: dict[str, Any] = {
-        "node": node,
+        "node": node_id,
         "moved": moved,
         "stuck": [{"topic": name, "partition": index, "reason": why} for (name, index), why in stuck.items()],
     }
     if session.as_json:
         write_json(value)
     else:
-        what = "replicas" if replicas else "leaderships"
-        write_line(f"{moved} {what} of node {node} are moved, {len(stuck)} cannot be")
+        what = plural(moved, "replica" if replicas else "leadership")
+        write_line(f"moved {what} of node {node}" + (f"; {len(stuck)} cannot be moved" if stuck else ""))
         if replicas:
             write_line(f"it gets no new replicas until 'tidemill cluster drain {node} --undo'")
         if stuck:
@@ -171,14 +168,14 @@ def drain(
         raise typer.Exit(ExitCode.ERROR)
 
 
-def remove(
-    session: Session, node: Annotated[int, typer.Argument(metavar="NODE", help="The number of the node.")]
-) -> None:
+def remove(session: Session, node: NodeArgument, yes: YesOption = False) -> None:
     """Have the cluster forget a node that is stopped and holds nothing: drain it with --replicas first."""
     from tidemill.client.admin.replicas import remove_node
 
-    session.run(lambda cluster: remove_node(cluster, node))
-    _say(session, {"removed": node}, f"node {node} is removed")
+    node_id = session.run(lambda cluster: named_node(cluster, node))
+    confirm(f"Have the cluster forget node {node}?", yes=yes)
+    session.run(lambda cluster: remove_node(cluster, node_id))
+    _say(session, {"removed": node_id}, f"node {node} is removed")
 
 
 async def _close(cluster: Cluster, node_id: int, *, closed: bool) -> None:
@@ -186,16 +183,8 @@ async def _close(cluster: Cluster, node_id: int, *, closed: bool) -> None:
     from tidemill.cli.cluster.draining import DRAINED
     from tidemill.client.admin.replicas import describe_nodes, set_node_tags
 
-    tags = {*_known(await describe_nodes(cluster), node_id).tags}
+    tags = {*(await describe_nodes(cluster)).nodes[node_id].tags}
     await set_node_tags(cluster, node_id, tags | {DRAINED} if closed else tags - {DRAINED})
-
-
-def _known(view: ClusterView, node_id: int) -> NodeView:
-    from tidemill.errors import ApiError, ErrorCode
-
-    if node_id not in view.nodes:
-        raise ApiError(ErrorCode.broker_id_not_registered, f"there is no node {node_id}; see 'cluster nodes'")
-    return view.nodes[node_id]
 
 
 async def _drain(
@@ -205,7 +194,6 @@ async def _drain(
     from tidemill.client.admin.replicas import alter_reassignments, describe_nodes, elect_leaders
 
     view = await describe_nodes(cluster)
-    _known(view, node_id)
     topics = await cluster.all_topics()
     live = frozenset(each.node_id for each in view.nodes.values() if each.state == "live")
     if replicas:
@@ -241,6 +229,7 @@ async def _wait_for(
     """Wait until partitions have these replicas, and ``left`` leads none of them; tells how many are not."""
     import asyncio
 
+    from tidemill.cli.output import plural
     from tidemill.errors import ApiError, ErrorCode
 
     deadline, told = time.monotonic() + wait_s, -1
@@ -265,7 +254,7 @@ async def _wait_for(
             )
         if len(waiting) != told:
             told = len(waiting)
-            sys.stderr.write(f"{told} of {len(targets)} partitions are still on their way\n")
+            sys.stderr.write(f"{told} of {plural(len(targets), 'partition')} still to be moved\n")
             sys.stderr.flush()
         await asyncio.sleep(_POLL_SECONDS)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.cluster.naming import named_node
 from tidemill.cli.session import Session
 
 if TYPE_CHECKING:
@@ -19,10 +20,13 @@ __all__ = ("rate_of", "throttle", "throttle_text")
 def throttle(
     session: Session,
     limit: Annotated[
-        str | None, typer.Argument(metavar="[BYTES]", help="Bytes per second, for example 50MiB.")
+        str | None, typer.Argument(metavar="BYTES", help="Bytes per second, for example 50MiB.")
     ] = None,
     node: Annotated[
-        int | None, typer.Option("--node", metavar="NODE", help="Only for this node. Default: every node.")
+        str | None,
+        typer.Option(
+            "--node", metavar="NODE", help="Only for this node, by number or name. Default: every node."
+        ),
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Remove the limit.")] = False,
 ) -> None:
@@ -39,7 +43,8 @@ def throttle(
         raise typer.BadParameter("give BYTES or --off for the node")
     if limit is not None or off:
         rate = None if limit is None else rate_of(limit)
-        session.run(lambda cluster: set_throttle(cluster, rate, node))
+        node_id = None if node is None else session.run(lambda cluster: named_node(cluster, node))
+        session.run(lambda cluster: set_throttle(cluster, rate, node_id))
     found = session.run(describe_throttles)
 
     def shown(rate: int | None) -> str | None:

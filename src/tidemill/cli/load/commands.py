@@ -60,26 +60,34 @@ class _LiveLine:
 def produce(
     session: Session,
     topic: Annotated[
-        str, typer.Argument(metavar="[TOPIC]", help="The topic to write to. Created if it does not exist.")
+        str, typer.Argument(metavar="TOPIC", help="The topic to write to. Created if it does not exist.")
     ] = _DEFAULT_TOPIC,
     records: Annotated[
-        int, typer.Option("--records", "-n", min=1, help="How many records to write.")
+        int, typer.Option("--records", "-n", metavar="N", min=1, help="How many records to write.")
     ] = 100_000,
-    size: Annotated[int, typer.Option("--size", "-s", min=20, help="Size of each value in bytes.")] = 1000,
+    size: Annotated[
+        int, typer.Option("--size", "-s", metavar="BYTES", min=20, help="Size of each value in bytes.")
+    ] = 1000,
     acks: Annotated[
         Acks, typer.Option("--acks", help="When a record is acknowledged, as in Kafka.")
     ] = Acks.ALL,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", min=1, help="Number of partitions, if the topic is created.")
+        int,
+        typer.Option(
+            "--partitions", "-p", metavar="N", min=1, help="Number of partitions, if the topic is created."
+        ),
     ] = 4,
     rate: Annotated[
-        float, typer.Option("--rate", min=0, help="Records per second; 0: as fast as possible.")
+        float, typer.Option("--rate", metavar="N", min=0, help="Records per second; 0: as fast as possible.")
     ] = 0,
     compression: Annotated[
         Compression, typer.Option("--compression", "-z", help="How to compress batches of records.")
     ] = Compression.NONE,
     in_flight: Annotated[
-        int, typer.Option("--in-flight", min=1, max=5, help="Batches sent without an answer, per partition.")
+        int,
+        typer.Option(
+            "--in-flight", metavar="N", min=1, max=5, help="Batches sent without an answer, per partition."
+        ),
     ] = 5,
     check: Annotated[
         bool,
@@ -126,9 +134,9 @@ async def _watched(label: str, value_bytes: int, work: Callable[..., Any], *argu
 
 def consume(
     session: Session,
-    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="The topic to read.")] = _DEFAULT_TOPIC,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")] = _DEFAULT_TOPIC,
     records: Annotated[
-        int | None, typer.Option("--records", "-n", min=1, help="Stop after so many records.")
+        int | None, typer.Option("--records", "-n", metavar="N", min=1, help="Stop after so many records.")
     ] = None,
 ) -> None:
     """Read a topic from its first to its last record, and show the rate and the time of a fetch."""

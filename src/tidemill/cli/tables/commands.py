@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.output import plural
+from tidemill.cli.session import Session, YesOption, command, confirm
 from tidemill.cli.tables import read_commands as table_read
 from tidemill.cli.tables import state_commands as table_state
 from tidemill.cli.tables import write_commands as table_write
 from tidemill.cli.tables.session import (
     TableArgument,
-    YesOption,
-    confirm,
-    plural,
     run,
     split_names,
     time_text,
@@ -49,7 +47,7 @@ class KeyFormat(StrEnum):
     JSON = "json"
 
 
-CommentOption = Annotated[str | None, typer.Option("--comment", help="A text for people.")]
+CommentOption = Annotated[str | None, typer.Option("--comment", metavar="TEXT", help="A text for people.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -98,6 +96,7 @@ def create(
         typer.Option(
             "--buckets",
             "-b",
+            metavar="N",
             min=1,
             help="The number of buckets (Kafka partitions) over which rows are spread. Default: 1.",
         ),
@@ -221,7 +220,7 @@ def _in_words(definition: TableDefinition) -> str:
 def list_tables(
     session: Session,
     database: Annotated[
-        str | None, typer.Argument(metavar="[DATABASE]", help="Only the tables of this database.")
+        str | None, typer.Argument(metavar="DATABASE", help="Only the tables of this database.")
     ] = None,
 ) -> None:
     """List the tables.
@@ -352,7 +351,7 @@ def alter(
 def drop(
     session: Session,
     tables: Annotated[
-        list[str], typer.Argument(metavar="TABLE...", help="The tables to drop.", show_default=False)
+        list[str], typer.Argument(metavar="TABLE", help="The tables to drop.", show_default=False)
     ],
     yes: YesOption = False,
     if_exists: Annotated[

@@ -23,7 +23,9 @@ ColumnsOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option("--limit", "-n", min=1, help=f"The most rows. Default in a terminal: {_SHOWN_ROWS}."),
+    typer.Option(
+        "--limit", "-n", metavar="N", min=1, help=f"The most rows. Default in a terminal: {_SHOWN_ROWS}."
+    ),
 ]
 AllOption = Annotated[
     bool,
@@ -57,7 +59,7 @@ def lookup(
     keys: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...",
+            metavar="KEY",
             show_default=False,
             help="The text of a key of one column, or JSON like '[\"eu\",42]' for several columns.",
         ),
@@ -174,8 +176,9 @@ def _output_format(session: Session, output: FileFormat | None, to_file: Path | 
         output = file_format(to_file)
         if output is None:
             raise typer.BadParameter(
-                f"the name of {to_file} does not say what to write: give csv, json or parquet",
-                param_hint="--output",
+                f"the name of {to_file} does not say what to write: end it with .csv, .json or .parquet, or "
+                "give --output",
+                param_hint="--to-file",
             )
     if session.as_json:
         if output not in (None, FileFormat.JSON):

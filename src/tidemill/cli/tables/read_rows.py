@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemill.cli.output import human_bytes, show, write_json, write_line
+from tidemill.cli.output import human_bytes, plural, show, write_json, write_line
 from tidemill.cli.session import Session, fail
 from tidemill.cli.tables.json_rows import json_objects
 from tidemill.cli.tables.keys import key_fields, parse_key, parse_prefix, show_key
 from tidemill.cli.tables.progress import transfer
 from tidemill.cli.tables.row_writers import open_target, rows_as_table, writer_to
-from tidemill.cli.tables.session import FileFormat, plural
+from tidemill.cli.tables.session import FileFormat
 from tidemill.client.admin.topics import EARLIEST, list_offsets
 from tidemill.client.tables.follow import DELETE, ChangeBatch
 from tidemill.client.tables.table import AsyncTable

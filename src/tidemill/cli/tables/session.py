@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from pathlib import Path
@@ -22,10 +21,7 @@ __all__ = (
     "FileFormat",
     "QuietOption",
     "TableArgument",
-    "YesOption",
-    "confirm",
     "input_file",
-    "plural",
     "run",
     "split_names",
     "time_text",
@@ -47,7 +43,6 @@ TableArgument = Annotated[
     str, typer.Argument(metavar="TABLE", help="The name of the table: database.table.", show_default=False)
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def run(session: Session, work: Callable[[AsyncTidemill], Coroutine[Any, Any, _T]]) -> _T:
@@ -67,12 +62,6 @@ def with_table(session: Session, name: str, work: Callable[[AsyncTable], Corouti
         return await work(await db.table(name))
 
     return run(session, with_client)
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is deleted for good, if a terminal is there to answer."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(question, abort=True)
 
 
 def input_file(text: str, option: str) -> Path:
@@ -95,15 +84,6 @@ def split_names(texts: list[str] | None) -> list[str]:
     ['region', 'id', 'day']
     """
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
-
-
-def plural(count: int, noun: str) -> str:
-    """A number and its noun.
-
-    >>> plural(1, "row"), plural(12_000, "row")
-    ('1 row', '12,000 rows')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def time_text(timestamp_ms: int) -> str | None:

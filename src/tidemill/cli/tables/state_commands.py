@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.positions import UNIT_MS
-from tidemill.cli.session import Session, command, warn
-from tidemill.cli.tables.session import TableArgument, YesOption, confirm, plural, run, time_text, with_table
+from tidemill.cli.output import plural
+from tidemill.cli.session import CommandGroup, Session, YesOption, command, confirm, warn
+from tidemill.cli.tables.session import TableArgument, run, time_text, with_table
+from tidemill.config.values import time_unit_ms
 
 if TYPE_CHECKING:
     from tidemill.client.async_client import AsyncTidemill
@@ -23,7 +24,7 @@ __all__ = (
     "register",
 )
 
-_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]{1,9})\s*([a-z]+)")
 _SUMMED = ("row_count", "state_bytes", "log_bytes", "snapshot_count", "scanner_count")
 
 
@@ -44,21 +45,22 @@ def register(app: typer.Typer) -> None:
 
 
 def _group(app: typer.Typer, name: str, text: str) -> typer.Typer:
-    group = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(cls=CommandGroup, help=text, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
     return group
 
 
 def parse_duration(text: str) -> int:
-    """Parse a duration such as ``90s``, ``10m``, ``2h``, ``1d``; gives milliseconds. Raises ValueError.
+    """Parse a duration such as ``90s``, ``10m``, ``2 hours``; gives milliseconds. Raises ValueError.
 
     >>> parse_duration("10m")
     600000
     """
     match = _DURATION.fullmatch(text.strip())
-    if match is None or int(match[1]) == 0:
+    unit_ms = match and time_unit_ms(match[2])
+    if not match or not unit_ms or int(match[1]) == 0:
         raise ValueError(f"{text[:50]!r} is no span of time: use one like 90s, 10m, 2h or 1d")
-    return int(match[1]) * UNIT_MS[match[2]]
+    return int(match[1]) * unit_ms
 
 
 # -- stats -----------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ def _show_snapshots(session: Session, snapshots: list[Snapshot]) -> None:
 def list_leases(
     session: Session,
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Only the leases of this table.")
+        str | None, typer.Argument(metavar="TABLE", help="Only the leases of this table.")
     ] = None,
 ) -> None:
     """List the leases of tables: who holds each, and until when.
@@ -194,7 +196,9 @@ def acquire_lease(
     duration: Annotated[
         str, typer.Option("--for", metavar="TIME", help="How long the lease lasts: 90s, 10m, 2h, 1d.")
     ] = "10m",
-    holder: Annotated[str, typer.Option("--holder", help="Who holds the lease; 'lease list' shows it.")] = "",
+    holder: Annotated[
+        str, typer.Option("--holder", metavar="NAME", help="Who holds the lease; 'lease list' shows it.")
+    ] = "",
     fresh: Annotated[
         bool,
         typer.Option(
@@ -253,7 +257,7 @@ def _lease_value(lease: Lease) -> dict[str, Any]:
 def release_lease(
     session: Session,
     lease_ids: Annotated[
-        list[str], typer.Argument(metavar="LEASE...", help="The ids of the leases, as 'lease list' shows.")
+        list[str], typer.Argument(metavar="LEASE", help="The ids of the leases, as 'lease list' shows.")
     ],
 ) -> None:
     """End leases, so that their snapshots can be deleted.
@@ -319,7 +323,7 @@ def create_partition(
     session: Session,
     table: TableArgument,
     values: Annotated[
-        list[str], typer.Argument(metavar="PARTITION...", help="The partitions to add.", show_default=False)
+        list[str], typer.Argument(metavar="PARTITION", help="The partitions to add.", show_default=False)
     ],
 ) -> None:
     """Add partitions to a partitioned table, before a Kafka client writes to them. Existing ones are kept.
@@ -345,7 +349,7 @@ def drop_partition(
     session: Session,
     table: TableArgument,
     values: Annotated[
-        list[str], typer.Argument(metavar="PARTITION...", help="The partitions to drop.", show_default=False)
+        list[str], typer.Argument(metavar="PARTITION", help="The partitions to drop.", show_default=False)
     ],
     yes: YesOption = False,
 ) -> None:

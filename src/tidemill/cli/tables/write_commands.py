@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.output import plural
 from tidemill.cli.session import Session, command
-from tidemill.cli.tables.session import FileFormat, QuietOption, TableArgument, input_file, plural, with_table
+from tidemill.cli.tables.session import FileFormat, QuietOption, TableArgument, input_file, with_table
 
 if TYPE_CHECKING:
     from tidemill.cli.tables.write_rows import Writing
@@ -44,7 +45,7 @@ def upsert(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             show_default=False,
             help="CSV with a header, Parquet, or JSON (an array, or one object per line). '-' is stdin.",
         ),
@@ -88,7 +89,7 @@ def delete(
     keys: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY...",
+            metavar="KEY",
             show_default=False,
             help="The text of a key of one column, or JSON like '[\"eu\",42]' for several columns.",
         ),

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tidemill.cli.output import plural
 from tidemill.cli.session import warn
 from tidemill.cli.tables.byte_input import run_ahead
 from tidemill.cli.tables.keys import key_fields, parse_key
 from tidemill.cli.tables.progress import Transfer, transfer
 from tidemill.cli.tables.row_files import Piece, RowFile, row_error
-from tidemill.cli.tables.session import FileFormat, plural
+from tidemill.cli.tables.session import FileFormat
 from tidemill.client.tables.table import AsyncTable
 from tidemill.errors import TableCode, TableError, TidemillError
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.session import Session, command
+from tidemill.cli.session import Session, YesOption, command, confirm
 
 if TYPE_CHECKING:
     from tidemill.client.cluster import Cluster, TopicInfo, TopicPartition
@@ -49,12 +48,18 @@ def create(
     session: Session,
     topic: TopicArgument,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", help="Their number. -1: the setting default_partitions.")
+        int,
+        typer.Option(
+            "--partitions", "-p", metavar="N", help="Their number. -1: the setting default_partitions."
+        ),
     ] = -1,
     replication: Annotated[
         int,
         typer.Option(
-            "--replication", "-r", help="Replicas of each partition. -1: the setting default_replication."
+            "--replication",
+            "-r",
+            metavar="N",
+            help="Replicas of each partition. -1: the setting default_replication.",
         ),
     ] = -1,
     config: ConfigsOption = None,
@@ -232,7 +237,9 @@ def alter(
     topic: TopicArgument,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", help="The new number of partitions, larger than before."),
+        typer.Option(
+            "--partitions", "-p", metavar="N", help="The new number of partitions, larger than before."
+        ),
     ] = None,
     config: ConfigsOption = None,
     reset: Annotated[
@@ -274,6 +281,7 @@ def trim(
             help="latest, an offset, a time, or an age like -10m (10 minutes ago).",
         ),
     ],
+    yes: YesOption = False,
 ) -> None:
     """Delete the oldest records of a topic, up to an offset or a time. This cannot be undone."""
     from tidemill.cli.output import Table, show
@@ -286,6 +294,7 @@ def trim(
         partitions = await topic_partitions(cluster, topic)
         return await delete_records(cluster, await offsets_at(cluster, partitions, position))
 
+    confirm(f"Delete the records of {topic} before {before}?", yes=yes)
     starts = sorted(session.run(work).items())
     value = [{"topic": name, "partition": index, "start_offset": start} for (name, index), start in starts]
     rows = [(name, index, start) for (name, index), start in starts]
@@ -294,8 +303,8 @@ def trim(
 
 def delete(
     session: Session,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics to delete.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="The topics to delete.")],
+    yes: YesOption = False,
     if_exists: Annotated[
         bool, typer.Option("--if-exists", help="Succeed if a topic does not exist.")
     ] = False,
@@ -305,8 +314,7 @@ def delete(
     from tidemill.client.admin.topics import delete_topic
     from tidemill.errors import ApiError, ErrorCode
 
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete {', '.join(topics)} with all records?", abort=True)
+    confirm(f"Delete {', '.join(topics)} with all records?", yes=yes)
 
     async def work(cluster: Cluster) -> list[str]:
         deleted: list[str] = []

@@ -44,10 +44,12 @@ def consume(
         ),
     ] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
+        list[int] | None,
+        typer.Option("--partition", "-p", metavar="P", min=0, help="Only this partition; repeatable."),
     ] = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many records.")
+        int | None,
+        typer.Option("--max-messages", "-n", metavar="N", min=1, help="Stop after so many records."),
     ] = None,
     exit_at_end: Annotated[
         bool,
@@ -59,11 +61,18 @@ def consume(
     ] = False,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", help="Read as a member of this consumer group, and commit offsets."),
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Read as a member of this consumer group, and commit offsets.",
+        ),
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option("--template", "-t", help=r"How to print a record; see below. Default: '%v\n'."),
+        typer.Option(
+            "--template", "-t", metavar="TEXT", help=r"How to print a record; see below. Default: '%v\n'."
+        ),
     ] = None,
     skip_undecodable: Annotated[
         bool,

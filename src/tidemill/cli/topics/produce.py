@@ -66,7 +66,8 @@ def produce(
         ),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Write to this partition only.")
+        int | None,
+        typer.Option("--partition", "-p", metavar="P", min=0, help="Write to this partition only."),
     ] = None,
     compression: Annotated[
         Compression, typer.Option("--compression", "-z", help="How to compress batches of records.")
@@ -80,7 +81,8 @@ def produce(
         ),
     ] = Acks.ALL,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=0.001, help="The most records to write in a second.")
+        float | None,
+        typer.Option("--rate", metavar="N", min=0.001, help="The most records to write in a second."),
     ] = None,
 ) -> None:
     """Write records: one for each line of stdin or of a file.

@@ -25,6 +25,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tidemill.client.admin.topics import EARLIEST, LATEST, list_offsets
+from tidemill.client.arguments import chosen_partitions, shown, whole
 from tidemill.client.cluster import Cluster
 from tidemill.client.cursors.checkpoints.store import CheckpointStore, StoredElsewhere
 from tidemill.client.cursors.lag import Lag, measure_lag
@@ -246,8 +247,9 @@ class AsyncCursor(Unpicklable):
         self._check()
         if self._in_loop:
             self._store.settle_now()
-        if limit < 1:
-            raise ConfigError(f"a batch has at least one record, not {limit}")
+        limit = whole("limit", limit, least=1)
+        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float):
+            raise ConfigError(f"timeout_ms is a number of milliseconds, not {shown(timeout_ms)}")
         deadline = time.monotonic() + timeout_ms / 1000
         while self._store.is_paused or not self._machine.waiting_records:
             left_ms = max(0, int((deadline - time.monotonic()) * 1000))
@@ -342,7 +344,7 @@ class AsyncCursor(Unpicklable):
         """What ``commit`` would store. For stores that are written in the caller's thread."""
         self._check()
         try:
-            return self._machine.plan_commit(upto, finished)
+            return self._machine.plan_commit(_offsets("upto", upto), finished)
         except ValueError as error:
             raise ConfigError(f"{self._store.where}: {error}") from error
 
@@ -376,7 +378,9 @@ class AsyncCursor(Unpicklable):
         """
         self._check()
         await self._reader.reset()
-        chosen = self._machine.partitions if partitions is None else list(partitions)
+        chosen = (
+            self._machine.partitions if partitions is None else chosen_partitions("partitions", partitions)
+        )
         missing = set(chosen) - set(self._machine.partitions)
         if missing:
             raise ConfigError(f"{self._store.where} does not read partition {min(missing)}")
@@ -446,6 +450,15 @@ class AsyncCursor(Unpicklable):
         self._store.check()
 
 
+def _offsets(name: str, given: Any) -> Mapping[int, int] | None:
+    """``given``, if it is offsets by partition or None. Raises ``ConfigError`` for anything else."""
+    if given is None or (
+        isinstance(given, Mapping) and all(isinstance(each, int) for each in (*given, *given.values()))
+    ):
+        return given
+    raise ConfigError(f"{name} is offsets by partition, as in {{0: 17}}, not {shown(given)}")
+
+
 def names_offsets(start: Start) -> bool:
     """Whether it gives offsets, which no node has looked up: a log need not have them."""
     return isinstance(start, Mapping) or parse_start(start, now_ms=0).kind == "offset"
@@ -459,9 +472,8 @@ async def resolve_starts(
     if isinstance(start, Mapping):
         unknown = set(start) - set(chosen)
         if unknown:
-            raise ConfigError(
-                f"there is no partition {min(unknown)} to start at offset {start[min(unknown)]}"
-            )
+            wrong = next(iter(unknown))
+            raise ConfigError(f"there is no partition {wrong!r} to start at offset {start[wrong]!r}")
         found = await resolve_starts(
             cluster, topic, [each for each in chosen if each not in start], "earliest"
         )

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemill.client.admin.topics import LATEST, list_offsets
+from tidemill.client.arguments import chosen_partitions, shown, whole
 from tidemill.client.cluster import Cluster
+from tidemill.client.cursors.admin import describe_cursor
 from tidemill.client.cursors.checkpoints.registration import Registration
 from tidemill.client.cursors.checkpoints.store import CheckpointStore, MemoryStore
-from tidemill.client.cursors.cursor import AsyncCursor, CursorPlan, IfLost, Start, resolve_starts
+from tidemill.client.cursors.cursor import (
+    AsyncCursor,
+    CursorPlan,
+    IfLost,
+    Start,
+    names_offsets,
+    resolve_starts,
+)
 from tidemill.cursors.checkpoint import Entry
+from tidemill.cursors.errors import CursorNotFound
 from tidemill.cursors.position import Position
 from tidemill.cursors.region import Region, header_match, key_prefix_of
 from tidemill.cursors.stored import Home
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ("begin_cursor", "check_cursor_name", "open_cursor", "plan_cursor")
 
 _NAME_CHARACTERS_MAX: Final = 249
+_LEASE_MS_MAX: Final = 600_000
 
 
 async def plan_cursor(
@@ -47,6 +60,10 @@ async def plan_cursor(
     if name is not None:
         check_cursor_name(name)
     _check_if_lost(if_lost)
+    chosen_of_region = None if partitions is None else chosen_partitions("partitions", partitions)
+    owned = None if own is None else chosen_partitions("own", own)
+    lease_ms = whole("lease_ms", lease_ms, least=1, most=_LEASE_MS_MAX)
+    gaps_kept = whole("gaps_kept", gaps_kept, least=0)
     topic_name, table = await _source(cluster, source)
     topic = await cluster.topic(topic_name)
     if topic.topic_id is None:
@@ -54,20 +71,21 @@ async def plan_cursor(
     region = Region(
         topic_name,
         topic.topic_id,
-        None if partitions is None else tuple(partitions),
+        chosen_of_region,
         key_prefix_of(key_prefix),
         header_match(headers),
         _predicate(table, where),
     )
     count = len(topic.partitions)
-    chosen = list(region.partitions or range(count))
-    if own is not None:
-        chosen = sorted(set(own))
-        if not chosen:
-            raise ConfigError("own names no partition: there is nothing to read")
-    outside = [each for each in chosen if each >= count or not region.has_partition(each)]
-    if outside:
-        raise ConfigError(f"{topic_name!r} has {count} partitions, {outside[0]} is none of this region's")
+    chosen = list(owned or region.partitions or range(count))
+    for each in chosen:
+        if each >= count:
+            raise ConfigError(
+                f"topic {topic_name!r} has {count} partition{'' if count == 1 else 's'}, numbered from 0: "
+                f"there is no partition {each}"
+            )
+        if not region.has_partition(each):
+            raise ConfigError(f"own names partition {each}, which is not one of partitions={partitions}")
     if own is not None and checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
         _check_shared(checkpoint)
     reads_all = region.partitions is None and own is None
@@ -81,6 +99,8 @@ async def plan_cursor(
     )
     follows = reads_all and not store.is_callers
     try:
+        if if_lost is None and names_offsets(start):
+            await _check_start(cluster, name, topic_name, starts)
         await store.register(starts)
     except BaseException:
         await store.close()
@@ -120,6 +140,24 @@ async def begin_cursor(
     return cursor
 
 
+async def _check_start(
+    cluster: Cluster, name: str | None, topic: str, starts: Mapping[int, Position]
+) -> None:
+    """Raise ``ConfigError`` for a cursor that is to begin behind the end of a log, before that is stored."""
+    ends = await list_offsets(cluster, {(topic, partition): LATEST for partition in starts})
+    behind = [partition for partition in starts if starts[partition].offset > ends[topic, partition].offset]
+    if not behind:
+        return
+    with contextlib.suppress(CursorNotFound):
+        if name is not None and behind[0] in (await describe_cursor(cluster, name)).positions:
+            # It has begun: ``start`` does not count any more, and the log has lost its end.
+            return
+    raise ConfigError(
+        f"start is offset {starts[behind[0]].offset} of {topic}-{behind[0]}, which ends at offset "
+        f"{ends[topic, behind[0]].offset}, where the next record comes: start there at most, or at 'latest'"
+    )
+
+
 def check_cursor_name(name: Any) -> None:
     """Raise ``ConfigError`` for what cannot name a cursor."""
     if not isinstance(name, str) or not name or len(name) > _NAME_CHARACTERS_MAX or not name.isprintable():
@@ -142,7 +180,7 @@ async def _source(cluster: Cluster, source: Any) -> tuple[str, AsyncTable | None
     if not isinstance(awaited, str):
         name = getattr(awaited, "name", None)
         if not isinstance(name, str):
-            raise ConfigError(f"a cursor reads a topic or a table, not a {type(source).__name__}")
+            raise ConfigError(f"a cursor reads a topic or a table, not {shown(source)}")
     else:
         name = awaited
     try:
@@ -215,6 +253,8 @@ def _store(
         from tidemill.client.cursors.checkpoints.file import FileStore
 
         path = Path(checkpoint)
+        if not str(checkpoint):
+            raise ConfigError("checkpoint is an empty path: name the file that keeps the position")
         # Whoever has the lock of the file need not wait for the lease of its earlier owner.
         owner = f"{socket.gethostname()}:{path.absolute()}"
         return FileStore(path, name, region, registration(Home.FILE, owner), log_starts=log_starts)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tidemill.client.cursors.admin import describe_cursor, stored_entries
 from tidemill.client.cursors.checkpoints.cluster import where_of
@@ -40,16 +42,18 @@ _SUFFIX: Final = ".replay"
 _Seen: TypeAlias = dict[tuple[str, int, int], bool]
 
 
-class Replayed(NamedTuple):
+@dataclass(slots=True)
+class Replayed:
     """What a replay has sent back, or would send."""
 
-    records: int
+    #: Records that went back, by their topic.
+    sent: Counter[str] = field(default_factory=Counter)
+    #: The same by the reason for which they were parked.
+    reasons: Counter[str] = field(default_factory=Counter)
     #: Letters of records that were parked before.
-    doubles: int
-    #: By topic, how many records went back.
-    topics: dict[str, int]
+    parked_twice: int = 0
     #: Records that were too large to be parked whole: their letters do not have them, and are not sent back.
-    without_contents: int
+    without_contents: int = 0
 
 
 def check_replayable(name: str) -> None:
@@ -76,7 +80,6 @@ async def replay(
     letters: str,
     *,
     execute: bool = True,
-    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Replayed:
     """Send the records that worker ``name`` has parked in ``letters`` back to their topics.
 
@@ -87,18 +90,17 @@ async def replay(
         ends = {partition: position.offset for partition, position in cursor.committed.items()}
         seen = await _letters_before(cluster, name, letters, ends)
         plain: dict[str, bool] = {}
-        result = Replayed(0, 0, {}, 0)
+        done = Replayed()
         while batch := await cursor.poll_batch(_BATCH, timeout_ms=_END_MS):
-            chosen, doubles = _choose(batch, seen)
+            chosen = _choose(batch, seen, done)
             for letter, _ in chosen:
                 await _check_source(cluster, letter.topic, plain)
             if execute:
                 await _send(cursor, chosen)
-            for letter, _ in chosen:
-                result.topics[letter.topic] = result.topics.get(letter.topic, 0) + 1
-            result = result._replace(records=result.records + len(chosen), doubles=result.doubles + doubles)
-            on_progress(result.records)
-        return result._replace(without_contents=sum(not is_whole for is_whole in seen.values()))
+            done.sent.update(letter.topic for letter, _ in chosen)
+            done.reasons.update(letter.reason for letter, _ in chosen)
+        done.without_contents = sum(not is_whole for is_whole in seen.values())
+        return done
     finally:
         await cursor.close()
 
@@ -166,23 +168,22 @@ def _is_whole(record: CursorRecord) -> bool:
     return all(name != LEFT_OUT for name, _ in record.headers)
 
 
-def _choose(batch: list[Any], seen: _Seen) -> tuple[list[tuple[Letter, Record]], int]:
-    """The letters of a batch whose records go back, and how many are doubles."""
+def _choose(batch: list[Any], seen: _Seen, done: Replayed) -> list[tuple[Letter, Record]]:
+    """The letters of a batch whose records go back; those that were parked before are counted in ``done``."""
     chosen: list[tuple[Letter, Record]] = []
-    doubles = 0
     for record in batch:
         letter = read_letter(record.headers)
         if letter is None:
             continue
         source, is_whole = _source(letter), _is_whole(record)
         if source in seen and (seen[source] or not is_whole):
-            doubles += 1
+            done.parked_twice += 1
             continue
         seen[source] = is_whole
         if is_whole:
             plain = Record(record.key, record.value, record.timestamp_ms, record.headers)
             chosen.append((letter, redriven_record(plain, letter)))
-    return chosen, doubles
+    return chosen
 
 
 async def _send(cursor: AsyncCursor, chosen: list[tuple[Letter, Record]]) -> None:

@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from tidemill.client.arguments import shown, whole
 from tidemill.client.cluster import Cluster, TopicPartition
 from tidemill.client.process_bound import Unpicklable
 from tidemill.client.share.decoding import Handed, Taken, take_records
@@ -41,7 +42,7 @@ from tidemill.client.share.outbox import Outcome
 from tidemill.client.share.pace import Pace
 from tidemill.client.share.record import Acknowledge, Settlement, ShareRecord
 from tidemill.client.share.routing import Routing
-from tidemill.errors import ApiError, ConnectionClosed, ErrorCode, TableError, TidemillError
+from tidemill.errors import ApiError, ConfigError, ConnectionClosed, ErrorCode, TableError, TidemillError
 
 if TYPE_CHECKING:
     from tidemill.client.producing.transactional import TransactionalProducer
@@ -180,6 +181,9 @@ class AsyncShare(Unpicklable):
 
     async def poll(self, max_records: int = 500, *, timeout: float = 1.0) -> list[ShareRecord]:  # noqa: ASYNC109
         """Up to so many records, as soon as there are any; none if none came within ``timeout`` seconds."""
+        max_records = whole("max_records", max_records, least=1)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
+            raise ConfigError(f"timeout is a number of seconds, not {shown(timeout)}")
         try:
             async with asyncio.timeout(timeout):
                 found = [await self.next()]

@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
+from tidemill.client.arguments import full_name, millis, shown, whole
 from tidemill.client.cluster import Cluster
-from tidemill.client.share.record import to_ms
 from tidemill.config.group_keys import DEAD_LETTER_TOPIC
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.net.answers import check
@@ -135,23 +135,35 @@ def named_configs(
     max_waiting: int | None = None,
 ) -> dict[str, str]:
     """Python's names for the configs of a share group as Kafka's names and values."""
+    for name, value, words in (
+        ("order", order, get_args(Order)),
+        ("on_dead", on_dead, get_args(OnDead)),
+        ("read_committed", read_committed, (True, False)),
+        ("deliver_at", deliver_at, (True, False)),
+    ):
+        if value is not None and value not in words:
+            raise ConfigError(f"{name} is {' or '.join(map(repr, words))}, not {shown(value)}")
+    if dead_letter is not None:
+        full_name("dead_letter, the topic of dead records,", dead_letter)
     found: dict[str, Any] = {
         START: None if start is None else _start(start),
-        "share.record.lock.duration.ms": None if lock is None else to_ms(lock),
-        LIMIT: max_deliveries,
-        BACKOFF: None if retry_backoff is None else to_ms(retry_backoff),
+        "share.record.lock.duration.ms": None if lock is None else millis("lock", lock),
+        LIMIT: None if max_deliveries is None else whole("max_deliveries", max_deliveries, least=1),
+        BACKOFF: None if retry_backoff is None else millis("retry_backoff", retry_backoff),
         BACKOFF_KIND: None
         if retry_backoff is None
         else "fixed"
         if retry_backoff_max is None
         else "exponential",
-        BACKOFF_MAX: None if retry_backoff_max is None else to_ms(retry_backoff_max),
+        BACKOFF_MAX: None if retry_backoff_max is None else millis("retry_backoff_max", retry_backoff_max),
         "tidemill.share.order": order,
         "tidemill.share.on.dead": on_dead,
         DEAD_LETTER_TOPIC: dead_letter,
         "share.isolation.level": _isolation(read_committed),
         "tidemill.share.deliver.at.enable": None if deliver_at is None else str(deliver_at).lower(),
-        "tidemill.share.max.waiting.records": max_waiting,
+        "tidemill.share.max.waiting.records": None
+        if max_waiting is None
+        else whole("max_waiting", max_waiting, least=1),
     }
     if retry_backoff_max is not None and retry_backoff is None:
         raise ConfigError("retry_backoff_max is the cap of retry_backoff: give both")
@@ -160,8 +172,10 @@ def named_configs(
 
 def _start(start: ShareStart) -> str:
     if isinstance(start, str):
+        if start not in ("earliest", "latest"):
+            raise ConfigError(f"start is 'earliest', 'latest' or so many seconds ago, not {shown(start)}")
         return start
-    seconds, rest_ms = divmod(to_ms(start), 1000)
+    seconds, rest_ms = divmod(millis("start", start), 1000)
     part = f".{rest_ms:03}".rstrip("0") if rest_ms else ""
     return f"by_duration:PT{seconds}{part}S"
 

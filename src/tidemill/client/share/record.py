@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.client.arguments import millis, shown
+from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.records.record import Header
 
-__all__ = ("Acknowledge", "FencingToken", "RecordKeeper", "Settlement", "ShareRecord", "to_ms")
+__all__ = ("Acknowledge", "FencingToken", "RecordKeeper", "Settlement", "ShareRecord")
 
 #: The group's own backoff decides when a released record comes back.
 GROUP_BACKOFF_MS = -1
@@ -189,10 +190,12 @@ class ShareRecord:
         ``delay`` in seconds says how long it waits; without it the group's backoff decides. The last delivery
         that the group's limit allows ends as a rejection instead.
         """
-        self._settle(_RELEASE if delay is None else Settlement(Acknowledge.RELEASE, to_ms(delay)))
+        self._settle(_RELEASE if delay is None else Settlement(Acknowledge.RELEASE, millis("delay", delay)))
 
     def reject(self, reason: str = "") -> None:
         """It cannot be processed: it goes to the group's dead-letter topic, or away if the group has none."""
+        if not isinstance(reason, str):
+            raise ConfigError(f"the reason for a rejection is text, not {shown(reason)}")
         self._settle(Settlement(Acknowledge.REJECT, reason=reason) if reason else _REJECT)
 
     def renew(self) -> None:
@@ -220,10 +223,3 @@ _DONE = {
     Acknowledge.REJECT: "rejected",
     Acknowledge.RETURN: "released",
 }
-
-
-def to_ms(seconds: float) -> int:
-    """Seconds as whole milliseconds. Raises ``ValueError`` for less than none."""
-    if not seconds >= 0:
-        raise ValueError(f"a delay cannot be {seconds!r} seconds")
-    return round(seconds * 1000)

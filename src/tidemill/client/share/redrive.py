@@ -87,13 +87,13 @@ class Redriven:
     #: The same by reason.
     reasons: Counter[str] = field(default_factory=Counter)
     #: Letters that were not chosen.
-    kept: int = 0
+    not_chosen: int = 0
     #: Letters that were chosen and do not have the contents of their record.
     without_contents: int = 0
     #: Letters that were chosen and whose topic does not exist any more.
-    without_topic: int = 0
+    topic_is_gone: int = 0
     #: Offsets of the dead-letter topic that were not looked at, although they were there at the beginning.
-    unseen: int = 0
+    not_looked_at: int = 0
 
 
 class _Chosen(NamedTuple):
@@ -104,7 +104,7 @@ class _Chosen(NamedTuple):
 
 
 async def redrive(
-    cluster: Cluster, choice: Choice, *, dead_letters: str | None = None, dry_run: bool = False
+    cluster: Cluster, choice: Choice, *, dead_letters: str | None = None, execute: bool = True
 ) -> Redriven:
     """Send letters of a group back. ``dead_letters`` is the topic; without it, that of the group's config.
 
@@ -121,8 +121,8 @@ async def redrive(
     share = AsyncShare(cluster, REDRIVE_PREFIX + choice.group, [topic], lanes=_LETTERS_MAX)
     async with share:
         ends = await _ends(cluster, topic)
-        await _Run(share, choice, done, dry_run=dry_run).until_empty()
-        done.unseen = await _unseen(cluster, share.group, ends)
+        await _Run(share, choice, done, execute=execute).until_empty()
+        done.not_looked_at = await _unseen(cluster, share.group, ends)
     return done
 
 
@@ -145,11 +145,11 @@ async def _unseen(cluster: Cluster, group: str, ends: Mapping[TopicPartition, in
 class _Run:
     """The work of one redrive: takes letters from the dead-letter topic and sends the chosen ones back."""
 
-    def __init__(self, share: AsyncShare, choice: Choice, done: Redriven, *, dry_run: bool) -> None:
+    def __init__(self, share: AsyncShare, choice: Choice, done: Redriven, *, execute: bool) -> None:
         self._share = share
         self._choice = choice
         self._done = done
-        self._dry_run = dry_run
+        self._execute = execute
         #: Offsets of letters that stay, by partition: they come again when a leader moves.
         self._kept: dict[int, set[int]] = {}
         #: By name, how many partitions a topic has; 0 if it does not exist.
@@ -205,7 +205,7 @@ class _Run:
                 self._partitions[name] = 0
         if not self._partitions[name]:
             self._keep(chosen.record)
-            self._done.without_topic += 1
+            self._done.topic_is_gone += 1
         return self._partitions[name] > 0
 
     def _chosen(self, records: Sequence[ShareRecord]) -> list[_Chosen]:
@@ -214,7 +214,7 @@ class _Run:
             letter = read_letter(record.headers)
             if letter is None or not self._choice.fits(letter, record.timestamp_ms):
                 self._keep(record)
-                self._done.kept += 1
+                self._done.not_chosen += 1
             elif _is_without_contents(record):
                 self._keep(record)
                 self._done.without_contents += 1
@@ -229,13 +229,13 @@ class _Run:
     async def _send_back(self, chosen: Sequence[_Chosen]) -> None:
         if not chosen:
             return
-        if self._dry_run:
-            for record, _ in chosen:
-                self._keep(record)
-        else:
+        if self._execute:
             async with self._share.transaction() as transaction:
                 for each in chosen:
                     await self._send_one(transaction, each)
+        else:
+            for record, _ in chosen:
+                self._keep(record)
         for _, letter in chosen:
             self._done.sent[letter.topic] += 1
             self._done.reasons[letter.reason] += 1

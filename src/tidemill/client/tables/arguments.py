@@ -127,7 +127,7 @@ def to_predicate(where: Any) -> Predicate:
     if not isinstance(where, Predicate):
         raise TableError(
             TableCode.invalid_predicate,
-            f"a filter is SQL text or a pyarrow expression, not a {type(where).__name__}",
+            f"a filter is SQL text or a pyarrow expression, not {where!r:.60}",
         )
     return where
 

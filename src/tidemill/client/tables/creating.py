@@ -33,8 +33,7 @@ def creation_body(
     if not isinstance(schema, pa.Schema):
         raise TableError(
             TableCode.invalid_schema,
-            "a schema is a pyarrow.Schema or text like 'id bigint, name string', not a "
-            f"{type(schema).__name__}",
+            f"a schema is a pyarrow.Schema or text like 'id bigint, name string', not {schema!r:.60}",
         )
     required = {*primary_key, *([partition_by] if partition_by else [])}
     schema = pa.schema(

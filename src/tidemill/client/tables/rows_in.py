@@ -36,7 +36,7 @@ def as_tables(rows: Any, schema: pa.Schema) -> Iterator[pa.Table]:
     else:
         raise TableError(
             TableCode.row_refused,
-            f"rows cannot be a {type(rows).__name__}; give a dict, dicts, or something that speaks Arrow "
+            f"rows cannot be {rows!r:.60}; give a dict, dicts, or something that speaks Arrow "
             "(pyarrow, pandas, polars, DuckDB)",
         )
 
@@ -50,7 +50,7 @@ def _from_dicts(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.Table]:
             if not isinstance(row, Mapping):
                 raise TableError(
                     TableCode.row_refused,
-                    f"row {first + len(piece)} is a {type(row).__name__}, not a dict",
+                    f"row {first + len(piece)} is {row!r:.60}, not a dict",
                     index=first + len(piece),
                 )
             unknown = row.keys() - names

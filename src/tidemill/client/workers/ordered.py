@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from tidemill.client.arguments import millis, whole
 from tidemill.cursors.restarts import Once, RestartPolicy
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 
@@ -96,15 +97,15 @@ class Ordered:
     def __post_init__(self) -> None:
         for name in ("batch_size", "attempts", "every_records"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+            if value is not None:
+                whole(name, value, least=1)
         if not isinstance(self.restart, RestartPolicy):
             raise ConfigError(
                 f"restart is tidemill.Once() or tidemill.Bounded(max_restarts, within_seconds=…), not "
                 f"{self.restart!r}"
             )
-        if self.every_seconds is not None and not self.every_seconds > 0:
-            raise ConfigError(f"every_seconds must be more than 0, not {self.every_seconds}")
+        if self.every_seconds is not None and not millis("every_seconds", self.every_seconds):
+            raise ConfigError(f"every_seconds is at least 0.001, not {self.every_seconds}")
 
 
 class Cadence:

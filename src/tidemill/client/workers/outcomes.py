@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tidemill.client.arguments import millis
+
 __all__ = ("Reject", "Retry")
 
 
@@ -26,6 +28,6 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
         super().__init__(reason)
-        if delay is not None and not delay >= 0:
-            raise ValueError(f"a delay cannot be {delay!r} seconds")
+        if delay is not None:
+            millis("delay", delay)
         self.delay = delay

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from tidemill.config.values import TIME_UNITS_MS
+from tidemill.config.values import time_unit_ms
 from tidemill.spark.connection import DEFAULT_TIMEOUT_MS
 from tidemill.spark.errors import InvalidOption
 
@@ -252,7 +252,7 @@ def _duration(text: str) -> int | None:
         if match is None:
             return None
         unit = match[2].lower()
-        scale = TIME_UNITS_MS.get(unit) or TIME_UNITS_MS.get(unit.removesuffix("s"))
+        scale = time_unit_ms(unit)
         if scale is None:
             return None
         total += float(match[1]) * scale

@@ -50,6 +50,7 @@ def test_a_throttle_is_set_shown_and_removed(db: Tidemill) -> None:
     assert limits(db, "50MiB") == [(50 * MIB, 50 * MIB)]
     assert "50.0 MiB/s" in run(db, "throttle")
     assert limits(db, "2000", "--node", "1") == [(2_000, 2_000)], "the node's own comes first"
+    assert limits(db, "3000", "--node", "node-1") == [(3_000, 3_000)], "a node has a name, too"
     assert limits(db, "--node", "1", "--off") == [(50 * MIB, 50 * MIB)]
     assert limits(db, "--off") == [(None, None)]
 
@@ -77,6 +78,11 @@ def test_a_move_is_begun_with_a_throttle_that_stays(db: Tidemill) -> None:
     assert limits(db) == [(MIB, MIB)]
 
 
+def test_commands_take_the_names_of_nodes_and_count_with_words(db: Tidemill) -> None:
+    assert "the move of t-0 is done" in run(db, "reassign", "t", "0", "--to", "node-1", "--wait")
+    assert "1 of 1 node live, 1 topic, 1 partition, controller 1 (node-1)" in run(db, "status")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -85,11 +91,13 @@ def test_a_move_is_begun_with_a_throttle_that_stays(db: Tidemill) -> None:
         (("throttle", "50MiB", "--off"), 2, "either BYTES or --off"),
         (("throttle", "--node", "1"), 2, "give BYTES or --off"),
         (("throttle", "9999999999GiB"), 1, "leader.replication.throttled.rate"),
-        (("throttle", "1MiB", "--node", "9"), 1, "there is no node 9"),
-        (("throttle", "1MiB", "--node", "-1"), 1, "by its number"),
+        (("throttle", "1MiB", "--node", "9"), 3, "there is no node '9'"),
+        (("throttle", "1MiB", "--node", "-1"), 3, "there is no node '-1'"),
+        (("drain", "9"), 3, "there is no node '9': give the number or the name of one"),
+        (("remove", "one"), 3, "there is no node 'one'"),
         (("reassign", "--throttle", "1MiB"), 2, "give TOPIC PARTITION"),
         (("reassign", "t", "0", "--to", "1", "--throttle", "slow"), 2, "a number of bytes"),
-        (("reassign", "t", "0", "--to", "one", "--throttle", "1MiB"), 2, "no list of node numbers"),
+        (("reassign", "t", "0", "--to", "1,one", "--throttle", "1MiB"), 3, "there is no node 'one'"),
     ],
 )
 def test_what_cannot_be_a_throttle_is_refused_and_changes_nothing(

@@ -7,18 +7,20 @@ from pathlib import Path
 import pytest
 import typer
 
-from tidemill.cli.tables.session import input_file, plural, split_names, time_text
+from tidemill.cli.output import plural
+from tidemill.cli.tables.session import input_file, split_names, time_text
 from tidemill.cli.tables.state_commands import parse_duration
 
 
 @pytest.mark.parametrize(
-    ("text", "duration_ms"), [("90s", 90_000), ("10m", 600_000), ("1d", 86_400_000), ("5ms", 5)]
+    ("text", "duration_ms"),
+    [("90s", 90_000), ("10m", 600_000), ("1d", 86_400_000), ("5ms", 5), ("2 hours", 7_200_000)],
 )
 def test_durations_have_a_number_and_a_unit(text: str, duration_ms: int) -> None:
     assert parse_duration(text) == duration_ms
 
 
-@pytest.mark.parametrize("text", ["", "10", "0s", "-5m", "1w", "1.5h", "h"])
+@pytest.mark.parametrize("text", ["", "10", "0s", "-5m", "1y", "1.5h", "h"])
 def test_other_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="90s, 10m"):
         parse_duration(text)

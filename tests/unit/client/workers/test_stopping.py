@@ -121,7 +121,7 @@ def test_an_error_of_one_worker_ends_all_and_is_raised_when_they_have_stopped(
 ) -> None:
     fine = db.worker(f"{topic}-fine", topic, lambda record: None, ordered=True)
     failing = db.worker(f"{topic}-failing", topic, print, ordered=Ordered(own=[5]))
-    with pytest.raises(ConfigError, match="has 1 partitions, 5 is none"):
+    with pytest.raises(ConfigError, match="has 1 partition, numbered from 0: there is no partition 5"):
         run_workers(failing, fine)
     assert not fine.is_running
 

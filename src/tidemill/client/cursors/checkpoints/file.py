@@ -146,7 +146,11 @@ class FileStore(AwaitedStore):
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
         except OSError as error:
-            raise CheckpointWriteFailed(f"{path} cannot be opened: {error}", where=self.where) from error
+            raise CheckpointWriteFailed(
+                f"{path} cannot be opened: {error.strerror}. Its directory must exist, and this process must "
+                "be allowed to write there",
+                where=self.where,
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
