@@ -143,8 +143,8 @@ class RecordUsers:
             if partition.failure is None and not partition.local_log.is_truncating
         ]
         for _, partition in replicas:
-            for key, (offset, _) in newest_records(partition.local_log, partition.high_watermark).items():
-                self._newest_committed[key] = max(offset, self._newest_committed.get(key, -1))
+            for encoded, (offset, _) in newest_records(partition.local_log, partition.high_watermark).items():
+                self._newest_committed[encoded] = max(offset, self._newest_committed.get(encoded, -1))
         for node_id, partition in replicas:
             newest = newest_records(partition.local_log)
             for key, (offset, value) in self.newest_acked.items():

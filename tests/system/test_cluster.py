@@ -20,14 +20,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from support.campaign import PARTITIONS, Campaign, Loads
 from support.etcd import NO_ETCD, has_etcd
 from support.history import History, check
 from support.processes import ClientProcess, wait_until
-from support.real_cluster import SHORT_SESSION_TIMEOUT_MS, RealCluster, RealNode
+from support.raw import RawClient
+from support.real_cluster import ETCD, SHORT_SESSION_TIMEOUT_MS, RealCluster, RealNode
 from support.real_tables import TableLoad
 from support.seeds import choose_seed
 from system.clients.exchange import EXCHANGE_SECONDS, PAUSE_SECONDS
@@ -170,6 +171,38 @@ def in_order(history: History, reader: str) -> list[str]:
                 wrong.append(f"{event.value} at {event.partition}@{event.offset}")
             last[event.partition, producer] = int(number)
     return wrong
+
+
+def _takes_no_connections(node: RealNode) -> bool:
+    return any("takes no connections of clients" in each for each in node.readiness()["problems"])
+
+
+def test_a_transactional_producer_leaves_a_node_that_reaches_nobody(cluster: RealCluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=PARTITIONS)
+    cluster.wait_for_leaders(topic)
+    node = cluster["n1"]
+    # It is connected to this node only: librdkafka connects to others when it is told to use them.
+    producer = Producer({"bootstrap.servers": node.server, "transactional.id": topic})
+    producer.init_transactions(60)
+    others = [ETCD, *(each.name for each in cluster if each is not node)]
+    cluster.links.cut(*((node.name, each) for each in others), *((each, node.name) for each in others))
+    node.is_cut_off = True
+    try:
+        cluster.wait_for_leaders(topic, but=node)
+        # Each within the transaction's timeout of a minute; after that it would be aborted.
+        for _ in range(3):
+            producer.begin_transaction()
+            for partition in range(PARTITIONS):
+                producer.produce(topic, b"x", partition=partition)
+            producer.commit_transaction(120)
+        wait_until(lambda: _takes_no_connections(node), "the node takes no connections")
+        with pytest.raises(ConnectionError), RawClient(node.address) as client:
+            client.request("ApiVersions", 2, {})
+    finally:
+        cluster.links.heal()
+        node.is_cut_off = False
+        producer.close()
+    wait_until(lambda: not _takes_no_connections(node), "the node takes connections again")
 
 
 @feature("cluster: rolling restart under load")

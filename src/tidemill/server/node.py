@@ -365,6 +365,7 @@ class Node:
     async def _look_after_connections(self) -> None:
         assert self._dispatcher is not None
         self._dispatcher.tick()
+        await self._dispatcher.leave_to_others()
 
     async def _scrub(self) -> None:
         try:

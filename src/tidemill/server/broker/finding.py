@@ -47,6 +47,8 @@ class PartitionFinder:
         self.own_incarnation: Callable[[], UUID] | None = None
         #: Partitions that this node leads unless it was replaced without hearing of it (``LapsedSession``).
         self.in_doubt: Collection[Partition] = ()
+        #: Whether this node reaches nobody who could tell it what is new (``LapsedSession``).
+        self.is_isolated = False
         #: Effective configs by topic id; they are asked for with every batch.
         self._configs: dict[UUID, TopicConfig] = {}
         controller.subscribe(self._metadata_changed)

@@ -10,6 +10,11 @@ A node that is cut off from the other nodes, too, can ask nobody. A leadership o
 session has lapsed, other replicas could have been elected, and none of them has fetched or reported for as
 long as a session lives. Clients are sent elsewhere then: they get NOT_LEADER_OR_FOLLOWER, and the metadata
 names no leader. The replica stays the leader all the same: as soon as one of the others is heard, it goes on.
+
+A node is *isolated* while its session has lapsed, no other node has answered it for as long as a session
+lives, and all that it leads is in doubt. What it knows is old, and clients that have no connection but to it
+would believe it: they ask whoever they are connected to for leaders and coordinators. So it closes their
+connections and takes no new ones, as if it did not run. Its HTTP port says why.
 """
 
 from __future__ import annotations
@@ -46,12 +51,20 @@ class LapsedSession:
     """Learns from other nodes what this node leads no longer, while its session is not renewed."""
 
     def __init__(
-        self, broker: Broker, session: Session, peers: PeerRequests, clock_ms: Callable[[], int]
+        self,
+        broker: Broker,
+        session: Session,
+        peers: PeerRequests,
+        clock_ms: Callable[[], int],
+        *,
+        silent_ms: Callable[[], int],
     ) -> None:
+        """``silent_ms``: for how long no other node that was asked has answered."""
         self._broker = broker
         self._session = session
         self._peers = peers
         self._clock_ms = clock_ms
+        self._silent_ms = silent_ms
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -69,6 +82,11 @@ class LapsedSession:
 
     def problems(self) -> list[str]:
         """What an operator has to know, in words."""
+        if self._broker.find.is_isolated:
+            return [
+                "this node reaches neither etcd nor another node: it takes no connections of clients, so "
+                "that they go to other nodes. Look at its network"
+            ]
         count = len(self._broker.find.in_doubt)
         if not count:
             return []
@@ -93,11 +111,14 @@ class LapsedSession:
         """Note which leaderships are in doubt now, and fail the producers that wait for their replicas."""
         find = self._broker.find
         found: set[Partition] = set()
+        is_isolated = self._has_lapsed and self._hears_nobody
         begin_slice()
         for partition in self._broker.replicas if self._has_lapsed else ():
             if self._is_doubtful(partition):
                 found.add(partition)
                 partition.fail_acknowledgements()
+            elif partition.role is Role.LEADER:
+                is_isolated = False
             await give_way()
         if bool(found) != bool(find.in_doubt):
             logger.warning(
@@ -108,6 +129,18 @@ class LapsedSession:
                 len(found or find.in_doubt),
             )
         find.in_doubt = found
+        if is_isolated != find.is_isolated:
+            logger.warning(
+                "this node's session has lapsed, and no node answers it: no connections of clients are taken"
+                if is_isolated
+                else "this node reaches etcd or another node again: connections of clients are taken again"
+            )
+        find.is_isolated = is_isolated
+
+    @property
+    def _hears_nobody(self) -> bool:
+        others = self._broker.image.live_nodes - {self._broker.node_id}
+        return bool(others) and self._silent_ms() >= self._broker.settings.session_timeout_ms
 
     def _is_doubtful(self, partition: Partition) -> bool:
         if partition.role is not Role.LEADER or not (electable := partition.as_leader.electable):

@@ -145,7 +145,9 @@ class Membership:
         self.newest = ClusterNewestAnswers(
             broker.node_id, self.session, self.peers, runtime.session_ms, lambda: broker.image
         )
-        self._lapsed = LapsedSession(broker, self.session, self.peers, runtime.session_ms)
+        self._lapsed = LapsedSession(
+            broker, self.session, self.peers, runtime.session_ms, silent_ms=lambda: self.probing.silent_ms
+        )
         self.probing = Probing(
             broker.node_id,
             self.peers,

@@ -44,6 +44,8 @@ class Probing:
         self._on_change = on_change
         self._suspicions = Suspicions(node_id, random.Random(seed))
         self._known: frozenset[int] = frozenset()
+        #: Since when nobody that was asked has answered; None if the last one did.
+        self._silent_since_ms: int | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -55,6 +57,11 @@ class Probing:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def silent_ms(self) -> int:
+        """For how long nobody has answered; not counted is a time in which this process was stopped."""
+        return 0 if self._silent_since_ms is None else self._clock_ms() - self._silent_since_ms
 
     def suspects(self) -> frozenset[int]:
         """The nodes that may be gone though their session is not over."""
@@ -101,7 +108,10 @@ class Probing:
         try:
             answer = await self._peers.request(node_id, make, ProbeResponse, timeout_ms=timeout_ms)
         except TidemillError:
+            if self._silent_since_ms is None:
+                self._silent_since_ms = self._clock_ms()
             return False
+        self._silent_since_ms = None
         now_ms = self._clock_ms()
         self._suspicions.reached(node_id, now_ms)
         self._suspicions.told(answer.suspects, now_ms)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tidemill.coordination.fair_shares import share_address
 from tidemill.coordination.log_summary import LogSummary
 from tidemill.coordination.metrics import Metric, gauge
-from tidemill.coordination.turns import free_in_slices
+from tidemill.coordination.turns import begin_slice, free_in_slices, give_way
 from tidemill.errors import ApiError
 from tidemill.server.broker import Broker
 from tidemill.server.connections.connection import Connection
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 #: How long a stop waits for the answers to requests that run.
 _CLOSE_TIMEOUT_SECONDS = 1.0
 _DETAIL_MAX = 200
+_ISOLATED: Final = "this node reaches neither etcd nor another node; another one serves its clients"
 
 #: An answer with more elements than this is encoded in a thread.
 _HEAVY_ELEMENTS: Final = 1_000
@@ -76,10 +77,14 @@ class BrokerDispatcher:
         address = share_address(connection.host)
         here = self._per_address.get(address, 0)
         per_ip = settings.max_connections_per_ip
-        if len(self.connections) >= settings.max_connections or (per_ip and here >= per_ip):
-            self._traffic.connections_refused += 1
+        why = ""
+        if self._broker.find.is_isolated:
+            why = _ISOLATED
+        elif len(self.connections) >= settings.max_connections or (per_ip and here >= per_ip):
             limit = "max_connections_per_ip" if per_ip and here >= per_ip else "max_connections"
             why = f"{limit} ({getattr(settings, limit)}) are open"
+        if why:
+            self._traffic.connections_refused += 1
             if self._note("connections refused", connection.host, why):
                 logger.warning("refused a connection of %s: %s", connection.host, why)
             return False
@@ -113,6 +118,16 @@ class BrokerDispatcher:
             account.owner.give_way(why)
         for level, line in self._summary.due(now):
             logger.log(level, line)
+
+    async def leave_to_others(self) -> None:
+        """Close all connections while this node is isolated: their clients go to other nodes."""
+        begin_slice()
+        for connection in list(self.connections):
+            if not self._broker.find.is_isolated:
+                return
+            self.closing(connection, _ISOLATED)
+            connection.close()
+            await give_way()
 
     def _note(self, kind: str, source: str, detail: str, level: int = logging.WARNING) -> bool:
         return self._summary.note(kind, source, detail, _now(), level)

@@ -143,8 +143,9 @@ def test_a_leader_that_reaches_nobody_sends_its_clients_elsewhere() -> None:
         (told,) = answer.topics[0].partitions
         assert (told.leader_id, told.error_code) == (-1, ErrorCode.leader_not_available)
         assert {each.node_id for each in answer.brokers} == {1, 2, 3}, "clients ask one of the others next"
+        await cluster.until(lambda: cluster.broker(old).find.is_isolated)
         problems = cluster.broker(old).problems()
-        assert any("reaches neither etcd nor the other replicas" in each for each in problems)
+        assert any("it takes no connections of clients" in each for each in problems)
         other = next(node_id for node_id in cluster.nodes if node_id != old)
         new = cluster.broker(other).image.topics["t"].partitions[0].leader
         assert new not in (old, -1)
@@ -153,6 +154,19 @@ def test_a_leader_that_reaches_nobody_sends_its_clients_elsewhere() -> None:
         cluster.ways[old].go_on()
         await cluster.until(lambda: cluster.leader("t") == new)
         await cluster.until(lambda: not cluster.broker(old).find.in_doubt)
+        await cluster.until(lambda: not cluster.broker(old).find.is_isolated)
+
+    on_three_nodes(story)
+
+
+def test_a_node_that_leads_nothing_and_reaches_nobody_takes_no_connections() -> None:
+    async def story(cluster: ProductCluster) -> None:
+        other = next(node_id for node_id in cluster.nodes if node_id != cluster.leader("t"))
+        cut_off(cluster, other)
+        await cluster.until(lambda: cluster.broker(other).find.is_isolated)
+        assert not cluster.broker(cluster.leader("t")).find.is_isolated
+        cluster.network.heal()
+        await cluster.until(lambda: not cluster.broker(other).find.is_isolated)
 
     on_three_nodes(story)
 
@@ -182,6 +196,7 @@ def test_a_leader_whose_session_lives_is_not_in_doubt_without_its_followers() ->
         for _ in range(30):
             await asyncio.sleep(1)
             assert not cluster.broker(leader).find.in_doubt
+            assert not cluster.broker(leader).find.is_isolated
         assert (await write_at(cluster, leader, acks=1))[0] is ErrorCode.none
 
     on_three_nodes(story)
@@ -195,5 +210,6 @@ def test_without_etcd_all_leaders_go_on() -> None:
         await asyncio.sleep(5 * SESSION_SECONDS)  # virtual
         assert cluster.led("t").role is Role.LEADER
         assert (await write_at(cluster, leader))[0] is ErrorCode.none
+        assert not any(cluster.broker(node_id).find.is_isolated for node_id in cluster.nodes)
 
     on_three_nodes(story)

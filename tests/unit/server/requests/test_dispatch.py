@@ -35,9 +35,14 @@ class FakeShare:
         self.closed.append(connection)
 
 
+class FakeFinder:
+    is_isolated = False
+
+
 class FakeBroker:
     def __init__(self, **limits: Any) -> None:
         self.settings = Settings(**limits)
+        self.find = FakeFinder()
         self.share = FakeShare()
         self.budget = make_budget(self.settings.max_inflight_bytes, self.settings.max_frame_bytes)
 
@@ -74,6 +79,21 @@ async def test_share_sessions_learn_of_the_end_of_their_connection_once_and_of_n
     assert broker.share.closed == [second_id]
     first.lose()
     assert broker.share.closed == [second_id, first_id]
+
+
+async def test_an_isolated_node_closes_connections_and_takes_none_until_it_is_heard_again() -> None:
+    broker, traffic = FakeBroker(), Traffic()
+    dispatcher = BrokerDispatcher(broker, traffic)  # type: ignore[arg-type]
+    open_before = peer_of(dispatcher)
+    await dispatcher.leave_to_others()
+    assert not open_before.transport.aborted
+    broker.find.is_isolated = True
+    await dispatcher.leave_to_others()
+    assert open_before.transport.aborted
+    assert peer_of(dispatcher).transport.aborted
+    assert (traffic.connections_closed, traffic.connections_refused) == (1, 1)
+    broker.find.is_isolated = False
+    assert not peer_of(dispatcher).transport.aborted
 
 
 async def test_one_address_may_have_a_limit_of_its_own() -> None:
