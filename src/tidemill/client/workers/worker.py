@@ -77,7 +77,7 @@ class AsyncWorker(Unpicklable):
 
     @property
     def engine(self) -> Engine:
-        """What runs inside of it."""
+        """The engine that runs the handler: of a share group, or of an ordered worker."""
         return self._bound
 
     @property
@@ -120,7 +120,7 @@ class AsyncWorker(Unpicklable):
         self._bound.pause()
 
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Take records again, after ``pause``."""
         self._bound.resume()
 
     async def join(self) -> None:
