@@ -170,8 +170,9 @@ class AsyncWorker(Unpicklable):
                     await asyncio.sleep(_EMPTY_CHECK_SECONDS)
         except TimeoutError:
             raise TimeoutError(
-                f"worker {self._called!r}: topic {self.topic!r} is not empty after {timeout:g} seconds: "
-                f"{self.counts}"
+                f"worker {self._called!r}: topic {self.topic!r} is not empty after {timeout:g} seconds "
+                f"({self.counts}); give it more time, or see what waits: 'tidemill share peek', of an "
+                "ordered worker 'tidemill cursor lag'"
             ) from None
         finally:
             await self.stop_and_join()
