@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tidemill.client.async_client import connect_async as connect_async
     from tidemill.client.cursors.checkpoints.transaction import IN_TRANSACTION as IN_TRANSACTION
     from tidemill.client.cursors.cursor import AsyncCursor as AsyncCursor
+    from tidemill.client.cursors.records import CursorRecord as CursorRecord
+    from tidemill.client.cursors.records import CursorRow as CursorRow
     from tidemill.client.cursors.sync_cursor import Cursor as Cursor
     from tidemill.client.share.consumer import AsyncShare as AsyncShare
     from tidemill.client.share.record import FencingToken as FencingToken
@@ -85,6 +87,8 @@ __all__ = (
     "CursorInUse",
     "CursorMoved",
     "CursorNotFound",
+    "CursorRecord",
+    "CursorRow",
     "EmbeddedNode",
     "FencingToken",
     "Follow",
@@ -144,6 +148,8 @@ _LAZY = {
     "CursorInUse": ("tidemill.cursors.errors", "CursorInUse"),
     "CursorMoved": ("tidemill.cursors.errors", "CursorMoved"),
     "CursorNotFound": ("tidemill.cursors.errors", "CursorNotFound"),
+    "CursorRecord": ("tidemill.client.cursors.records", "CursorRecord"),
+    "CursorRow": ("tidemill.client.cursors.records", "CursorRow"),
     "EmbeddedNode": ("tidemill.embedded.node", "EmbeddedNode"),
     "FencingToken": ("tidemill.client.share.record", "FencingToken"),
     "Follow": ("tidemill.client.sync_table", "Follow"),

@@ -108,6 +108,15 @@ def test_nodes_partitions_and_the_controller_are_shown(cluster: RealCluster) -> 
     assert "LAG" in tidemill(cluster, "topic", "describe", "shown").stdout
 
 
+def test_doctor_looks_at_the_directory_of_the_node_that_is_named(cluster: RealCluster) -> None:
+    for node in cluster:
+        environment = process_environment() | {"TIDEMILL_SERVER": node.server, "TIDEMILL_HTTP": ""}
+        command = [sys.executable, "-m", "tidemill", "doctor", "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        told = {each["check"]: each["detail"] for each in json.loads(done.stdout)}
+        assert str(node.data_dir) in told["data directory"]
+
+
 def test_every_metric_of_a_cluster_is_exposed(cluster: RealCluster) -> None:
     for node in cluster:
         with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=120) as response:

@@ -122,7 +122,10 @@ def _root(
     pass
 
 
-def _completion(session: Session, shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> None:
+def _completion(
+    session: Session,
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="Your shell: bash, zsh or fish.")],
+) -> None:
     """Print the script that completes commands and options in your shell.
 
     For bash: tidemill completion bash > ~/.local/share/bash-completion/completions/tidemill

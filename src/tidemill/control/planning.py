@@ -197,7 +197,7 @@ def _(command: CreatePartitions, image: MetadataImage, limits: ControlLimits) ->
     if command.new_count <= have:
         raise ApiError(
             ErrorCode.invalid_partitions,
-            f"topic {topic.name!r} has {have} partitions; {command.new_count} would not be more",
+            f"topic {topic.name!r} has {have} partitions; there can only be more, not {command.new_count}",
         )
     check_partition_limit(topic.name, command.new_count, limits)
     first = topic.partitions[0]

@@ -33,7 +33,7 @@ class LogCreation:
 
     @property
     def is_done(self) -> bool:
-        """Whether ``take`` returns at once."""
+        """Whether the work is done, so that ``take`` returns at once."""
         return self._checkpoint is not None
 
     def run(self) -> None:

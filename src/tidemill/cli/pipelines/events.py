@@ -82,7 +82,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """Every flow is done."""
+    """The whole run is over: every flow has ended."""
 
 
 Event = Started | Finished | Failed | Refused | Said | RunCompleted

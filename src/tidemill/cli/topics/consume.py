@@ -143,7 +143,7 @@ def _writer(session: Session, template: str | None) -> Callable[[Message], bytes
 
 
 class _Consumption:
-    """Writes messages until there are enough."""
+    """Prints messages until ``max_messages`` were printed."""
 
     def __init__(
         self,

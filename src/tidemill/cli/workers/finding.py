@@ -35,7 +35,9 @@ def find_workers(target: str) -> list[Worker]:
     found: Any = module
     for name in path.split("."):
         if not hasattr(found, name):
-            raise typer.BadParameter(f"{module_name!r} has no {path!r}")
+            there = [each for each, value in vars(module).items() if isinstance(value, Worker | Tidemill)]
+            hint = f"; it has {', '.join(there)}" if there else ""
+            raise typer.BadParameter(f"{module_name!r} has no {path!r}{hint}")
         found = getattr(found, name)
     if isinstance(found, Worker):
         return [found]
@@ -50,7 +52,7 @@ def find_workers(target: str) -> list[Worker]:
             "asyncio.run(…) with 'await worker.run()' in a program of your own"
         )
     raise typer.BadParameter(
-        f"{target} is a {type(found).__name__}; name a worker (what @db.worker makes) or a connection"
+        f"{target} is of type {type(found).__name__}; name a worker (what @db.worker makes) or a connection"
     )
 
 

@@ -212,7 +212,7 @@ class BatchReader:
             raise ApiError(
                 ErrorCode.offset_out_of_range,
                 f"{partition[0]}-{partition[1]} holds offsets {starts[partition].offset} to "
-                f"{ends[partition].offset - 1}, there is no offset {offset}",
+                f"{ends[partition].offset - 1}, there is no offset {offset}; begin at 'earliest' or 'latest'",
             )
         end = EARLIEST if self._out_of_range == "earliest" else LATEST
         return (await list_offsets(self._cluster, {partition: end}))[partition].offset

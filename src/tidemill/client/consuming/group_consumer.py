@@ -69,7 +69,7 @@ class GroupConsumer:
         return await self._reader.poll()
 
     async def commit(self) -> None:
-        """Commit what is marked."""
+        """Commit the offsets of the records that were marked as handled."""
         marked, self._marked = self._marked, {}
         self._committed_at = asyncio.get_running_loop().time()
         if not marked:

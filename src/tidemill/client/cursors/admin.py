@@ -112,7 +112,8 @@ async def list_cursors(cluster: Cluster, topic: str | None = None) -> list[Curso
         if len(shards) < shard_count:
             raise ApiError(
                 ErrorCode.coordinator_not_available,
-                f"{shard_count - len(shards)} of {shard_count} shards of cursors have no coordinator now",
+                f"{shard_count - len(shards)} of {shard_count} partitions of __cursors have no coordinator "
+                "now; try again soon, or look at 'tidemill cluster status'",
             )
         return [found[name] for name in sorted(found)]
 

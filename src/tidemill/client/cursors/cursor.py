@@ -353,7 +353,7 @@ class AsyncCursor(Unpicklable):
         self._machine.confirm(steps)
 
     async def go_to_stored(self, error: StoredElsewhere) -> None:
-        """Go to what is stored instead."""
+        """Move to the stored positions that a refused commit has told."""
         await self.go_to(error.entries)
 
     async def go_to(self, entries: Mapping[int, Entry]) -> None:

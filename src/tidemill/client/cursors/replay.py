@@ -25,7 +25,7 @@ from tidemill.client.cursors.records import CursorRecord
 from tidemill.client.tables.requests import ask_controller
 from tidemill.cursors.checkpoint import check_identity
 from tidemill.cursors.errors import CursorNotFound
-from tidemill.errors import ConfigError, TableCode, TableError
+from tidemill.errors import ApiError, ConfigError, ErrorCode, TableCode, TableError
 from tidemill.records.record import Record
 from tidemill.share.letters import GROUP_HEADER, LEFT_OUT, Letter, read_letter, redriven_record
 
@@ -199,8 +199,22 @@ async def _send(cursor: AsyncCursor, chosen: list[tuple[Letter, Record]]) -> Non
 
 
 async def _check_source(cluster: Cluster, topic: str, plain: dict[str, bool]) -> None:
-    """Raise ``ConfigError`` if a topic is a table's: an old row would replace a newer one."""
+    """Raise an error for a topic to which nothing can go back.
+
+    ``ConfigError`` if it is a table's: an old row would replace a newer one. ``ApiError`` if it is gone: it
+    must not come into being again by what is written to it.
+    """
     if topic not in plain:
+        try:
+            await cluster.topic(topic)
+        except ApiError as error:
+            if error.code != ErrorCode.unknown_topic_or_partition:
+                raise
+            raise ApiError(
+                error.code,
+                f"there are letters of topic {topic!r}, which does not exist any more: create it, and they "
+                "go back there; or delete the letters up to these (tidemill topic trim)",
+            ) from error
         try:
             await ask_controller(cluster, "DescribeTable", {"name": topic}, f"describing {topic!r}")
             plain[topic] = False

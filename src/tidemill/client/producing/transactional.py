@@ -62,7 +62,7 @@ class TransactionalProducer:
         return self._is_open
 
     async def begin(self) -> None:
-        """Open a transaction. One at a time."""
+        """Open a transaction; a producer has one at a time."""
         if self._is_open:
             raise ApiError(ErrorCode.invalid_txn_state, f"a transaction of {self._id!r} is open already")
         if self._identity is None:

@@ -152,7 +152,7 @@ class AsyncShare(Unpicklable):
     # --- reading
 
     async def records(self) -> AsyncGenerator[ShareRecord]:
-        """Records as they come, for ever."""
+        """Yield records as they come, without an end."""
         try:
             while True:
                 yield await self.next()
@@ -457,12 +457,12 @@ class AsyncShare(Unpicklable):
         self._offer(records)
 
     def fetched(self, link: NodeLink, was_empty: bool) -> None:
-        """Hear that a node has answered a fetch, with or without records."""
+        """Called when a node has answered a fetch, with or without records."""
         if was_empty:
             self._empty_nodes.add(link.node_id)
 
     def settled(self, outcomes: Sequence[Outcome]) -> None:
-        """Hear what became of settlements and renewals."""
+        """Called with what became of settlements and renewals."""
         if outcomes:
             self._holdings.answered(outcomes, asyncio.get_running_loop().time())
             # A record that was released can be handed out again.
@@ -470,7 +470,7 @@ class AsyncShare(Unpicklable):
             self._check_confirmed()
 
     def lost(self, link: NodeLink, partitions: Iterable[TopicPartition] | None, why: str) -> None:
-        """Hear that the locks of the records from this node are gone: of these partitions, or of all."""
+        """Called when the locks of this node's records are gone: those of these partitions, or all."""
         gone = None if partitions is None else set(partitions)
         count = self._holdings.lose(
             lambda record: (
@@ -484,7 +484,7 @@ class AsyncShare(Unpicklable):
         self._routing.wake()
 
     def moved(self) -> None:
-        """Hear that the metadata is stale."""
+        """Called when the metadata is stale: other nodes may lead the partitions now."""
         self._routing.moved()
 
     def failed(self, error: TidemillError) -> None:

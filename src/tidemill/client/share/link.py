@@ -98,19 +98,19 @@ class LinkOwner(Protocol):
         """Whether records from this node are held, or wait for its answer."""
 
     def fetched(self, link: NodeLink, was_empty: bool) -> None:
-        """Hear that a fetch was answered, with or without records."""
+        """Called when a fetch was answered, with or without records."""
 
     def settled(self, outcomes: Sequence[Outcome]) -> None:
-        """Hear what became of settlements and renewals."""
+        """Called with what became of settlements and renewals."""
 
     def lost(self, link: NodeLink, partitions: Iterable[TopicPartition] | None, why: str) -> None:
-        """Hear that the locks of the records from this node are gone: of these partitions, or of all."""
+        """Called when the locks of this node's records are gone: those of these partitions, or all."""
 
     def moved(self) -> None:
-        """Hear that the metadata is stale."""
+        """Called when the metadata is stale: other nodes may lead the partitions now."""
 
     def failed(self, error: TidemillError) -> None:
-        """Hear of an error after which there is no going on."""
+        """Called with an error after which the link cannot go on."""
 
 
 class NodeLink:

@@ -76,7 +76,8 @@ class ShareMembership:
             if await self._beat():
                 return
         raise TidemillError(
-            f"group {self._group!r} put this member out {_JOINS_IN_A_ROW} times in a row",
+            f"group {self._group!r} has put this member out {_JOINS_IN_A_ROW} times in a row; look at the "
+            f"group with 'tidemill share describe {self._group}', and at the log of its coordinator's node",
             code=ErrorCode.fenced_member_epoch,
         )
 

@@ -39,7 +39,7 @@ class Pace:
         self._samples = 0
 
     def note(self, seconds: float) -> None:
-        """Take the time that one record took."""
+        """Add a sample: how many seconds the program worked on one record."""
         self._samples += 1
         if self._samples == 1:
             self._seconds = seconds

@@ -47,7 +47,7 @@ class Settlement(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether Kafka's own requests can say it."""
+        """Whether Kafka's own requests can express this settlement, so that no ShareSettle is needed."""
         return self.kind in _KAFKAS and self.delay_ms == GROUP_BACKOFF_MS and not self.reason
 
 

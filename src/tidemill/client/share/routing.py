@@ -41,7 +41,7 @@ class Routing:
         self._changed.set()
 
     def moved(self) -> None:
-        """Look at the metadata again."""
+        """Have the metadata read again: other nodes may lead the partitions now."""
         self._owner.cluster.forget()
         self._changed.set()
 

@@ -71,7 +71,7 @@ class AsyncShareTransaction(Unpicklable):
         await self.end(commit=kind is None)
 
     async def begin(self) -> None:
-        """Open it. One at a time for each member."""
+        """Open the transaction; a member of a group has one at a time."""
         await self._producer.begin()
 
     # --- what belongs to it

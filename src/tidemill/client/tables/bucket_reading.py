@@ -125,7 +125,7 @@ class BucketReading:
         return replace(scan, start_key=self._next_key, limit=limit)
 
     async def keep_alive(self) -> None:
-        """Tell the server that the scan is needed."""
+        """Tell the server that the scan is still needed, so that it does not expire."""
         with contextlib.suppress(TidemillError, OSError):
             await self._scanner.keep_alive()
 

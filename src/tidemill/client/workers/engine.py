@@ -34,4 +34,4 @@ class Engine(Protocol):
         """Take no more records, until ``resume``. Handlers that run end as ever."""
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Take records again, after ``pause``."""

@@ -221,4 +221,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of its base class
-        """Who reads the page is not logged."""
+        """Log nothing: requests for the page come every few seconds."""

@@ -131,7 +131,7 @@ class OrderedEngine:
         self._may_go_on.clear()
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Take records again, after ``pause``."""
         self._may_go_on.set()
 
     # --- its life

@@ -83,7 +83,7 @@ class ShareEngine:
         self._paused.set()
 
     def resume(self) -> None:
-        """Join the group again."""
+        """Join the group again, and take records."""
         self._paused.clear()
         self._may_go_on.set()
 

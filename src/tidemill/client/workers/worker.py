@@ -77,7 +77,7 @@ class AsyncWorker(Unpicklable):
 
     @property
     def engine(self) -> Engine:
-        """What runs inside of it."""
+        """The engine that runs the handler: of a share group, or of an ordered worker."""
         return self._bound
 
     @property
@@ -120,7 +120,7 @@ class AsyncWorker(Unpicklable):
         self._bound.pause()
 
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Take records again, after ``pause``."""
         self._bound.resume()
 
     async def join(self) -> None:
@@ -170,8 +170,9 @@ class AsyncWorker(Unpicklable):
                     await asyncio.sleep(_EMPTY_CHECK_SECONDS)
         except TimeoutError:
             raise TimeoutError(
-                f"worker {self._called!r}: topic {self.topic!r} is not empty after {timeout:g} seconds: "
-                f"{self.counts}"
+                f"worker {self._called!r}: topic {self.topic!r} is not empty after {timeout:g} seconds "
+                f"({self.counts}); give it more time, or see what waits: 'tidemill share peek', of an "
+                "ordered worker 'tidemill cursor lag'"
             ) from None
         finally:
             await self.stop_and_join()

@@ -336,7 +336,11 @@ class DatabaseWorkspace(Workspace):
         """Raise ``NoOpenTransaction`` if a handler has ended the transaction: its effect is on its own."""
         database = database_of(connection)
         if database.has_failed():
-            raise ConfigError("a statement of the handler has failed, and so has its transaction")
+            raise ConfigError(
+                f"a statement of the handler of {record.topic}-{record.partition} offset {record.offset} has "
+                "failed, and so has the transaction that it belongs to: let its error out of the handler, or "
+                "use a savepoint"
+            )
         if not database.in_transaction():
             raise NoOpenTransaction(
                 f"the handler of {record.topic}-{record.partition} offset {record.offset} has ended the "

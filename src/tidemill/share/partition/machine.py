@@ -230,7 +230,7 @@ class SharePartition:
         self._enter(run)
 
     def configure(self, policy: SharePolicy, wall_ms: int) -> None:
-        """Obey other configs from now on."""
+        """Use these configs of the group from now on."""
         before, self.policy = self.policy, policy
         if (before.order_by_key, before.dead_blocks_key, before.deliver_at) == (
             policy.order_by_key,

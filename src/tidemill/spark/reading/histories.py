@@ -43,7 +43,7 @@ async def newest_ends(
                 raise ApiError(
                     ErrorCode.unknown_leader_epoch,
                     f"the leader of {topic}-{number} has epoch {at.leader_epoch}, and the query has read "
-                    f"records of epoch {epochs[partition]}",
+                    f"records of epoch {epochs[partition]}: the node is not up to date yet, try again",
                 )
 
     try:

@@ -133,7 +133,7 @@ class Term:
         if column is None:
             self._refuse("has no column that is compared with a literal")
         if self._column(right) is not None:
-            self._refuse("compares two columns, which is not supported")
+            self._refuse("compares two columns, which is not supported (text has single quotes: 'eu')")
         compared = Compare(column, op, self._literal(right))
         return Not(compared) if isinstance(node, exp.NullSafeNEQ) else compared
 

@@ -54,8 +54,8 @@ def test_a_worker_a_connection_a_list_or_a_whole_module_can_be_named() -> None:
     ("target", "message"),
     [
         ("no_such_module_of_a_test:app", "there is no module 'no_such_module_of_a_test'"),
-        ("tasks_of_a_test:missing", "has no 'missing'"),
-        ("tasks_of_a_test:number", "is a int"),
+        ("tasks_of_a_test:missing", "has no 'missing'; it has db, other, first, second"),
+        ("tasks_of_a_test:number", "is of type int"),
         ("tasks_of_a_test:awaited", "handlers may be async def"),
         ("tasks_of_a_test:app", "handlers may be async def"),
         ("tasks_of_a_test:other", "is a connection without workers"),

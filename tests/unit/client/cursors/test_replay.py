@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from tidemill.client.admin.topics import create_topic, delete_topic
 from tidemill.client.cursors.admin import delete_cursor, describe_cursor
 from tidemill.client.cursors.cursor import AsyncCursor
 from tidemill.client.cursors.replay import replay
 from tidemill.cursors.errors import CheckpointRegionMismatch, CursorNotFound
+from tidemill.errors import ApiError
 from tidemill.records.record import Record
 from tidemill.share.letters import Letter, letter_record
 
@@ -103,3 +105,17 @@ def test_letters_without_their_record_are_counted_and_not_sent_back(world: World
     assert (found.sent.total(), found.parked_twice, found.without_contents) == (1, 0, 1)
     with world.db.cursor(None, topic) as cursor:
         assert [each.value for each in cursor.poll_batch(9)] == [b"2", b"1"]
+
+
+@pytest.mark.parametrize("execute", [False, True])
+def test_a_topic_that_is_gone_is_told_and_does_not_come_back(world: World, name: str, execute: bool) -> None:
+    gone, letters = world.topic(), world.topic()
+    world.send_records(letters, [parked(name, gone, 7)])
+    world.db.run(delete_topic(world.cluster, gone))
+    with pytest.raises(ApiError, match=f"topic '{gone}', which does not exist any more: create it"):
+        world.db.run(replay(world.cluster, name, letters, execute=execute))
+    world.cluster.forget()
+    with pytest.raises(ApiError, match="there is no topic"):
+        world.db.run(world.cluster.topic(gone))
+    world.db.run(create_topic(world.cluster, gone, partitions=1))
+    assert world.db.run(replay(world.cluster, name, letters)).sent.total() == 1

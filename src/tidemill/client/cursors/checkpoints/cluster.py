@@ -180,7 +180,7 @@ class ClusterStore(AwaitedStore):
         self._to_show = {**self._to_show, **positions}
 
     async def show_now(self) -> None:
-        """Show what there is to show."""
+        """Tell the coordinator the positions that are kept elsewhere and have moved since then."""
         steps = {
             partition: Step(self._stored[partition], position)
             for partition, position in self._to_show.items()

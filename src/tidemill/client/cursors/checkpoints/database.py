@@ -166,7 +166,7 @@ class _Sqlite(Database):
 
 
 class _Psycopg(Database):
-    """psycopg 3, and psycopg2."""
+    """A connection of psycopg 3 or of psycopg2."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -203,7 +203,7 @@ class _Psycopg(Database):
 
 
 class _Alchemy(Database):
-    """SQLAlchemy: a connection or a session."""
+    """A connection or a session of SQLAlchemy."""
 
     def __init__(self, connection: Any) -> None:
         from sqlalchemy import text

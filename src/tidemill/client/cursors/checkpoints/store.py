@@ -139,7 +139,7 @@ class AwaitedStore:
         """Does nothing: the cluster knows the position already."""
 
     def settle_now(self, *, closing: bool = False) -> None:
-        """What was committed is stored."""
+        """Does nothing: a commit that has returned is stored."""
 
 
 class MemoryStore(AwaitedStore):

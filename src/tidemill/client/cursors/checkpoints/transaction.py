@@ -330,7 +330,7 @@ class AsyncCursorTransaction(Unpicklable):
         await self.end(commit=kind is None)
 
     async def begin(self) -> None:
-        """Open it. One at a time."""
+        """Open the transaction; a cursor has one at a time."""
         self._store.check()
         if self._store.is_open:
             raise NoOpenTransaction("a transaction of this cursor is open already", where=self._store.where)
