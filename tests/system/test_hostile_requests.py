@@ -21,6 +21,7 @@ import pytest
 from support.hostile import HOSTILE
 from support.hostile_admin import HOSTILE_ADMIN
 from support.hostile_readers import HOSTILE_READERS, HOSTILE_READERS_OF_MANY, KEPT_OPEN
+from support.hostile_state import HOSTILE_STATE
 from support.machine import slowness
 from support.processes import NodeProcess
 from support.raw import RawClient
@@ -37,7 +38,7 @@ PING_RATIO_MAX = 5.0
 #: Pause between two pings of the idle node, which must not keep the other one from its core.
 IDLE_PAUSE_SECONDS = 0.005
 
-REQUESTS = {**HOSTILE, **HOSTILE_READERS_OF_MANY, **HOSTILE_READERS, **HOSTILE_ADMIN}
+REQUESTS = {**HOSTILE, **HOSTILE_READERS_OF_MANY, **HOSTILE_READERS, **HOSTILE_ADMIN, **HOSTILE_STATE}
 
 
 class Nodes:
