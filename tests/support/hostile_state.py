@@ -148,20 +148,20 @@ def describe_a_fat_group(address: Address) -> Throw:
     group_coordinator(address)
     body = {"group_id": "fat-members", "session_timeout": 600_000, "rebalance_timeout": 600_000}
     body |= {"member_id": "", "protocol_type": "consumer"}
-    body["protocols"] = [{"name": "p", "metadata": bytes(_MEBIBYTE - 1)}]
+    body["protocols"] = [{"name": "p", "metadata": bytes(_MEBIBYTE - 1_000)}]
     with ExitStack() as clients:
         # A connection's requests wait for each other.
-        leading, *others = (clients.enter_context(RawClient(address, 300)) for _ in range(9))
+        leading, *others = (clients.enter_context(RawClient(address, 300)) for _ in range(4))
         for client in (leading, *others):
             client.request("ApiVersions", 2, {})
         leader = leading.request("JoinGroup", 3, body).member_id
         for client in others:
             client.send(client.encode("JoinGroup", 3, body))
-        while len(leading.request("DescribeGroups", 4, {"groups": ["fat-members"]}).groups[0].members) < 9:
+        while len(leading.request("DescribeGroups", 4, {"groups": ["fat-members"]}).groups[0].members) < 4:
             pass
         generation = leading.request("JoinGroup", 3, body | {"member_id": leader}).generation_id
         syncing = {"group_id": "fat-members", "generation_id": generation, "member_id": leader}
-        assignments = [{"member_id": leader, "assignment": bytes(4_000_000)}]
+        assignments = [{"member_id": leader, "assignment": bytes(2_000_000)}]
         answer = leading.request(
             "SyncGroup", 3, syncing | {"group_instance_id": None, "assignments": assignments}
         )
