@@ -5,8 +5,9 @@ tidemill does not have it, and pays neither the time nor the memory.
 
 With ``BENCH_MODULES_FILE=FILE`` in the environment, the names of all modules loaded at the end are written to
 that file, in the order of their loading. With ``BENCH_STALL_FILE=FILE`` the longest time for which the node's
-event loop did not get its turn is kept in that file of eight bytes, a double in seconds; whoever writes 0 to
-it starts anew. With ``BENCH_UNCHECKED=1`` the node does not look at the records of batches.
+event loop did not get its turn is kept in that file, and the most processor time that the whole node used
+during one such time: two doubles in seconds. Whoever writes zeros to it starts anew. With
+``BENCH_UNCHECKED=1`` the node does not look at the records of batches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import atexit
 import mmap
 import os
 import sys
+import time
 from pathlib import Path
 from struct import Struct
 
@@ -24,7 +26,7 @@ __all__ = ("MODULES_VARIABLE", "STALL", "STALL_VARIABLE", "UNCHECKED_VARIABLE")
 MODULES_VARIABLE = "BENCH_MODULES_FILE"
 STALL_VARIABLE = "BENCH_STALL_FILE"
 UNCHECKED_VARIABLE = "BENCH_UNCHECKED"
-STALL = Struct("d")
+STALL = Struct("dd")
 _TICK_SECONDS = 0.001
 
 
@@ -39,13 +41,17 @@ def watch_stalls(path: Path) -> None:
 
     async def watch() -> None:
         loop = asyncio.get_running_loop()
-        last = loop.time()
+        last, cpu_last = loop.time(), time.process_time()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            now = loop.time()
-            if now - last - _TICK_SECONDS > STALL.unpack_from(longest)[0]:
-                STALL.pack_into(longest, 0, now - last - _TICK_SECONDS)
-            last = now
+            now, cpu_now = loop.time(), time.process_time()
+            stall = now - last - _TICK_SECONDS
+            before, cpu_before = STALL.unpack_from(longest)
+            # Several threads may have computed at the same time.
+            cpu = min(stall, cpu_now - cpu_last)
+            if stall > before or cpu > cpu_before:
+                STALL.pack_into(longest, 0, max(stall, before), max(cpu, cpu_before))
+            last, cpu_last = now, cpu_now
 
     async def start(node: Node) -> None:
         await started(node)

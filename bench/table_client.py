@@ -90,7 +90,9 @@ def raw(path: str, count: int, lookups: int, batch: int) -> dict[str, Any]:
     resources = RocksResources(block_cache_bytes=256 << 20, write_buffer_bytes=256 << 20)
     found = {}
     for name, durable in (("write_s", False), ("write_durable_s", True)):
-        database = Rdict(f"{path}-{name}", resources.options(create=True), {}, AccessType.read_write())
+        created = resources.options()
+        created.create_if_missing(True)
+        database = Rdict(f"{path}-{name}", created, {}, AccessType.read_write())
         options = WriteOptions()
         options.disable_wal, options.sync = not durable, durable
         started = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,8 @@ from tidemill.wire.requests import decode_response
 __all__ = ("RawClient", "batch_of", "fetch_body", "produce_body")
 
 _DEADLINE_SECONDS = 120.0
+#: A node reads so many requests of a connection before it has answered them (it has a limit of 64).
+_AT_ONCE = 50
 
 
 def batch_of(*values: bytes, **options: Any) -> bytes:
@@ -54,6 +57,15 @@ class RawClient:
         correlation_id, answer = decode_response(APIS_BY_NAME[api].key, version, self.read_frame())
         assert correlation_id == self.correlation_id
         return answer
+
+    def request_many(self, api: str, version: int, bodies: Sequence[dict[str, Any]]) -> list[Any]:
+        """Send requests, many at a time, and return the bodies of their answers."""
+        answers = []
+        for start in range(0, len(bodies), _AT_ONCE):
+            frames = [self.encode(api, version, each) for each in bodies[start : start + _AT_ONCE]]
+            self.send(b"".join(frames))
+            answers += [decode_response(APIS_BY_NAME[api].key, version, self.read_frame())[1] for _ in frames]
+        return answers
 
     def produce(self, topic: str, records: bytes) -> Any:
         """The answer for partition 0."""

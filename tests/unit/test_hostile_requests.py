@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from support import hostile, hostile_admin, hostile_readers
+from support import hostile, hostile_admin, hostile_readers, hostile_state
 from tidemill.wire.apis import APIS_BY_NAME, NODES_ONLY
 
-MODULES = (hostile, hostile_readers, hostile_admin)
+MODULES = (hostile, hostile_readers, hostile_admin, hostile_state)
 THROWN: dict[str, Callable[[hostile.Address], hostile.Throw]] = {
     **hostile.HOSTILE,
     **hostile_readers.HOSTILE_READERS,
     **hostile_readers.HOSTILE_READERS_OF_MANY,
     **hostile_admin.HOSTILE_ADMIN,
+    **hostile_state.HOSTILE_STATE,
 }
 
 

@@ -51,6 +51,7 @@ __all__ = (
     "TidemillError",
     "TooManyFiles",
     "UndecodableBatch",
+    "without_traceback",
 )
 
 
@@ -255,3 +256,16 @@ class DamagedBatch(CorruptData):
 
 class DataDirectoryInUse(StorageError):
     """A second process tried to use a data directory."""
+
+
+def without_traceback(error: TidemillError) -> TidemillError:
+    """The error without the way that it took, for what was found wrong with large data.
+
+    The way leads to frames that hold the error and the data: a circle, which would keep the bytes of a
+    request, up to 100 MB, in memory and outside of the budget until the next collection.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__context__
+    return error

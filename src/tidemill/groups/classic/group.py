@@ -57,7 +57,7 @@ GroupCheckpoint = dict[str, object]
 
 #: Limit on the metadata of all members of one group together, for all protocols. The part that belongs to the
 #: chosen protocol must fit into one record of the offsets topic.
-GROUP_METADATA_BYTES_MAX: Final = 16 * 1024 * 1024
+GROUP_METADATA_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class GroupState(StrEnum):

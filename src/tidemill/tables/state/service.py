@@ -31,6 +31,7 @@ from tidemill.errors import (
     TableCode,
     TableError,
     TidemillError,
+    without_traceback,
 )
 from tidemill.kv.contract import KvEngine
 from tidemill.kv.files import Files
@@ -398,9 +399,12 @@ class TableService:
         partition = definition.partition(partition_id)
         assert partition is not None, "the partition was found by its topic"
         work = partial(
-            _check, definition, partition, index, records, self._host.settings.max_decompressed_bytes
+            _checked, definition, partition, index, records, self._host.settings.max_decompressed_bytes
         )
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        result = await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        if isinstance(result, TidemillError):
+            raise result
+        return result
 
     async def wait_for_fold(self, key: BucketKey) -> None:
         """Let a writer wait while the state of a bucket is far behind its log."""
@@ -669,6 +673,20 @@ class TableService:
             if isinstance(result, Exception):
                 logger.error("the state of a table was not closed in an orderly way: %s", result)
         await asyncio.to_thread(self.threads.shutdown)
+
+
+def _checked(
+    table: TableDefinition,
+    partition: PartitionDefinition,
+    index: int,
+    records: bytes,
+    max_decompressed_bytes: int,
+) -> CheckedRows | TidemillError:
+    """The result of ``_check``. What an error holds is freed here: up to 128 MiB take long to free."""
+    try:
+        return _check(table, partition, index, records, max_decompressed_bytes)
+    except TidemillError as error:
+        return without_traceback(error)
 
 
 def _check(

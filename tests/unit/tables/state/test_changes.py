@@ -19,6 +19,7 @@ from tidemill.tables.keys.codec import default_key_format
 from tidemill.tables.keys.routing import BucketMap
 from tidemill.tables.rows.types import parse_columns
 from tidemill.tables.state import changes as changes_module
+from tidemill.tables.state import service
 from tidemill.tables.state.changes import OFFSET_BYTES, Changes, prepare, prepare_checked, state_values
 
 KeyValue = tuple[bytes | None, bytes | None]
@@ -392,3 +393,12 @@ def test_a_record_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert error.value.table_code is TableCode.row_refused
     assert [number for number, _ in error.value.record_errors] == list(range(11, 20))
     assert len(prepare(table, columns_of(*records)).offsets) == 20, "what is in a log already is taken"
+
+
+def test_what_a_refused_batch_holds_is_not_kept_by_its_error() -> None:
+    """It would be freed on the event loop, which takes long if it is large."""
+    table = define()
+    batch = build_batch([Record(None, b"no row", 1_000)])
+    error = service._checked(table, table.partitions[0], 0, batch, 1 << 20)
+    assert isinstance(error, TableError)
+    assert error.__traceback__ is None

@@ -53,7 +53,7 @@ _PROTOCOLS_MAX: Final = 1_000
 #: Bytes of names and metadata that one member may send, for all of its protocols together.
 _MEMBER_METADATA_BYTES_MAX: Final = 1024 * 1024
 #: Bytes of assignments that a leader may send for all members: they are stored as one record.
-_ASSIGNMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+_ASSIGNMENT_BYTES_MAX: Final = 2 * 1024 * 1024
 #: States and types in one request; there are fewer than ten of them.
 _FILTERS_MAX: Final = 1_000
 _LEAVING_AT_ONCE_MAX: Final = 500

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidemill.control.image import TopicImage
 from tidemill.control.tables.images import TableImage, TablePartition
 from tidemill.coordination.turns import give_way, in_chunks, in_slices
-from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.errors import ApiError, ErrorCode, TidemillError, without_traceback
 from tidemill.log.incoming import QUICK_RECORDS, PreparedBatch, is_quick, prepare_quickly
 from tidemill.log.pace import Pace
 from tidemill.records.batch import HEADER_BYTES, BatchHeader
@@ -40,7 +40,6 @@ __all__ = (
     "CheckedBatches",
     "check_batches",
     "look_quickly",
-    "without_traceback",
 )
 
 logger = logging.getLogger(__name__)
@@ -80,19 +79,6 @@ class _Write(NamedTuple):
     topic: TopicImage
     owner: _Owner | None
     entry: Any
-
-
-def without_traceback(error: TidemillError) -> TidemillError:
-    """The error of a batch, without the way that it took.
-
-    That leads to frames that hold the error and the batch: a circle, which would keep the bytes of a request,
-    up to 100 MB, in memory and outside of the budget until the next collection.
-    """
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__ = None
-        each = each.__context__
-    return error
 
 
 def look_quickly(broker: Broker, call: Call, headers: BatchHeaders) -> CheckedBatches | None:

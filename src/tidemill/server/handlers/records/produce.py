@@ -16,7 +16,14 @@ from typing import Any
 from uuid import UUID
 
 from tidemill.control.image import TopicImage
-from tidemill.errors import ApiError, ErrorCode, InvalidRecords, TableError, TidemillError
+from tidemill.errors import (
+    ApiError,
+    ErrorCode,
+    InvalidRecords,
+    TableError,
+    TidemillError,
+    without_traceback,
+)
 from tidemill.log.incoming import PreparedBatch, is_quick, prepare_quickly
 from tidemill.log.log import Appended
 from tidemill.log.storage import Buffer
@@ -29,7 +36,6 @@ from tidemill.server.handlers.records.batch_gate import (
     CheckedBatches,
     check_batches,
     look_quickly,
-    without_traceback,
 )
 from tidemill.server.handlers.records.current_leaders import CurrentLeaders
 from tidemill.server.handlers.records.produce_gate import (

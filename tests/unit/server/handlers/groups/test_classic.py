@@ -108,6 +108,10 @@ async def test_join_makes_a_generation(broker: Broker, ask: Ask, version: int) -
         ({"member_id": "stranger"}, ErrorCode.unknown_member_id),
         ({"protocols": []}, ErrorCode.inconsistent_group_protocol),
         ({"protocols": [{"name": "range", "metadata": bytes(2**20 + 1)}]}, ErrorCode.invalid_request),
+        (
+            {"protocols": [{"name": f"{n}".ljust(30_000), "metadata": b""} for n in range(40)]},
+            ErrorCode.invalid_request,
+        ),
         ({"protocol_type": ""}, ErrorCode.inconsistent_group_protocol),
     ],
 )
