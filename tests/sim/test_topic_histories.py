@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.cluster_story import Broken, ClusterStory
+from support.linearizing import TooManyOrders
 from support.topic_users import TopicUsers
 from support.virtual_loop import run_virtual
 from tidemill.control.commands import SetTopicConfigs
@@ -45,6 +46,8 @@ def test_without_comparing_what_a_change_was_made_from_there_is_none(monkeypatch
     for seed in SEEDS:
         try:
             run_story(seed, crowded=True)
+        except TooManyOrders:
+            continue  # Another story's are few enough to try them all.
         except Broken as error:
             assert "nothing explains" in str(error), error
             return
