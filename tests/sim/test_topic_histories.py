@@ -20,6 +20,8 @@ from tidemill.server.handlers.topics import configs
 pytestmark = pytest.mark.timeout(600)
 
 SEEDS = range(10)
+#: Two alterations have to overlap, which happens in some of these stories.
+ABLATION_SEEDS = range(11, 31)
 
 
 def run_story(seed: int, *, crowded: bool) -> TopicUsers:
@@ -43,7 +45,7 @@ def test_without_comparing_what_a_change_was_made_from_there_is_none(monkeypatch
         return SetTopicConfigs(**fields | {"base": None})
 
     monkeypatch.setattr(configs, "SetTopicConfigs", from_anything)
-    for seed in SEEDS:
+    for seed in ABLATION_SEEDS:
         try:
             run_story(seed, crowded=True)
         except TooManyOrders:
