@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.cluster_story import Broken, ClusterStory
+from support.linearizing import TooManyOrders
 from support.topic_users import TopicUsers
 from support.virtual_loop import run_virtual
 from tidemill.control.commands import SetTopicConfigs
@@ -19,6 +20,8 @@ from tidemill.server.handlers.topics import configs
 pytestmark = pytest.mark.timeout(600)
 
 SEEDS = range(10)
+#: Two alterations have to overlap, which happens in some of these stories.
+ABLATION_SEEDS = range(11, 31)
 
 
 def run_story(seed: int, *, crowded: bool) -> TopicUsers:
@@ -42,9 +45,11 @@ def test_without_comparing_what_a_change_was_made_from_there_is_none(monkeypatch
         return SetTopicConfigs(**fields | {"base": None})
 
     monkeypatch.setattr(configs, "SetTopicConfigs", from_anything)
-    for seed in SEEDS:
+    for seed in ABLATION_SEEDS:
         try:
             run_story(seed, crowded=True)
+        except TooManyOrders:
+            continue  # Another story's are few enough to try them all.
         except Broken as error:
             assert "nothing explains" in str(error), error
             return

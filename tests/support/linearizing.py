@@ -15,11 +15,15 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ("UNKNOWN", "Operation", "explains")
+__all__ = ("UNKNOWN", "Operation", "TooManyOrders", "explains")
 
 #: When an operation is answered whose answer is not known.
 UNKNOWN: Final = float("inf")
 _TRIED_MAX: Final = 300_000
+
+
+class TooManyOrders(AssertionError):
+    """Nothing was found that explains a history, and not everything was tried."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ def explains(history: Sequence[Operation], state: Hashable) -> bool:
         if (done, state) in tried:
             continue
         tried.add((done, state))
-        assert len(tried) < _TRIED_MAX, f"{len(operations)} operations have too many orders"
+        if len(tried) >= _TRIED_MAX:
+            raise TooManyOrders(f"{len(operations)} operations have too many orders")
         # None of them can come behind one that was answered before its call.
         left = [(number, each) for number, each in enumerate(operations) if not done >> number & 1]
         first_answer = min(each.answered_at for _, each in left)

@@ -1,37 +1,25 @@
 """Users of a story who create, alter and delete a few topics, all at the same time and through all nodes.
 
-What they are told, by topic name, must have one order that explains it (invariant 9), with each effect
-between a call and its answer. A call that was refused has no effect; one without an answer may have one at
-any time. Now and then the stored metadata is read: that is what was true at that moment.
-
-What a refusal says of the topic is not judged: a node refuses by the metadata that it knows, which may be a
-little old. A deletion says that the topic is gone, not who has deleted it: if etcd's answer was lost, the
-node tries again, and cannot tell its own first attempt from another client's.
+What they are told must have an order that explains it: ``topic_history`` says what that means.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
-from uuid import UUID
 
 from support.cluster_clients import ClusterClient
 from support.cluster_story import ClusterStory, insist
-from support.linearizing import UNKNOWN, Operation, explains
+from support.topic_history import Answer, TopicHistory
 from tidemill.errors import ErrorCode, TidemillError
 
 __all__ = ("TopicUsers",)
 
 _CONFIGS = ("retention.ms", "retention.bytes", "flush.ms")
-_FIRST_VALUE = 1_000_000_000
-_REFUSED = {ErrorCode.topic_already_exists, ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id}
 _TOPIC_RESOURCE, _SET = 2, 0
 #: A client without an answer waits: what may happen at any time makes the search long.
 _QUIET_SECONDS = 6.0
-
-#: A topic as it is: its id and its configs; None if there is none of that name.
-State = tuple[UUID, tuple[tuple[str, str], ...]] | None
 
 
 class TopicUsers:
@@ -41,10 +29,9 @@ class TopicUsers:
         self.pace = pace
         self._client_count = clients
         self._is_closing = False
-        self._values = 0
         self._busy = 0
-        self.histories: dict[str, list[Operation]] = {f"shared-{number}": [] for number in range(topics)}
-        self.acknowledged = 0
+        self._names = [f"shared-{number}" for number in range(topics)]
+        self.history = TopicHistory()
 
     async def prepare(self, story: ClusterStory) -> None:
         self.story = story
@@ -69,20 +56,13 @@ class TopicUsers:
         await self._read_all()
         return True
 
+    @property
+    def acknowledged(self) -> int:
+        return self.history.acknowledged
+
     def check(self) -> None:
-        for name, whole in self.histories.items():
-            # An alteration without an answer that nobody has seen explains nothing.
-            seen = "".join(each.name for each in whole if each.name.startswith("read"))
-            history = [
-                each
-                for each in whole
-                if each.answered_at != UNKNOWN or each.name.split("=")[-1] in seen or "=" not in each.name
-            ]
-            if not explains(history, None):
-                told = "\n".join(
-                    f"{each.called_at:.3f} to {each.answered_at:.3f}: {each.name}" for each in history
-                )
-                insist(False, f"nothing explains what became of topic {name}:\n{told}")
+        problems = self.history.problems()
+        insist(not problems, "\n".join(problems))
 
     # --- what they do
 
@@ -91,7 +71,7 @@ class TopicUsers:
         while not self._is_closing:
             self._busy += 1
             try:
-                name = rng.choice(list(self.histories))
+                name = rng.choice(self._names)
                 some = (self._create, self._delete, *[self._alter] * 4)
                 if not await rng.choice(some)(client, name):
                     await asyncio.sleep(_QUIET_SECONDS * rng.random())
@@ -107,48 +87,36 @@ class TopicUsers:
             "assignments": [],
             "configs": [],
         }
-        answered = await self._ask(client, "CreateTopics", 7, {"topics": [wanted], "timeout": 3_000})
-        topic_id = None if answered.answer is None else answered.answer.topics[0].topic_id
-        # Without an answer nobody knows the id that it would have.
-        made = topic_id or UUID(int=self._value())
-
-        def apply(state: Hashable) -> tuple[Hashable] | None:
-            return ((made, ()),) if state is None else None
-
-        return answered.note(self, name, f"create {topic_id}", apply)
+        answer, body = await self._ask(client, "CreateTopics", 7, {"topics": [wanted], "timeout": 3_000})
+        is_made = answer.code is ErrorCode.none
+        self.history.created(name, answer, body.topics[0].topic_id if is_made else None)
+        return answer.is_certain
 
     async def _delete(self, client: ClusterClient, name: str) -> bool:
-        answered = await self._ask(client, "DeleteTopics", 4, {"topic_names": [name], "timeout": 3_000})
-        return answered.note(self, name, "delete", lambda _: (None,))
+        answer, _ = await self._ask(client, "DeleteTopics", 4, {"topic_names": [name], "timeout": 3_000})
+        self.history.deleted(name, answer)
+        return answer.is_certain
 
     async def _alter(self, client: ClusterClient, name: str) -> bool:
-        key, value = client.rng.choice(_CONFIGS), str(_FIRST_VALUE + self._value())
+        key, value = client.rng.choice(_CONFIGS), str(self.history.new_value())
         config = {"name": key, "config_operation": _SET, "value": value}
         resource = {"resource_type": _TOPIC_RESOURCE, "resource_name": name, "configs": [config]}
         body = {"resources": [resource], "validate_only": False}
-        answered = await self._ask(client, "IncrementalAlterConfigs", 1, body)
+        answer, _ = await self._ask(client, "IncrementalAlterConfigs", 1, body)
+        self.history.altered(name, answer, key, value)
+        return answer.is_certain
 
-        def apply(state: Any) -> tuple[Hashable] | None:
-            if state is None:
-                return None
-            return ((state[0], tuple(sorted({**dict(state[1]), key: value}.items()))),)
-
-        return answered.note(self, name, f"alter {key}={value}", apply)
-
-    def _value(self) -> int:
-        self._values += 1
-        return self._values
-
-    async def _ask(self, client: ClusterClient, api: str, version: int, body: Mapping[str, Any]) -> _Answered:
-        called_at = self.story.loop.now
+    async def _ask(
+        self, client: ClusterClient, api: str, version: int, body: Mapping[str, Any]
+    ) -> tuple[Answer, Any]:
+        loop = self.story.loop
+        called_at = loop.now
         try:
             answer = await client.ask_any(api, body, version)
         except TidemillError:
-            return _Answered(called_at, UNKNOWN, None, None)
+            return Answer(called_at, loop.now, None), None
         results = answer.topics if api == "CreateTopics" else answer.responses
-        code = ErrorCode(results[0].error_code)
-        is_certain = code is ErrorCode.none or code in _REFUSED
-        return _Answered(called_at, self.story.loop.now if is_certain else UNKNOWN, code, answer)
+        return Answer(called_at, loop.now, ErrorCode(results[0].error_code)), answer
 
     # --- what is true
 
@@ -160,38 +128,10 @@ class TopicUsers:
     async def _read_all(self) -> None:
         called_at = self.story.loop.now
         image = await self.story.stored_image()
-        for name, history in self.histories.items():
+        for name in self._names:
             topic = image.topics.get(name)
             found = None if topic is None else (topic.id, tuple(sorted(topic.configs.items())))
-
-            def apply(state: Any, found: State = found) -> tuple[Hashable] | None:
-                return (found,) if _is_like(state, found) else None
-
-            history.append(Operation(called_at, self.story.loop.now, apply, f"read {found}"))
+            self.history.read(name, called_at, self.story.loop.now, found)
 
     def __repr__(self) -> str:
         return f"topics of {self._client_count} clients, {self._busy} busy"
-
-
-class _Answered:
-    """A call, and its answer if there was one."""
-
-    def __init__(self, called_at: float, answered_at: float, code: ErrorCode | None, answer: Any) -> None:
-        self.called_at = called_at
-        self.answered_at = answered_at
-        self.code = code
-        self.answer = answer if code is ErrorCode.none else None
-
-    def note(self, users: TopicUsers, name: str, what: str, apply: Any) -> bool:
-        """Add it to the history, unless it was refused: then it has no effect. Whether it was answered."""
-        if self.code not in _REFUSED:
-            users.acknowledged += self.code is ErrorCode.none
-            users.histories[name].append(Operation(self.called_at, self.answered_at, apply, what))
-        return self.answered_at != UNKNOWN
-
-
-def _is_like(state: State, found: State) -> bool:
-    """Whether a topic is the one that was read. One that an unanswered call made has any id."""
-    if state is None or found is None:
-        return state is found
-    return state[1] == found[1] and (state[0] == found[0] or state[0].int < _FIRST_VALUE)

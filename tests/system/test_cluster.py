@@ -26,11 +26,14 @@ from confluent_kafka.admin import AdminClient
 from support.campaign import PARTITIONS, Campaign, Loads
 from support.etcd import NO_ETCD, has_etcd
 from support.history import History, check
+from support.linearizing import TooManyOrders
 from support.processes import ClientProcess, wait_until
 from support.raw import RawClient
 from support.real_cluster import ETCD, SHORT_SESSION_TIMEOUT_MS, RealCluster, RealNode
 from support.real_tables import TableLoad
+from support.real_topics import TopicLoad
 from support.seeds import choose_seed
+from support.topic_history import TopicHistory
 from system.clients.exchange import EXCHANGE_SECONDS, PAUSE_SECONDS
 
 CLIENT = "cluster of three nodes"
@@ -100,7 +103,7 @@ def test_kills_pauses_cut_links_and_an_etcd_that_dies_lose_repeat_and_invent_not
     start_load(load, topic, histories)
     start_reader(watch, "steady", histories, topic)
     start_reader(watch, "committed", histories, transactions, isolated=True)
-    with TableLoad(cluster.bootstrap_servers) as table:
+    with TableLoad(cluster.bootstrap_servers) as table, TopicLoad(cluster, random.Random(seed)) as by_name:
         loads = Loads(load, lambda: start_client("load", cluster), transactions, tmp_path, table)
         loads.wait_for_acks()  # the coordinator's topic is there now
         topics = (topic, transactions, "__transaction_state", table.topic)
@@ -108,6 +111,8 @@ def test_kills_pauses_cut_links_and_an_etcd_that_dies_lose_repeat_and_invent_not
         campaign.run(_EVENTS, loads)
         outcome = loads.stop()
         table.check()
+        by_name.wait_for_acks(_ACKS)
+        by_name.check()
     errors, ends = drain(watch, histories, topic, transactions)
 
     plain = joined(histories, "confluent", "python", "steady", "drain", "python drain")
@@ -121,6 +126,22 @@ def test_kills_pauses_cut_links_and_an_etcd_that_dies_lose_repeat_and_invent_not
     assert outcome["txn"]["failure"] is None
     assert loads.committed > _EVENTS
     assert campaign.events == _EVENTS
+    assert by_name.history.acknowledged > _EVENTS
+    assert is_a_loss_noticed(by_name.history), "nothing that is lost would be noticed"
+
+
+def is_a_loss_noticed(history: TopicHistory) -> bool:
+    """Whether the check would have noticed the loss of some acknowledged creation, and of some deletion."""
+    return all(
+        any(is_unexplained(broken) for broken in history.with_one_lost(kind)) for kind in ("create", "delete")
+    )
+
+
+def is_unexplained(history: TopicHistory) -> bool:
+    try:
+        return bool(history.problems())
+    except TooManyOrders:
+        return False  # Another one is looked at.
 
 
 def start_reader(

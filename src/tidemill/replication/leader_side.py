@@ -125,6 +125,12 @@ class LeaderSide:
             start = self._partition.log_start_offset
             self._start_waiters.reached(self._state.in_sync.least_log_start(start))
 
+    @property
+    def may_have_proposal(self) -> bool:
+        """Whether ``next_proposal`` may have one: not while every replica is in sync and has everything."""
+        in_sync = self._state.in_sync
+        return in_sync is not None and not in_sync.is_complete(self._partition.log_end_offset)
+
     def next_proposal(
         self, now_ms: int, suspected: Collection[int] = (), lag_ms: int = REPLICA_LAG_MS
     ) -> IsrProposal | None:

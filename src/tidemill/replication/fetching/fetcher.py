@@ -2,6 +2,8 @@
 
 - A partition is in at most one Fetch. An answer that comes behind a change of leader changes nothing.
 - The next Fetch leaves when the last answer is in the log, not when it is flushed.
+- Partitions that had records lately are in Fetches of their own: their records do not end the waiting of
+  Fetches that name thousands of idle partitions, each of which would have to be named again.
 - What is durable is reported at every flush, on a connection that no waiting Fetch holds up. One report is
   under way per leader; what comes meanwhile goes into the next one.
 - A log that has diverged is cut in a thread. Its partition waits for that, the others go on.
@@ -50,15 +52,16 @@ __all__ = ("ReplicaFetcher",)
 logger = logging.getLogger(__name__)
 
 #: How long a Fetch without news waits: a millisecond for each partition, between these. Asking for many is
-#: work for both sides, and most of them are idle.
+#: work for both sides, and most of them are idle: so it stays about the same work in a second.
 _SHORTEST_WAIT_MS: Final = 500
-_LONGEST_WAIT_MS: Final = 2_000
+_LONGEST_WAIT_MS: Final = 5_000
 #: The most that one partition gives in one answer, so that one turn of the event loop stays short.
 _PARTITION_BYTES: Final = 1024 * 1024
 _PARTITIONS_PER_FETCH: Final = 2_000
-#: One that waits at the leader, and one for partitions that have come since.
-_FETCHES_MAX: Final = 2
-_FETCH_TIMEOUT_MS: Final = 5_000
+#: A partition without records for so long is idle.
+_IDLE_MS: Final = 10_000
+#: How much longer than that a leader may take to answer.
+_FETCH_TIMEOUT_MS: Final = 4_500
 _REPORT_TIMEOUT_MS: Final = 2_000
 _FIRST_PAUSE_MS: Final = 20
 _LONGEST_PAUSE_MS: Final = 1_000
@@ -221,15 +224,23 @@ class ReplicaFetcher:
 class _Followed:
     """A partition that this node follows at one leader epoch."""
 
-    __slots__ = ("epoch", "failures", "is_busy", "partition", "retry_ms")
+    __slots__ = ("epoch", "failures", "partition", "records_ms", "retry_ms")
 
     def __init__(self, partition: Partition, epoch: int) -> None:
         self.partition = partition
         self.epoch = epoch
-        #: In a Fetch, or being cut.
-        self.is_busy = False
         self.failures = 0
         self.retry_ms = 0
+        #: When the last records came; None before the first.
+        self.records_ms: int | None = None
+
+    @property
+    def key(self) -> tuple[UUID, int]:
+        return self.partition.topic_id, self.partition.index
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Whether no records have come for a while."""
+        return self.records_ms is None or now_ms - self.records_ms > _IDLE_MS
 
     def failed(self, now_ms: int) -> None:
         """Wait a little longer than the last time."""
@@ -245,9 +256,12 @@ class _LeaderLink:
         self._peers, self._clock = fetcher.peers, fetcher.clock
         self._node_id = node_id
         self.partitions: dict[tuple[UUID, int], _Followed] = {}
+        #: Those of them that are in no Fetch and are not being cut.
+        self._unasked: dict[tuple[UUID, int], _Followed] = {}
         self._reports: dict[tuple[UUID, int], Partition] = {}
         self._has_work, self._has_reports = asyncio.Event(), asyncio.Event()
-        self._fetches: dict[asyncio.Task[None], None] = {}
+        #: Fetches under way, and whether each is one of idle partitions.
+        self._fetches: dict[asyncio.Task[None], bool] = {}
         self._tasks: list[asyncio.Task[None]] = [
             asyncio.create_task(self._fetch_loop()),
             asyncio.create_task(self._report_loop()),
@@ -256,7 +270,7 @@ class _LeaderLink:
             task.add_done_callback(_log_defect)
 
     def add(self, key: tuple[UUID, int], followed: _Followed) -> None:
-        self.partitions[key] = followed
+        self.partitions[key] = self._unasked[key] = followed
         self._has_work.set()
 
     def look_again(self) -> None:
@@ -265,6 +279,7 @@ class _LeaderLink:
 
     def remove(self, key: tuple[UUID, int]) -> None:
         self.partitions.pop(key, None)
+        self._unasked.pop(key, None)
         self._reports.pop(key, None)
 
     def close(self) -> None:
@@ -280,41 +295,49 @@ class _LeaderLink:
     async def _fetch_loop(self) -> None:
         while True:
             self._has_work.clear()
-            due, wait_ms = self._due()
-            if due and len(self._fetches) < _FETCHES_MAX:
-                for followed in due:
-                    followed.is_busy = True
-                self._start(self._fetch(due))
-                continue
+            active, idle, wait_ms = self._due()
+            for due, are_idle in ((active, False), (idle, True)):
+                if due and self._may_fetch(are_idle=are_idle):
+                    for followed in due:
+                        del self._unasked[followed.key]
+                    self._start(self._fetch(due), are_idle=are_idle)
+                    self._has_work.set()
             try:
-                async with asyncio.timeout(None if wait_ms is None or due else wait_ms / 1000):
+                async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._has_work.wait()
             except TimeoutError:
                 continue
 
-    def _due(self) -> tuple[list[_Followed], int | None]:
-        """The partitions to ask for now, and how long to wait for the next if there are none."""
+    def _may_fetch(self, *, are_idle: bool) -> bool:
+        """Whether another Fetch of this kind may be under way.
+
+        One waits at the leader, and one is for partitions that have come since. Idle partitions may need
+        several: none of them waits for its turn, or the others would have to be asked for more often.
+        """
+        parts = math.ceil(len(self.partitions) / _PARTITIONS_PER_FETCH) if are_idle else 1
+        return sum(kind == are_idle for kind in self._fetches.values()) < 1 + parts
+
+    def _due(self) -> tuple[list[_Followed], list[_Followed], int | None]:
+        """The active and the idle partitions to ask for now, and how long to wait for others."""
         now_ms, wait_ms = self._clock.now_ms(), None
-        due: list[_Followed] = []
+        due: dict[bool, list[_Followed]] = {False: [], True: []}
         throttle, node_id = self._fetcher.throttle, self._fetcher.node_id
         held_s = throttle.wait_s(now_ms / 1000)
-        for followed in self.partitions.values():
-            if followed.is_busy:
-                continue
+        for followed in self._unasked.values():
             if held_s and throttle.applies_to(followed.partition, node_id):
                 held_ms = min(_LONGEST_PAUSE_MS, math.ceil(held_s * 1000))
                 wait_ms = held_ms if wait_ms is None else min(held_ms, wait_ms)
             elif followed.retry_ms <= now_ms:
-                due.append(followed)
-                if len(due) == _PARTITIONS_PER_FETCH:
-                    break
+                of_kind = due[followed.is_idle(now_ms)]
+                if len(of_kind) < _PARTITIONS_PER_FETCH:
+                    of_kind.append(followed)
             else:
                 wait_ms = min(followed.retry_ms - now_ms, _LONGEST_PAUSE_MS if wait_ms is None else wait_ms)
-        return due, wait_ms
+        return due[False], due[True], wait_ms
 
-    def _start(self, fetch: Coroutine[Any, Any, None]) -> None:
+    def _start(self, fetch: Coroutine[Any, Any, None], *, are_idle: bool) -> None:
         task = asyncio.create_task(fetch)
-        self._fetches[task] = None
+        self._fetches[task] = are_idle
         task.add_done_callback(self._fetched)
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
@@ -342,23 +365,23 @@ class _LeaderLink:
                 followed.failed(self._clock.now_ms())
             raise
         finally:
-            for followed in asked:
-                followed.is_busy = False
-            self._rotate(asked)
+            # The first of these is asked for last the next time: an answer has room for some of them only.
+            for followed in (*asked[1:], *asked[:1]):
+                self._release(followed)
 
-    def _rotate(self, asked: list[_Followed]) -> None:
-        """Ask for the first of these last the next time: an answer has room for some of them only."""
-        for followed in asked[:1]:
-            key = followed.partition.topic_id, followed.partition.index
-            if self.partitions.get(key) is followed:
-                self.partitions[key] = self.partitions.pop(key)
+    def _release(self, followed: _Followed) -> None:
+        """Ask for a partition again, unless something else stands for it now."""
+        if self.partitions.get(followed.key) is followed:
+            self._unasked[followed.key] = followed
+            self._has_work.set()
 
     async def _ask(self, wanted: dict[PartitionId, tuple[_Followed, FetchPartition]]) -> None:
         positions = [position for _, position in wanted.values()]
-        make = partial(FetchRequest, partitions=positions, max_wait_ms=self._wait_ms())
+        wait_ms = self._wait_ms()
+        make = partial(FetchRequest, partitions=positions, max_wait_ms=wait_ms)
         try:
             response = await self._peers.request(
-                self._node_id, make, FetchResponse, timeout_ms=_FETCH_TIMEOUT_MS, lane="fetch"
+                self._node_id, make, FetchResponse, timeout_ms=wait_ms + _FETCH_TIMEOUT_MS, lane="fetch"
             )
         except TidemillError as error:
             logger.info("no answer to a Fetch from node %d: %s", self._node_id, error)
@@ -379,10 +402,7 @@ class _LeaderLink:
                 followed.retry_ms = max(followed.retry_ms, pause_until_ms)
 
     def _wait_ms(self) -> int:
-        count = len(self.partitions)
-        if count > _FETCHES_MAX * _PARTITIONS_PER_FETCH:
-            return _SHORTEST_WAIT_MS  # Others wait for their turn.
-        return min(_LONGEST_WAIT_MS, max(_SHORTEST_WAIT_MS, count))
+        return min(_LONGEST_WAIT_MS, max(_SHORTEST_WAIT_MS, len(self.partitions)))
 
     def _take(self, followed: _Followed, wanted: FetchPartition, answer: FetchedPartition) -> bool:
         """Take the answer for one partition; True if anything came of it."""
@@ -402,6 +422,8 @@ class _LeaderLink:
             return False
         followed.failures = 0
         self._fetcher.bytes_in += len(answer.records)
+        if len(answer.records):
+            followed.records_ms = now_ms
         if self._fetcher.throttle.applies_to(partition, self._fetcher.node_id):
             self._fetcher.throttle.sent(len(answer.records), now_ms / 1000)
         if step.cut_at is not None or step.start_anew_at is not None:
@@ -411,20 +433,13 @@ class _LeaderLink:
         return is_new or (watermark, start) != (partition.high_watermark, partition.log_start_offset)
 
     def _cut(self, followed: _Followed, step: FollowerStep) -> None:
-        # Another object takes its place in this Fetch, so that it stays busy when the Fetch is over.
-        cutting = _Followed(followed.partition, followed.epoch)
-        cutting.is_busy = True
-        key = followed.partition.topic_id, followed.partition.index
+        # Another object takes its place, so that it is not asked for when this Fetch is over.
+        cutting, key = _Followed(followed.partition, followed.epoch), followed.key
         if self.partitions.get(key) is not followed:
             return
         self.partitions[key] = cutting
         self._fetcher.replace(key, cutting)
-
-        def done() -> None:
-            cutting.is_busy = False
-            self._has_work.set()
-
-        self._fetcher.cut(cutting, step, done)
+        self._fetcher.cut(cutting, step, partial(self._release, cutting))
 
     # --- reporting
 

@@ -61,6 +61,8 @@ _LARGE_READ_BYTES: Final = 512 * 1024
 #: A request about more partitions is served in a task, which gives way to others.
 _AT_ONCE_MAX: Final = 8
 _TICK_MS: Final = 500
+#: How many partitions a tick looks at between two looks at the clock.
+_TICKED_AT_ONCE: Final = 50
 #: A tick that comes this late says that this node stood still; nobody else is to blame for that.
 _LATE_MS: Final = 1_500
 _PROPOSAL_PAUSE_MS: Final = 500
@@ -69,7 +71,7 @@ _RECORD_WAIT_S: Final = 2.0
 _HEARTBEAT_DELAY_MS: Final = 50
 _HEARTBEAT_TIMEOUT_MS: Final = 2_000
 #: What was told longer ago is told again: the answer may not have arrived.
-_TOLD_MS: Final = 5_000
+_TOLD_MS: Final = 30_000
 _UNFIT_AGAIN_S: Final = 5.0
 _NAMED_MAX: Final = 5
 
@@ -84,6 +86,10 @@ certain that it was not and never will be. Any other error means that nobody kno
 
 ReportUnfit = Callable[[Partition, str], None]
 """Told that this node's replica should not lead, and why: its owner resigns, and keeps it from elections."""
+
+
+_Found = tuple[Partition, FetchPartition, FetchedPartition]
+"""A partition, what a follower wants of it, and what there is."""
 
 
 class _Told(NamedTuple):
@@ -204,13 +210,14 @@ class LeaderService:
         answers, readable = list[FetchedPartition](), list[tuple[Partition, FetchPartition]]()
         for wanted in request.partitions:
             self._let_in_one(request, wanted, answers, readable)
-        left, records = _ANSWER_BYTES, list[FetchedPartition]()
+        left, found = _ANSWER_BYTES, list[_Found]()
         for partition, wanted in readable:
-            records.append(self._read_one(request.header.source, partition, wanted, left))
-            left -= len(records[-1].records)
+            fetched = self._read_one(request.header.source, partition, wanted, left)
+            found.append((partition, wanted, fetched))
+            left -= len(fetched.records)
         if not answers and _ANSWER_BYTES - left < request.min_bytes:
             return None
-        return self._answer(request, answers, readable, records)
+        return self._answer(request, answers, found)
 
     def _has_records(self, wanted: FetchPartition) -> bool:
         partition = self._replicas.peek(wanted.partition.topic_id, wanted.partition.index)
@@ -219,30 +226,30 @@ class LeaderService:
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         """Answer a follower's Fetch, at the latest when it has waited as long as it wants to."""
         begin_slice()
-        until = self._loop.time() + request.max_wait_ms / 1000
+        # Who has not been heard of for half of the time must not look as if it lagged with the next record.
+        until = self._loop.time() + min(request.max_wait_ms, self.replica_lag_ms // 2) / 1000
         answers, readable = await self._let_in(request)
-        records = await self._read(request, readable)
-        while not answers and sum(len(each.records) for each in records) < request.min_bytes:
+        found = await self._read(request, readable)
+        while not answers and sum(len(each.records) for _, _, each in found) < request.min_bytes:
             if any(self._must_answer(request.header.source, *each) for each in readable):
                 break
             left = until - self._loop.time()
             if left <= 0 or not await self._next_tail(request.header.source, readable, left):
-                records = await self._read(request, readable)
+                found = await self._read(request, readable)
                 break
             begin_slice()
-            records = await self._read(request, readable)
-            if any(each.error for each in records):
+            found = await self._read(request, readable)
+            if any(each.error for _, _, each in found):
                 break
-        return self._answer(request, answers, readable, records)
+        return self._answer(request, answers, found)
 
     def _answer(
         self,
         request: FetchRequest,
         answers: list[FetchedPartition],
-        readable: list[tuple[Partition, FetchPartition]],
-        records: list[FetchedPartition],
+        found: list[_Found],
     ) -> FetchResponse:
-        answers += self._with_news(request, readable, records)
+        answers += self._with_news(request, found)
         self.bytes_out += sum(len(answer.records) for answer in answers)
         return FetchResponse(ResponseHeader(request.header.correlation_id), answers)
 
@@ -277,14 +284,32 @@ class LeaderService:
 
     async def _read(
         self, request: FetchRequest, readable: list[tuple[Partition, FetchPartition]]
-    ) -> list[FetchedPartition]:
-        """One answer for each partition, with records as long as there is room for them."""
-        left, answers = _ANSWER_BYTES, list[FetchedPartition]()
+    ) -> list[_Found]:
+        """An answer for each partition with news, with records as long as there is room for them."""
+        left, found, source = _ANSWER_BYTES, list[_Found](), request.header.source
         for partition, wanted in readable:
-            answers.append(self._read_one(request.header.source, partition, wanted, left))
-            left -= len(answers[-1].records)
+            if self._has_news(source, partition, wanted):
+                fetched = self._read_one(source, partition, wanted, left)
+                found.append((partition, wanted, fetched))
+                left -= len(fetched.records)
             await give_way()
-        return answers
+        return found
+
+    def _has_news(self, source: int, partition: Partition, wanted: FetchPartition) -> bool:
+        """Whether a follower may have to hear of a partition. Most are idle, and need no closer look."""
+        return (
+            wanted.durable < 0
+            or partition.as_leader.has_news_at(wanted.offset)
+            or not partition.leads_at(wanted.leader_epoch)
+            or partition.failure is not None
+            or not self._is_told(source, partition, partition.high_watermark, partition.log_start_offset)
+        )
+
+    def _is_told(self, source: int, partition: Partition, high_watermark: int, log_start: int) -> bool:
+        """Whether a follower was sent these offsets, and not so long ago that it may lack them."""
+        told = self._told_to(source, partition)
+        is_same = told.high_watermark == high_watermark and told.log_start_offset == log_start
+        return is_same and self._clock.now_ms() - told.at_ms <= _TOLD_MS
 
     def _read_one(
         self, source: int, partition: Partition, wanted: FetchPartition, left: int
@@ -363,27 +388,12 @@ class LeaderService:
             partition.leader_epoch, answer.high_watermark, answer.log_start_offset, now_ms
         )
 
-    def _with_news(
-        self,
-        request: FetchRequest,
-        readable: list[tuple[Partition, FetchPartition]],
-        records: list[FetchedPartition],
-    ) -> list[FetchedPartition]:
+    def _with_news(self, request: FetchRequest, found: list[_Found]) -> list[FetchedPartition]:
         """The answers that tell something; the others are left out."""
         source, now_ms, news = request.header.source, self._clock.now_ms(), []
-        for (partition, wanted), answer in zip(readable, records, strict=True):
-            told = self._told_to(source, partition)
-            is_told = (told.high_watermark, told.log_start_offset) == (
-                answer.high_watermark,
-                answer.log_start_offset,
-            )
-            if (
-                wanted.durable < 0
-                or answer.error
-                or len(answer.records)
-                or not is_told
-                or now_ms - told.at_ms > _TOLD_MS
-            ):
+        for partition, wanted, answer in found:
+            is_told = self._is_told(source, partition, answer.high_watermark, answer.log_start_offset)
+            if wanted.durable < 0 or answer.error or len(answer.records) or not is_told:
                 news.append(answer)
                 if not answer.error:
                     self._note_told(source, partition, answer, now_ms)
@@ -525,20 +535,20 @@ class LeaderService:
         elif self._refused_since_s is None:
             self._refused_since_s = now_s
         lags: dict[str, int] = {}
-        suspected = self._suspected()
-        for partition in self._replicas:
+        suspected, is_throttled = self._suspected(), self.throttle.bytes_per_second > 0
+        for number, partition in enumerate(self._replicas):
             self._check_fitness(partition, now_s)
             if partition in self._led:
-                lags.update(self._throttled_lags(partition, suspected))
-                if shrink:
+                if is_throttled:
+                    lags.update(self._throttled_lags(partition, suspected))
+                if shrink and partition.as_leader.may_have_proposal:
                     self._consider(partition)
-            await give_way()
+            if number % _TICKED_AT_ONCE == 0:
+                await give_way()
         self._moves.note(lags, self._clock.now_ms())
 
     def _throttled_lags(self, partition: Partition, suspected: Collection[int]) -> Iterator[tuple[str, int]]:
         """How many offsets each replica lacks that is throttled. Of nodes that are down, others tell."""
-        if not self.throttle.bytes_per_second:
-            return
         for node_id, follower in partition.as_leader.followers.items():
             if node_id not in suspected and self.throttle.applies_to(partition, node_id):
                 reached = max(follower.matched_end, partition.log_start_offset)
@@ -563,6 +573,9 @@ class LeaderService:
 
     def _check_fitness(self, partition: Partition, now_s: float) -> None:
         started_s, refused_s = partition.flush_started_s, self._refused_since_s
+        if started_s is None and refused_s is None and partition.failure is None:
+            self._unfit_at_s.pop(partition, None)
+            return
         reason = unfit_reason(
             partition.failure,
             refused_for_s=None if refused_s is None else now_s - refused_s,

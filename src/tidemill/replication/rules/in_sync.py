@@ -195,6 +195,12 @@ class InSyncReplicas:
 
     # --- who is in sync
 
+    def is_complete(self, log_end: int) -> bool:
+        """Whether all replicas are members, no proposal is open, and all have everything: nobody moves."""
+        if len(self._counted) != len(self.followers) or self._proposal is not None or self._uncertain:
+            return False
+        return all(follower.counts_to >= log_end for follower in self._counted)
+
     def proposal(
         self,
         now_ms: int,

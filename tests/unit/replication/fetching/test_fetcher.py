@@ -27,7 +27,8 @@ from tidemill.cluster.messages import (
 from tidemill.errors import DiskFull, StorageError
 from tidemill.log.log import PartitionLog
 from tidemill.replication import partition as partition_module
-from tidemill.replication.fetching import leader_service
+from tidemill.replication.fetching import fetcher, leader_service
+from tidemill.replication.fetching.leader_service import LeaderService
 from tidemill.replication.partition import Partition
 
 A, B, C = 1, 2, 3
@@ -142,6 +143,48 @@ def test_many_idle_partitions_are_asked_for_less_often() -> None:
         assert await cluster.until(lambda: cluster.at(C, 999).log_end_offset == 1) < 0.2
 
     story(body, partitions=1_000)
+
+
+class _Named:
+    """Counts the partitions that followers name in their Fetches to the leader."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        let_in = LeaderService._let_in_one
+
+        def counted(service: LeaderService, *arguments: Any) -> None:
+            self.count += 1
+            let_in(service, *arguments)
+
+        monkeypatch.setattr(LeaderService, "_let_in_one", counted)
+
+
+def test_so_many_idle_partitions_that_they_need_several_fetches_are_not_asked_for_more_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetcher, "_PARTITIONS_PER_FETCH", 450)
+
+    async def body(cluster: Cluster) -> None:
+        named = _Named(cluster, monkeypatch)
+        await asyncio.sleep(6)
+        assert named.count <= 2 * 1_000 * 8, "two followers, each partition once a second, and twice to spare"
+
+    story(body, partitions=1_000)
+
+
+def test_the_records_of_one_partition_do_not_have_the_idle_ones_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(cluster: Cluster) -> None:
+        cluster.append("first", 7)
+        await asyncio.sleep(0.2)
+        named = _Named(cluster, monkeypatch)
+        for number in range(20):
+            cluster.append(str(number), 7)
+            await asyncio.sleep(0.01)
+        assert named.count < 2 * 200
+
+    story(body, partitions=200)
 
 
 def test_many_appends_share_fetches_reports_and_heartbeats() -> None:

@@ -42,6 +42,8 @@ __all__ = ("create_partitions", "create_topics", "delete_topics")
 _DEFAULT: Final = -1
 _RESERVED: Final = INTERNAL_TOPICS | {"__cluster_metadata"}
 _CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
+#: What planning refuses a deletion with that comes too late.
+_GONE: Final = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +228,8 @@ async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
             if (name, topic_id) in twice or (topic is not None and topic.id in topic_twice):
                 raise refused("the topic is named more than once in the request")
             topic = broker.find.topic(name) if name is not None else broker.find.topic_by_id(topic_id)
-            await _delete(broker, topic)
+            gone = ErrorCode.unknown_topic_id if name is None else ErrorCode.unknown_topic_or_partition
+            await _delete(broker, topic, gone)
         except TidemillError as failure:
             error = failure
         shown_name, shown_id = (name, topic_id) if topic is None else (topic.name, topic.id)
@@ -248,7 +251,8 @@ def _check_named_well(name: str | None, topic_id: UUID | None) -> None:
         raise refused("both a name and an id are given; give one")
 
 
-async def _delete(broker: Broker, topic: TopicImage) -> None:
+async def _delete(broker: Broker, topic: TopicImage, gone: ErrorCode) -> None:
+    """Delete a topic that was found. The error has the code ``gone`` if somebody else was faster."""
     if topic.internal:
         raise ApiError(
             ErrorCode.invalid_topic_exception, f"topic {topic.name!r} is internal: the cluster needs it"
@@ -256,6 +260,8 @@ async def _delete(broker: Broker, topic: TopicImage) -> None:
     try:
         await broker.catalogue.delete_topic(topic)
     except TidemillError as error:
+        if isinstance(error, ApiError) and error.code in _GONE:
+            raise ApiError(gone, f"topic {topic.name!r} was deleted by somebody else meanwhile") from error
         if broker.image.topic_by_id(topic.id) is not None:
             raise
         logger.warning("topic %s is deleted; cleaning up after it failed: %s", topic.name, error.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -258,6 +259,18 @@ async def test_delete_topics_by_id(broker: Broker, ask: Ask) -> None:
     assert (missing.name, missing.topic_id) == (None, unknown)
     assert missing.error_code is ErrorCode.unknown_topic_id
     assert not broker.image.topics
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_of_two_who_delete_a_topic_at_the_same_time_one_is_told_that_it_is_gone(
+    broker: Broker, ask: Ask, *, by_id: bool
+) -> None:
+    topic = await create(broker, "a")
+    named = {"name": None, "topic_id": topic.id} if by_id else {"name": "a"}
+    answers = await asyncio.gather(*(ask(broker, "DeleteTopics", 6, topics=[named]) for _ in range(2)))
+    gone = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+    assert sorted(each.responses[0].error_code for each in answers) == [ErrorCode.none, gone]
+    assert broker.replicas.peek(topic.id, 0) is None
 
 
 async def test_delete_topics_refuses_what_is_named_badly_and_deletes_the_rest(
