@@ -19,7 +19,7 @@ from tidemill.cluster.messages import (
     PartitionId,
 )
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
-from tidemill.server.requests.api_table import served_apis
+from tidemill.server.requests.api_table import is_loaded, load, served_api
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.wire.apis import ACKS_ALL, APIS_BY_NAME
 from tidemill.wire.encode import encode_request
@@ -75,7 +75,9 @@ async def serve_node_request(broker: Broker, node_id: int, frame: memoryview) ->
     """
     try:
         header = parse_header(frame)
-        served = served_apis()[header.api_key]
+        if not is_loaded(header.api_key):
+            await asyncio.to_thread(load, header.api_key)
+        served = served_api(header.api_key)
         if not (served.api.between_nodes or served.api.nodes_only):
             raise ApiError(ErrorCode.invalid_request, f"nodes do not ask each other for {served.api.name}")
         request = decode_request(header, frame)
