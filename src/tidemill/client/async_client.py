@@ -296,7 +296,7 @@ class AsyncTidemill(Unpicklable):
         def open_share() -> AsyncShare:
             configs = GroupConfigs(named, WORKER_DEFAULTS)
             share = AsyncShare(
-                self.cluster, name, (topic,), configs=configs, lanes=concurrency, renew_for=timeout
+                self.cluster, name, (topic,), configs=configs, concurrency=concurrency, renew_for=timeout
             )
             self._shares.add(share)
             return share
