@@ -254,10 +254,10 @@ def _parts(markers: Markers) -> Iterator[Markers]:
 
 def _bodies(markers: Markers) -> list[dict[str, Any]]:
     """The markers as WriteTxnMarkers has them: for each, the partitions by topic."""
-    places: dict[TransactionEnd, dict[str, list[int]]] = {}
+    partitions: dict[TransactionEnd, dict[str, list[int]]] = {}
     for (topic, index), ends in markers.items():
         for end in ends:
-            places.setdefault(end, {}).setdefault(topic, []).append(index)
+            partitions.setdefault(end, {}).setdefault(topic, []).append(index)
     return [
         {
             "producer_id": end.producer.id,
@@ -266,5 +266,5 @@ def _bodies(markers: Markers) -> list[dict[str, Any]]:
             "coordinator_epoch": end.coordinator_epoch,
             "topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics.items()],
         }
-        for end, topics in places.items()
+        for end, topics in partitions.items()
     ]
