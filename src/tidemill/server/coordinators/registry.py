@@ -197,9 +197,10 @@ class Coordinators:
         """Topic and partition in which the state of ``key`` is kept."""
         return row.topic, self.of(row).partition_of(key)
 
-    def leader_of(self, row: CoordinatorRow[Any], key: str) -> int:
+    async def leader_of(self, row: CoordinatorRow[Any], key: str) -> int:
         """The node that coordinates ``key`` by the metadata; ``NO_LEADER`` if there is none at the moment."""
-        topic, index = self._broker.image.topics.get(row.topic), self.of(row).partition_of(key)
+        index = (await self.load(row)).partition_of(key)
+        topic = self._broker.image.topics.get(row.topic)
         if topic is None or index >= len(topic.partitions):
             return NO_LEADER
         return self._broker.find.leader_of(topic, index)[0]
