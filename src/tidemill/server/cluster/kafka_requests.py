@@ -85,12 +85,18 @@ async def serve_node_request(broker: Broker, node_id: int, frame: memoryview) ->
         raise ApiError(ErrorCode.invalid_request, f"not a request of Kafka's: {error.message}") from error
     sent: asyncio.Future[ReplyBuffers] = asyncio.get_running_loop().create_future()
 
-    def fail() -> None:
-        sent.set_exception(
-            ApiError(ErrorCode.unknown_server_error, f"there is no answer to {served.api.name}")
-        )
+    # Nobody may wait any more: the node that has asked is gone, or this one stops.
+    def reply(buffers: ReplyBuffers) -> None:
+        if not sent.done():
+            sent.set_result(buffers)
 
-    call = Call(header, request, f"node {node_id}", sent.set_result, fail)
+    def fail() -> None:
+        if not sent.done():
+            sent.set_exception(
+                ApiError(ErrorCode.unknown_server_error, f"there is no answer to {served.api.name}")
+            )
+
+    call = Call(header, request, f"node {node_id}", reply, fail)
     call.between_nodes = True
     answer = served.handler(broker, call)
     if served.in_task:
