@@ -70,7 +70,10 @@ class FakeLoop:
         """Do all work for threads that there is."""
         waiting, self._blocking = self._blocking, []
         for done, work in waiting:
-            done.set_result(work())
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
 
     def time(self) -> float:
         return self._now

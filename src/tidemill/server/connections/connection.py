@@ -561,6 +561,8 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(error, ProtocolError):
             self._refuse(error)
         elif error is not None:
+            # A bug, or code that cannot be loaded: the client must not wait for ever.
+            self._aborted(slot)
             raise error
         else:
             call.request = done.result()

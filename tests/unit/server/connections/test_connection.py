@@ -65,6 +65,21 @@ def greeted(peer: Peer) -> Peer:
 # --- what is measured
 
 
+def test_a_connection_whose_request_needs_code_that_cannot_be_loaded_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(api_key: int) -> None:
+        raise ImportError("no such module")
+
+    loop = FakeLoop()
+    peer = Peer(loop=loop)
+    peer.dispatcher.unloaded.add(FETCH)
+    monkeypatch.setattr(peer.dispatcher, "load", fail)
+    peer.send(fetch_frame(1))
+    loop.run_threads()
+    assert (peer.transport.aborted, peer.dispatcher.started) == (True, [])
+
+
 def test_code_that_is_not_loaded_is_loaded_in_a_thread_and_later_requests_wait_for_it() -> None:
     loop = FakeLoop()
     peer = Peer(loop=loop)
