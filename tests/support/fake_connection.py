@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tidemill.config.settings import Settings
@@ -56,6 +58,22 @@ class FakeLoop:
         #: With a list, what is to be done in the next turn waits in it; else it is done at once.
         self.next_turn: list[Callable[[], None]] | None = None
         self._timers: list[_Timer] = []
+        #: Work for threads, which is done when the test says so.
+        self._blocking: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def run_in_executor(self, executor: None, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        self._blocking.append((done, partial(work, *arguments)))
+        return done
+
+    def run_threads(self) -> None:
+        """Do all work for threads that there is."""
+        waiting, self._blocking = self._blocking, []
+        for done, work in waiting:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
 
     def time(self) -> float:
         return self._now
@@ -103,6 +121,17 @@ class FakeDispatcher:
         self.answered = self.traffic.answered
         self.lets_in = True
         self._on_call = on_call
+
+        #: Keys of the APIs whose code is to be loaded first, and those that were.
+        self.unloaded: set[int] = set()
+        self.loaded: list[int] = []
+
+    def is_loaded(self, api_key: int) -> bool:
+        return api_key not in self.unloaded
+
+    def load(self, api_key: int) -> None:
+        self.unloaded.discard(api_key)
+        self.loaded.append(api_key)
 
     def dispatch(self, call: Call) -> None:
         self.calls.append(call)

@@ -30,6 +30,7 @@ from tidemill.control.stores.store import MetadataStore
 from tidemill.errors import NodeUnavailable
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
+from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.requests.dispatch import BrokerDispatcher
 from tidemill.server.traffic import Traffic
@@ -41,6 +42,9 @@ __all__ = ("ProductCluster",)
 
 _CLUSTER_PORT = 9093
 _PATIENCE_S = 60
+
+# Requests get to the nodes without a connection, which would have their handlers loaded.
+served_apis()
 
 
 class ProductCluster:

@@ -15,6 +15,7 @@ from tidemill.records.batch import parse_header
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.broker import Broker
+from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.requests.dispatch import BrokerDispatcher
 from tidemill.server.share.led_partition import LedSharePartition
@@ -58,6 +59,9 @@ class Fetched(NamedTuple):
 
 
 _NOTHING = Fetched(0, 0, [], [], (-1, -1))
+
+# Requests get to the nodes without a connection, which would have their handlers loaded.
+served_apis()
 
 
 class ShareWorld:

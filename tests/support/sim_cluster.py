@@ -96,7 +96,7 @@ class _Peers:
         answer: type[_R],
         *,
         timeout_ms: int,
-        lane: Literal["fetch", "control"] = "control",
+        purpose: Literal["fetch", "control"] = "control",
     ) -> _R:
         node = self._node
         header = RequestHeader(PROTOCOL_VERSION, 1, node.node_id, timeout_ms, node.node_epoch)

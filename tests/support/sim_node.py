@@ -34,6 +34,7 @@ from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
 from tidemill.server.disk.space import DiskSpace
 from tidemill.server.node import Node
+from tidemill.server.requests.api_table import served_apis
 from tidemill.server.runtime import Runtime
 from tidemill.wire.encode import encode_request
 from tidemill.wire.requests import decode_response
@@ -55,6 +56,9 @@ _CLEAN, _IDENTITY = "clean-stop", "cluster-identity.json"
 _ROOM_BYTES = 1024
 _STORE_SECONDS_MAX = 0.003
 _API_VERSIONS = 18
+
+# Whether code is loaded by now is the process's business: no trace may depend on it.
+served_apis()
 
 
 class SeededIds:

@@ -47,7 +47,7 @@ _LOST_ITS_PLACE = {
 }
 
 
-class Lane:
+class InFlight:
     """Batches of one partition that are not acknowledged: (base sequence, values), oldest first."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class TransactionalProducer:
         self._rng, self._history = rng, history
         self._is_v2 = rng.random() < 0.5
         self._producer: tuple[int, int] | None = None
-        self._lanes: dict[int, Lane] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._added: set[int] = set()
         self._wanted: list[int] = []
         self._transaction = ""
@@ -91,8 +91,8 @@ class TransactionalProducer:
         if self._rng.random() < 0.15:
             self._start_anew(0)
         self._waiting = False
-        for lane in self._lanes.values():
-            lane.sent = 0
+        for in_flight in self._in_flight.values():
+            in_flight.sent = 0
 
     def step(self, client: SimClient, now_ms: int) -> None:
         """Do one thing of what a client may do now."""
@@ -114,7 +114,7 @@ class TransactionalProducer:
         """Begin nothing new."""
         if self._go_on(client) or self.at_rest:
             return
-        if not self._lanes_in_use:
+        if not self._in_flight_now:
             self._start_anew(now_ms)
         elif self._can_end:
             self._end(client, commit=self._rng.random() < 0.7)
@@ -139,10 +139,10 @@ class TransactionalProducer:
         """As another process with the same transactional id; the one before lives on as a zombie."""
         if self._transaction and not self._decision:
             self._history.aborted(self._transaction)
-        for partition, lane in self._lanes.items():
-            if lane.unacked:
-                self._zombies.append(self._produce_body([(partition, *lane.unacked[0])], now_ms))
-        self._producer, self._lanes = None, {}
+        for partition, in_flight in self._in_flight.items():
+            if in_flight.unacked:
+                self._zombies.append(self._produce_body([(partition, *in_flight.unacked[0])], now_ms))
+        self._producer, self._in_flight = None, {}
         self._forget_transaction()
         self._waiting = False
 
@@ -228,12 +228,14 @@ class TransactionalProducer:
         self._ask(client, _ADD_PARTITIONS, 3, body, answered)
 
     @property
-    def _lanes_in_use(self) -> list[Lane]:
-        return [self._lanes[partition] for partition in self._wanted if partition in self._lanes]
+    def _in_flight_now(self) -> list[InFlight]:
+        return [self._in_flight[partition] for partition in self._wanted if partition in self._in_flight]
 
     @property
     def _can_end(self) -> bool:
-        return bool(self._lanes_in_use) and not any(lane.unacked for lane in self._lanes.values())
+        return bool(self._in_flight_now) and not any(
+            in_flight.unacked for in_flight in self._in_flight.values()
+        )
 
     def _end(self, client: SimClient, *, commit: bool) -> None:
         self._decision = commit
@@ -248,7 +250,7 @@ class TransactionalProducer:
                 self.committed += 1
             if self._is_v2:
                 self._producer = (answer.producer_id, answer.producer_epoch)
-                self._lanes = {}
+                self._in_flight = {}
             self._forget_transaction()
 
         body = {**self._identity, "committed": commit}
@@ -262,25 +264,25 @@ class TransactionalProducer:
         partition = self._rng.choice(self._wanted)
         if not self._is_v2 and partition not in self._added:
             return
-        lane = self._lanes.setdefault(partition, Lane())
-        if len(lane.unacked) >= _IN_FLIGHT_MAX:
+        in_flight = self._in_flight.setdefault(partition, InFlight())
+        if len(in_flight.unacked) >= _IN_FLIGHT_MAX:
             return
         values = tuple(
             f"{self._transaction}-{self._made + number}" for number in range(self._rng.randint(1, 3))
         )
         self._made += len(values)
-        lane.unacked.append((lane.sequence, values))
-        lane.sequence += len(values)
+        in_flight.unacked.append((in_flight.sequence, values))
+        in_flight.sequence += len(values)
         for value in values:
             self._history.sent(f"{self._topic}-{partition}", value, self._transaction)
 
     def _send(self, client: SimClient, now_ms: int) -> None:
         """Send the next batch of every partition, in one request."""
         batches = []
-        for partition, lane in self._lanes.items():
-            if lane.sent < len(lane.unacked):
-                batches.append((partition, *lane.unacked[lane.sent]))
-                lane.sent += 1
+        for partition, in_flight in self._in_flight.items():
+            if in_flight.sent < len(in_flight.unacked):
+                batches.append((partition, *in_flight.unacked[in_flight.sent]))
+                in_flight.sent += 1
         if not batches:
             return
         sender = self._producer, self._begun
@@ -318,12 +320,12 @@ class TransactionalProducer:
         }
 
     def _take_ack(self, partition: int, sequence: int, values: tuple[str, ...], result: Any) -> None:
-        lane = self._lanes[partition]
+        in_flight = self._in_flight[partition]
         if self._failed(result.error_code):
-            lane.sent = 0
-        elif (sequence, values) in lane.unacked:
-            place = lane.unacked.index((sequence, values))
-            del lane.unacked[place]
-            lane.sent -= lane.sent > place
+            in_flight.sent = 0
+        elif (sequence, values) in in_flight.unacked:
+            place = in_flight.unacked.index((sequence, values))
+            del in_flight.unacked[place]
+            in_flight.sent -= in_flight.sent > place
             for number, value in enumerate(values):
                 self._history.acked(f"{self._topic}-{partition}", value, result.base_offset + number)

@@ -169,6 +169,20 @@ def test_help_loads_neither_rich_nor_the_protocol() -> None:
     assert not {b"rich", b"kio", b"uvloop", b"starlette"} & set(done.stdout.split())
 
 
+def test_a_call_loads_no_pydantic() -> None:
+    """typer does from 0.29 on, at every call with an option or argument, and it takes long."""
+    script = (
+        "import atexit, sys, tidemill.cli\n"
+        "atexit.register(lambda: print(*sys.modules))\n"
+        "sys.argv = ['tidemill', 'settings', '--format', 'json']\n"
+        "tidemill.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment(), check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert b"typer" in loaded
+    assert b"pydantic" not in loaded
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_written_for_every_shell(shell: str) -> None:
     assert b"_TIDEMILL_COMPLETE" in run("completion", shell).stdout

@@ -2,13 +2,101 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import urllib.request
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import tidemill
-from support.processes import NodeProcess
+from support.processes import NodeProcess, process_environment
 
 ENGINES = {"numpy", "pyarrow", "rocksdict"}
+#: Modules and packages that an idle node without topics, which is alone, has no use for.
+NOT_IDLE = (
+    *ENGINES,
+    "aetcd",
+    "crc32c",
+    "google.protobuf",
+    "grpc",
+    "pydantic",
+    "re2",
+    "rich",
+    "sqlglot",
+    "tidemill.client",
+    "tidemill.cursors",
+    "tidemill.groups.coordinator",
+    "tidemill.groups.classic",
+    "tidemill.groups.consumer",
+    "tidemill.kv.rocks",
+    "tidemill.log.offline",
+    "tidemill.replication.fetching",
+    "tidemill.server.cluster.membership",
+    "tidemill.server.coordinators.persister",
+    "tidemill.server.coordinators.transaction_partitions",
+    "tidemill.server.handlers.cursors",
+    "tidemill.server.handlers.groups",
+    "tidemill.server.handlers.share",
+    "tidemill.server.handlers.tables",
+    "tidemill.server.handlers.transactions",
+    "tidemill.server.share.node_share",
+    "tidemill.server.tables.node_tables",
+    "tidemill.share.partition",
+    "tidemill.share.state",
+    "tidemill.tables",
+    "tidemill.transactions.coordinator",
+    "tidemill.wire.cursors",
+    "tidemill.wire.share",
+    "tidemill.wire.tables",
+)
+
+
+def of(names: Iterable[str], modules: Iterable[str]) -> set[str]:
+    """Those of the modules that have one of the names, or are in a package of that name."""
+    return {each for each in modules if any(each == name or each.startswith(f"{name}.") for name in names)}
+
+
+def test_an_idle_node_has_loaded_nothing_that_it_has_no_use_for(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "data") as node:
+        assert of(NOT_IDLE, node.modules()) == set()
+    ours = [name for name in NOT_IDLE if name.startswith("tidemill.")]
+    assert [name for name in ours if find_spec(name) is None] == [], "a module has another name now"
+
+
+#: ``tidemill``, which says at its end what it has loaded.
+_UP = "import atexit, sys, tidemill.cli; atexit.register(lambda: print(*sys.modules)); tidemill.cli.main()"
+
+
+def test_an_idle_node_of_the_command_line_has_loaded_neither_that_nor_more(tmp_path: Path) -> None:
+    arguments = ["up", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", ""]
+    with subprocess.Popen(
+        [sys.executable, "-c", _UP, *arguments],
+        stdout=subprocess.PIPE,
+        env=process_environment(),
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any("Ctrl-C stops it" in line for line in lines)
+        process.send_signal(signal.SIGTERM)
+        *_, last = lines
+        assert process.wait(120) == 0
+    loaded = last.split()
+    assert "tidemill.server.node" in loaded
+    assert of((*NOT_IDLE, "argparse", "importlib.metadata", "starlette", "uvicorn"), loaded) == set()
+
+
+def test_what_groups_need_is_loaded_before_a_node_that_has_groups_is_ready(tmp_path: Path) -> None:
+    coordinator = "tidemill.groups.coordinator"
+    with NodeProcess(tmp_path / "data") as node:
+        assert coordinator not in node.modules()
+        with tidemill.connect(node.bootstrap_servers) as db, db.share("workers", "orders"):
+            assert coordinator in node.modules(), "its first use has loaded it"
+        node.stop()
+        node.start()
+        assert coordinator in node.modules()
 
 
 def test_a_node_with_tables_has_loaded_what_their_first_use_needs_before_it_is_ready(tmp_path: Path) -> None:

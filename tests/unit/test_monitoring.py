@@ -25,6 +25,7 @@ from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.records.record import Record
 from tidemill.server.cluster.metrics import CLUSTER_METRICS
+from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.cursor_lag import CURSOR_METRICS
 from tidemill.server.node import Node
 
@@ -46,7 +47,7 @@ _NAME = re.compile(r"\b(?:tidemill|process)_[a-z_0-9]+\b|\bup\b")
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
-    """The metrics of a node with a topic, a group and a table."""
+    """The metrics of a node with a topic, a group, a table, transactions and a share group."""
     return asyncio.run(_exposed(tmp_path_factory.mktemp("node")))
 
 
@@ -75,6 +76,8 @@ async def _exposed(directory: Path) -> dict[str, Family]:
             assert await waiting.poll() == []
             await waiting.close()
             await _commit(cluster, "orders", 4)
+            # What the first transaction does.
+            await node.broker.coordinators.ensure_topic(TRANSACTIONS)
             # In use until the page is made.
             async with db.share("packers", "orders", start="earliest") as share:
                 (await anext(aiter(share))).accept()

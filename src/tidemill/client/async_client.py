@@ -304,7 +304,7 @@ class AsyncTidemill(Unpicklable):
         def open_share() -> AsyncShare:
             configs = GroupConfigs(named, WORKER_DEFAULTS)
             share = AsyncShare(
-                self.cluster, name, topics, configs=configs, lanes=concurrency, renew_for=timeout
+                self.cluster, name, topics, configs=configs, concurrency=concurrency, renew_for=timeout
             )
             self._shares.add(share)
             return share

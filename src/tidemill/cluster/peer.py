@@ -6,8 +6,8 @@ Rules:
 - A request that is not answered in time fails alone, and its late answer is dropped. If nothing at all has
   come for a while, the connection fails, and with it every request.
 - A connection that failed once stays failed: ``Peers`` opens another.
-- A node has two connections, called lanes: ``fetch``, whose requests may wait at the other side and whose
-  answers are large, and ``control`` for everything else, which is never behind those.
+- A node has two connections to another, each with a purpose: ``fetch``, whose requests may wait at the other
+  side and whose answers are large, and ``control`` for everything else, which is never behind those.
 - A node that could not be reached is not tried again for a while: 50 ms, then twice as long each time, up to
   a second. Who asks meanwhile is told at once.
 """
@@ -47,11 +47,11 @@ from tidemill.net.errors import reason_of
 from tidemill.net.retry import backoff_ms
 from tidemill.net.transport import Transport
 
-__all__ = ("Lane", "Peer", "PeerContext", "Peers", "RequestFactory")
+__all__ = ("Peer", "PeerContext", "Peers", "Purpose", "RequestFactory")
 
 logger = logging.getLogger(__name__)
 
-Lane = Literal["fetch", "control"]
+Purpose = Literal["fetch", "control"]
 RequestFactory = Callable[[RequestHeader], ClusterRequest]
 """Makes a request with the header that it is given, for instance ``partial(FetchRequest, partitions=…)``."""
 
@@ -254,7 +254,7 @@ class Peer:
 
 
 class _Link:
-    """The connection of one lane to one node: open, being opened, or not there."""
+    """The connection to one node for one purpose: open, being opened, or not there."""
 
     __slots__ = ("opening", "peer", "task")
 
@@ -290,7 +290,7 @@ class Peers:
     def __init__(self, context: PeerContext, address_of: Callable[[int], Address | None]) -> None:
         self._context = context
         self._address_of = address_of
-        self._links: dict[tuple[int, Lane], _Link] = {}
+        self._links: dict[tuple[int, Purpose], _Link] = {}
         self._backoffs: dict[int, _Backoff] = {}
         self._is_closed = False
 
@@ -301,21 +301,21 @@ class Peers:
         answer: type[_R],
         *,
         timeout_ms: int,
-        lane: Lane = "control",
+        purpose: Purpose = "control",
     ) -> _R:
         """Send a request to a node and wait for its answer.
 
         Raises ``NodeUnavailable`` if the node cannot be reached, or could not be a moment ago; ``ApiError``
         with the answer's code, or REQUEST_TIMED_OUT if there is none in time.
         """
-        link = self._links.get((node_id, lane))
+        link = self._links.get((node_id, purpose))
         if link is not None and link.peer is not None and not link.peer.failed:
             return await link.peer.request(make, answer, timeout_ms=timeout_ms)
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                peer = await asyncio.shield(self._opening(node_id, lane))
+                peer = await asyncio.shield(self._opening(node_id, purpose))
         except TimeoutError:
             raise NodeUnavailable(f"no connection to node {node_id} within {timeout_ms} ms") from None
         left_ms = timeout_ms - int((loop.time() - started) * 1000)
@@ -350,11 +350,11 @@ class Peers:
             if link.peer is not None:
                 await link.peer.close()
 
-    def _opening(self, node_id: int, lane: Lane) -> asyncio.Future[Peer]:
-        """The connection that is being opened for this lane. Raises ``NodeUnavailable``."""
+    def _opening(self, node_id: int, purpose: Purpose) -> asyncio.Future[Peer]:
+        """The connection that is being opened for this purpose. Raises ``NodeUnavailable``."""
         if self._is_closed:
             raise ConnectionClosed("this node is shutting down: it asks other nodes for nothing more")
-        link = self._links.setdefault((node_id, lane), _Link())
+        link = self._links.setdefault((node_id, purpose), _Link())
         if link.opening is not None:
             return link.opening
         loop = asyncio.get_running_loop()

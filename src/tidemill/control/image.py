@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from tidemill.control.records import (
@@ -46,7 +46,11 @@ if TYPE_CHECKING:
     from tidemill.control.tables.images import DatabaseImage, LeaseImage, TableImage, TablePartition
 
 __all__ = (
+    "CURSORS_TOPIC",
+    "GROUPS_TOPIC",
     "INTERNAL_TOPICS",
+    "SHARE_STATE_TOPIC",
+    "TRANSACTIONS_TOPIC",
     "ControllerImage",
     "DeletedTopicImage",
     "MetadataDelta",
@@ -60,7 +64,12 @@ __all__ = (
 K = TypeVar("K")
 V = TypeVar("V")
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cursors"})
+#: The internal topics: each keeps the state of one coordinator.
+GROUPS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+SHARE_STATE_TOPIC: Final = "__share_group_state"
+CURSORS_TOPIC: Final = "__cursors"
+INTERNAL_TOPICS: Final = frozenset({GROUPS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC, CURSORS_TOPIC})
 
 
 class TopicPartition(NamedTuple):

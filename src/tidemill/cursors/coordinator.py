@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from tidemill.control.image import CURSORS_TOPIC
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.shell import ShardShell
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.log import CoordinatorLog, LogAccess, ReplayedRecord
     from tidemill.cursors.stored import StoredCursor, StoredRecord
 
-__all__ = ("CURSORS_TOPIC", "CursorCoordinator", "Listed")
-
-CURSORS_TOPIC: Final = "__cursors"
+__all__ = ("CursorCoordinator", "Listed")
 
 _T = TypeVar("_T")
 

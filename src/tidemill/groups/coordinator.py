@@ -11,6 +11,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidemill.control.image import GROUPS_TOPIC
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.ids import Ids, RandomIds
 from tidemill.coordination.shards import Shards, client_error
@@ -28,7 +29,7 @@ from tidemill.groups.messages import (
     ListGroupsResult,
     SyncReply,
 )
-from tidemill.groups.shard import GROUPS_TOPIC, Shard, membership_error
+from tidemill.groups.shard import Shard, membership_error
 from tidemill.groups.share.coordinator import ShareGroups
 from tidemill.groups.share.group import ShareGroup
 from tidemill.groups.state import NO_MEMBER

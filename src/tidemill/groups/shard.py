@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from tidemill.control.image import GROUPS_TOPIC
 from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shards import client_error
 from tidemill.coordination.shell import TICK_RETRY_MS, ShardShell, resolve
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
     from tidemill.groups.share.messages import ShareHeartbeatRequest
     from tidemill.groups.topics import Topics
 
-__all__ = ("GROUPS_TOPIC", "Shard", "membership_error")
-
-GROUPS_TOPIC = "__consumer_offsets"
+__all__ = ("Shard", "membership_error")
 
 
 _T = TypeVar("_T")

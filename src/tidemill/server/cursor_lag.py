@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from tidemill.control.image import CURSORS_TOPIC
 from tidemill.coordination.metrics import Metric, counters, gauge, gauges
 from tidemill.coordination.turns import begin_slice, give_way
-from tidemill.cursors.coordinator import CURSORS_TOPIC
 from tidemill.errors import TidemillError
 from tidemill.server.lag import HighWatermarks
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidemill.coordination.metrics import Metric, gauge, gauges
 from tidemill.coordination.turns import begin_slice, give_way
 from tidemill.replication.replicas import PartitionKey, Replicas
+from tidemill.server.coordinators.groups import GROUPS
 
 if TYPE_CHECKING:
-    from tidemill.groups.coordinator import GroupCoordinator
-    from tidemill.server.broker.finding import PartitionFinder
+    from tidemill.server.broker.bundle import Broker
 
 __all__ = ("LAG_METRICS", "ConsumerLag", "HighWatermarks", "LagReport")
 
@@ -119,20 +119,20 @@ LAG_METRICS: Final[Sequence[Metric[LagReport]]] = (
 class ConsumerLag:
     """Measures the lag of all groups that this node coordinates."""
 
-    def __init__(
-        self, groups: GroupCoordinator, find: PartitionFinder, replicas: Replicas, series_max: int
-    ) -> None:
-        self._groups = groups
-        self._find = find
-        self._watermarks = HighWatermarks(replicas)
+    def __init__(self, broker: Broker, series_max: int) -> None:
+        self._broker = broker
+        self._find = broker.find
+        self._watermarks = HighWatermarks(broker.replicas)
         self._series_max = series_max
 
     async def measure(self) -> LagReport:
         """Compare committed offsets with high watermarks, now."""
         report = LagReport(self._series_max)
+        if not self._broker.coordinators.has_topic(GROUPS):
+            return report
         await self._watermarks.look_up(self._held_here())
         begin_slice()
-        for group, offsets in self._groups.committed_offsets():
+        for group, offsets in self._broker.groups.committed_offsets():
             report.groups += 1
             for name, partition, committed in offsets:
                 topic = self._find.image.topics.get(name)
@@ -146,7 +146,7 @@ class ConsumerLag:
     def _held_here(self) -> Iterator[tuple[PartitionKey, str]]:
         """The partitions that groups read and of which this node is a replica, with their topics' names."""
         topics = self._find.image.topics
-        for _, offsets in self._groups.committed_offsets():
+        for _, offsets in self._broker.groups.committed_offsets():
             for name, index, _ in offsets:
                 topic = topics.get(name)
                 if topic is not None and self._find.held_placement(topic.id, index) is not None:

@@ -51,7 +51,6 @@ from tidemill.server.requests.authorization import Authorizer
 from tidemill.server.requests.dispatch import CONNECTION_METRICS, BrokerDispatcher
 from tidemill.server.runtime import Runtime
 from tidemill.server.share.lag import SHARE_LAG_METRICS, ShareLag
-from tidemill.server.share.metrics import SHARE_METRICS
 from tidemill.server.traffic import TRAFFIC_METRICS, Traffic
 from tidemill.server.watchdog import WATCHDOG_METRICS, LoopWatchdog
 
@@ -392,7 +391,7 @@ class Node:
         assert self._listener is not None
         assert self._dispatcher is not None
         self._listener.close()
-        self.broker.share.close()
+        self.broker.sharing.stop()
         await self.broker.coordinators.close()
         await self._dispatcher.close()
         if self.membership is not None:
@@ -421,7 +420,7 @@ class Node:
             self._listener.close()
         orderly = True
         if self._broker is not None:
-            self._broker.share.close()
+            self._broker.sharing.stop()
             await self._broker.coordinators.close()
             if self.membership is not None:
                 await self.membership.stop_replication()
@@ -530,14 +529,13 @@ class Node:
         metrics.register(broker.compactor.counts, COMPACTION_METRICS)
         metrics.register(broker.scrubber, SCRUB_METRICS)
         metrics.register(broker.fetch_sessions, FETCH_SESSION_METRICS)
-        metrics.register(broker.share, SHARE_METRICS)
         broker.coordinators.register_metrics(metrics)
         if self.membership is not None:
             # Loaded by nodes of a cluster only.
             from tidemill.server.cluster.metrics import CLUSTER_METRICS
 
             metrics.register(self.membership, CLUSTER_METRICS)
-        lag = ConsumerLag(broker.groups, broker.find, broker.replicas, self.settings.lag_series_max)
+        lag = ConsumerLag(broker, self.settings.lag_series_max)
         metrics.register_measured(lag.measure, LAG_METRICS)
         share_lag = ShareLag(broker, self.settings.lag_series_max)
         metrics.register_measured(share_lag.measure, SHARE_LAG_METRICS)

@@ -11,15 +11,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from tidemill.control.image import TRANSACTIONS_TOPIC
 from tidemill.coordination.coordinator import Coordinator
-from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.transactions.attempts import routing_key
 from tidemill.transactions.job_coordinator import JobCoordinator, with_producer_id
 from tidemill.transactions.messages import EndResult, InitResult, ListResult, Producer, TransactionDescription
-from tidemill.transactions.shard import TRANSACTIONS_TOPIC, TransactionShard
+from tidemill.transactions.shard import TransactionShard
 from tidemill.transactions.state import listing, parse_states
 from tidemill.transactions.transaction import CLIENT_V1, CLIENT_V2, Transaction
 from tidemill.wire.guard import MAX_STRING_BYTES
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
     )
     from tidemill.transactions.settings import TransactionSettings
 
-__all__ = (
-    "TRANSACTION_METRICS",
-    "TransactionCoordinator",
-)
+__all__ = ("TransactionCoordinator",)
 
 
 #: So many transactions are filtered between two looks at the clock.
@@ -272,12 +269,3 @@ def _check_length(what: str, text: str) -> None:
         raise ApiError(
             ErrorCode.invalid_request, f"{what} of {len(text)} characters is too long to be stored"
         )
-
-
-TRANSACTION_METRICS: Final[Sequence[Metric[TransactionCoordinator]]] = (
-    gauge(
-        "tidemill_transactions_open",
-        "Transactions under way.",
-        lambda transactions: transactions.open_count(),
-    ),
-)

@@ -16,6 +16,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidemill.control.image import TRANSACTIONS_TOPIC
 from tidemill.coordination.clock import pause
 from tidemill.coordination.shell import ShardShell, resolve
 from tidemill.coordination.turns import in_chunks, side_by_side
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
 
     _Markers = Mapping[TopicPartition, Sequence[TransactionEnd]]
 
-__all__ = ("TRANSACTIONS_TOPIC", "TransactionShard")
+__all__ = ("TransactionShard",)
 
-TRANSACTIONS_TOPIC = "__transaction_state"
 
 _logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -31,12 +30,13 @@ __all__ = (
     "API_VERSIONS_KEY",
     "NODES_ONLY",
     "PRODUCE",
+    "TABLES",
     "Api",
     "class_name",
     "find_api",
     "is_flexible",
-    "is_loaded",
     "is_served",
+    "load_module",
     "request_class",
     "request_header_version",
     "response_class",
@@ -49,7 +49,7 @@ _FIRST_EXTENSION: Final = 1_000
 # Modules with messages of our own.
 _EXTRA: Final = "tidemill.wire.extra"
 _SHARE_STATE: Final = "tidemill.wire.share_state"
-_TABLES: Final = "tidemill.wire.tables"
+TABLES: Final = "tidemill.wire.tables"
 _CLUSTER: Final = "tidemill.wire.cluster"
 _SHARE: Final = "tidemill.wire.share"
 _CURSORS: Final = "tidemill.wire.cursors"
@@ -151,34 +151,34 @@ _ROWS: Final = (
     Api(90, "DescribeShareGroupOffsets", "describe_share_group_offsets", 0, 1),
     Api(91, "AlterShareGroupOffsets", "alter_share_group_offsets", 0, 0),
     Api(92, "DeleteShareGroupOffsets", "delete_share_group_offsets", 0, 0),
-    Api(1001, "CreateDatabase", _TABLES, 0, 0),
-    Api(1002, "DropDatabase", _TABLES, 0, 0),
-    Api(1003, "ListDatabases", _TABLES, 0, 0),
-    Api(1004, "AlterDatabase", _TABLES, 0, 0),
-    Api(1005, "CreateTable", _TABLES, 0, 0),
-    Api(1006, "DropTable", _TABLES, 0, 0),
-    Api(1007, "DescribeTable", _TABLES, 0, 0),
-    Api(1008, "ListTables", _TABLES, 0, 0),
-    Api(1009, "AlterTable", _TABLES, 0, 0),
-    Api(1010, "CreateTablePartition", _TABLES, 0, 0),
-    Api(1011, "DropTablePartition", _TABLES, 0, 0),
-    Api(1012, "TableStats", _TABLES, 0, 0),
-    Api(1020, "ListSnapshots", _TABLES, 0, 0),
-    Api(1021, "CreateSnapshot", _TABLES, 0, 0),
-    Api(1022, "AcquireLease", _TABLES, 0, 0),
-    Api(1023, "ReleaseLease", _TABLES, 0, 0),
-    Api(1024, "ListLeases", _TABLES, 0, 0),
-    Api(1060, "LookupKv", _TABLES, 0, 0),
-    Api(1061, "ScanKv", _TABLES, 0, 0),
-    Api(1062, "PinTable", _TABLES, 0, 0),
-    Api(1063, "ReleasePin", _TABLES, 0, 0),
-    Api(1064, "SplitBucket", _TABLES, 0, 0),
-    Api(1065, "MeasureLog", _TABLES, 0, 0),
-    Api(1070, "OpenAttempt", _TABLES, 0, 0),
-    Api(1071, "PublishAttempts", _TABLES, 0, 0),
-    Api(1072, "AbortAttempts", _TABLES, 0, 0),
-    Api(1073, "KeepJob", _TABLES, 0, 0),
-    Api(1074, "ListJobs", _TABLES, 0, 0),
+    Api(1001, "CreateDatabase", TABLES, 0, 0),
+    Api(1002, "DropDatabase", TABLES, 0, 0),
+    Api(1003, "ListDatabases", TABLES, 0, 0),
+    Api(1004, "AlterDatabase", TABLES, 0, 0),
+    Api(1005, "CreateTable", TABLES, 0, 0),
+    Api(1006, "DropTable", TABLES, 0, 0),
+    Api(1007, "DescribeTable", TABLES, 0, 0),
+    Api(1008, "ListTables", TABLES, 0, 0),
+    Api(1009, "AlterTable", TABLES, 0, 0),
+    Api(1010, "CreateTablePartition", TABLES, 0, 0),
+    Api(1011, "DropTablePartition", TABLES, 0, 0),
+    Api(1012, "TableStats", TABLES, 0, 0),
+    Api(1020, "ListSnapshots", TABLES, 0, 0),
+    Api(1021, "CreateSnapshot", TABLES, 0, 0),
+    Api(1022, "AcquireLease", TABLES, 0, 0),
+    Api(1023, "ReleaseLease", TABLES, 0, 0),
+    Api(1024, "ListLeases", TABLES, 0, 0),
+    Api(1060, "LookupKv", TABLES, 0, 0),
+    Api(1061, "ScanKv", TABLES, 0, 0),
+    Api(1062, "PinTable", TABLES, 0, 0),
+    Api(1063, "ReleasePin", TABLES, 0, 0),
+    Api(1064, "SplitBucket", TABLES, 0, 0),
+    Api(1065, "MeasureLog", TABLES, 0, 0),
+    Api(1070, "OpenAttempt", TABLES, 0, 0),
+    Api(1071, "PublishAttempts", TABLES, 0, 0),
+    Api(1072, "AbortAttempts", TABLES, 0, 0),
+    Api(1073, "KeepJob", TABLES, 0, 0),
+    Api(1074, "ListJobs", TABLES, 0, 0),
     Api(1080, "DescribeNodes", _CLUSTER, 0, 0),
     Api(1081, "DescribeReplicas", _CLUSTER, 0, 0),
     Api(1082, "ElectReplica", _CLUSTER, 0, 0),
@@ -233,10 +233,10 @@ def is_flexible(api_key: int, api_version: int) -> bool:
     return bool(request_class(api_key, api_version).__flexible__)
 
 
-def is_loaded(api_key: int) -> bool:
-    """Whether the messages of an API can be read without loading a large module first."""
-    api = APIS.get(api_key)
-    return api is None or not api.is_extension or api.schema in sys.modules
+def load_module(api: Api) -> None:
+    """Load the module of an extension's messages, which is large. Kafka's are loaded one by one."""
+    if api.is_extension:
+        import_module(api.schema)
 
 
 def request_header_version(api_key: int, api_version: int) -> int:

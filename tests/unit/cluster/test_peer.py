@@ -1,4 +1,4 @@
-"""Asking other nodes: matching answers, time limits, lanes, and what happens when a node is away."""
+"""Asking other nodes: matching answers, time limits, purposes, and what happens when a node is away."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ def test_control_is_not_behind_a_fetch() -> None:
 
         one, two = await two_nodes(network, handlers={FetchRequest: park})
         waiting = asyncio.create_task(
-            failure(one.peers.request(2, fetch, FetchResponse, timeout_ms=7_000_000, lane="fetch"))
+            failure(one.peers.request(2, fetch, FetchResponse, timeout_ms=7_000_000, purpose="fetch"))
         )
         await asyncio.sleep(0.1)
         assert len(parked) == 1
         await one.ask(2)
-        assert len(two.listener._connections) == 2, "each lane has a connection of its own"
+        assert len(two.listener._connections) == 2, "each purpose has a connection of its own"
         one.peers.forget(2)
         assert isinstance(await waiting, NodeUnavailable)
 
@@ -399,7 +399,7 @@ def test_large_answers_arrive_whole() -> None:
 
         one, _ = await two_nodes(network, handlers={FetchRequest: give})
         for _ in range(3):
-            answer = await one.peers.request(2, fetch, FetchResponse, timeout_ms=5_000, lane="fetch")
+            answer = await one.peers.request(2, fetch, FetchResponse, timeout_ms=5_000, purpose="fetch")
             assert [bytes(each.records) for each in answer.partitions] == records
         await one.stop()
 

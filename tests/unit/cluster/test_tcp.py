@@ -123,7 +123,7 @@ def test_nodes_ask_each_other_over_sockets(
             frame = memoryview(bytes(range(256)) * 4_000)
             fetch = partial(FetchRequest, partitions=[])
             fetched, echoed, _ = await asyncio.gather(
-                pair.peers.request(2, fetch, FetchResponse, timeout_ms=30_000, lane="fetch"),
+                pair.peers.request(2, fetch, FetchResponse, timeout_ms=30_000, purpose="fetch"),
                 pair.peers.request(2, partial(KafkaRequest, frame=frame), KafkaResponse, timeout_ms=30_000),
                 asyncio.gather(*(pair.ask() for _ in range(20))),
             )

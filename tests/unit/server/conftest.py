@@ -13,6 +13,7 @@ from support.quiet_node import start_quiet_node
 from support.typos import refuse_typos
 from tidemill.server.broker import Broker
 from tidemill.server.node import Node
+from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.requests.dispatch import BrokerDispatcher
 from tidemill.server.traffic import Traffic
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 MakeBroker = Callable[..., Awaitable[Broker]]
 
 CORRELATION_ID = 77
+
+# Requests get here without a connection, which would have their handlers loaded.
+served_apis()
 
 
 @pytest.fixture(autouse=True)

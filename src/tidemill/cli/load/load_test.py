@@ -75,19 +75,19 @@ async def produce_load(cluster: Cluster, topic: str, plan: LoadPlan, progress: P
     result = LoadResult(start_offsets={partition: ends[partition].offset for partition in partitions})
     leaders = await cluster.leaders(partitions)
     started = time.perf_counter()
-    lanes = []
+    loads = []
     for node_id, led in leaders.items():
         connection = await cluster.connection(node_id, purpose="load")
         for _, index in led:
             share = plan.records // len(partitions) + (index < plan.records % len(partitions))
-            lane = _Lane(connection, topic, index, share, len(partitions), plan, result, progress)
-            lanes.append(lane.run())
-    await asyncio.gather(*lanes)
+            load = _PartitionLoad(connection, topic, index, share, len(partitions), plan, result, progress)
+            loads.append(load.run())
+    await asyncio.gather(*loads)
     result.seconds = time.perf_counter() - started
     return result
 
 
-class _Lane:
+class _PartitionLoad:
     """The stream of batches into one partition."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Rules:
 
-- Every partition has a lane: records queue up in it, and one batch of it is under way at a time.
+- Every partition has a queue of records, and one batch of it is under way at a time.
 - A batch goes out when it is full, when the linger time is over, or when somebody flushes.
 - ``send`` waits while too many bytes are queued.
 """
@@ -43,11 +43,11 @@ class _Queued(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionQueue:
     """The queue of records for one partition."""
 
     partition: TopicPartition
-    queue: deque[_Queued] = field(default_factory=deque)
+    records: deque[_Queued] = field(default_factory=deque)
     queued_bytes: int = 0
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is reason to send before the linger time is over."""
@@ -74,7 +74,7 @@ class Producer:
         self._batch_bytes = batch_bytes
         self._max_queued_bytes = max_queued_bytes
         self._sender = Sender(cluster, acks=acks, delivery_timeout_ms=delivery_timeout_ms)
-        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._queues: dict[TopicPartition, _PartitionQueue] = {}
         self._sticky: dict[str, int] = {}
         self._queued_bytes = 0
         self._room = asyncio.Event()
@@ -108,40 +108,40 @@ class Producer:
             self._room.clear()
             await self._room.wait()
         size = _size_bytes(record)
-        lane = self._lane((topic, self._choose(info, record, partition)))
+        queue = self._queue_of((topic, self._choose(info, record, partition)))
         delivered: asyncio.Future[Delivered] = asyncio.get_running_loop().create_future()
-        lane.queue.append(_Queued(record, size, delivered))
-        lane.queued_bytes += size
+        queue.records.append(_Queued(record, size, delivered))
+        queue.queued_bytes += size
         self._queued_bytes += size
-        if self._flushing or lane.queued_bytes >= self._batch_bytes:
-            lane.wanted.set()
-        if lane.task is None:
-            lane.task = asyncio.get_running_loop().create_task(self._run(lane))
+        if self._flushing or queue.queued_bytes >= self._batch_bytes:
+            queue.wanted.set()
+        if queue.task is None:
+            queue.task = asyncio.get_running_loop().create_task(self._run(queue))
         return delivered
 
     async def flush(self) -> None:
         """Wait until everything queued is delivered or has failed; the futures tell which."""
         self._flushing = True
         try:
-            while tasks := [lane.task for lane in self._lanes.values() if lane.task is not None]:
-                for lane in self._lanes.values():
-                    lane.wanted.set()
+            while tasks := [queue.task for queue in self._queues.values() if queue.task is not None]:
+                for queue in self._queues.values():
+                    queue.wanted.set()
                 await asyncio.wait(tasks)
         finally:
             self._flushing = False
 
     async def _cancel(self) -> None:
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    def _lane(self, partition: TopicPartition) -> _Lane:
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = self._lanes[partition] = _Lane(partition)
-        return lane
+    def _queue_of(self, partition: TopicPartition) -> _PartitionQueue:
+        queue = self._queues.get(partition)
+        if queue is None:
+            queue = self._queues[partition] = _PartitionQueue(partition)
+        return queue
 
     def _choose(self, info: TopicInfo, record: Record, partition: int | None) -> int:
         count = len(info.partitions)
@@ -156,44 +156,44 @@ class Producer:
         if record.key is not None:
             return partition_for_key(record.key, count)
         current = self._sticky.get(info.name, 0) % count
-        if self._lane((info.name, current)).queued_bytes >= self._batch_bytes:
+        if self._queue_of((info.name, current)).queued_bytes >= self._batch_bytes:
             current = (current + 1) % count
         self._sticky[info.name] = current
         return current
 
-    # --- one lane
+    # --- one partition
 
-    async def _run(self, lane: _Lane) -> None:
+    async def _run(self, queue: _PartitionQueue) -> None:
         """Send batch after batch until the queue is empty."""
         try:
-            while lane.queue:
-                if not lane.wanted.is_set():
-                    await self._linger(lane)
-                batch = self._take(lane)
+            while queue.records:
+                if not queue.wanted.is_set():
+                    await self._linger(queue)
+                batch = self._take(queue)
                 try:
-                    await self._deliver(lane, batch)
+                    await self._deliver(queue, batch)
                 finally:
                     self._settle(batch)
         finally:
-            lane.task = None
+            queue.task = None
 
-    async def _linger(self, lane: _Lane) -> None:
+    async def _linger(self, queue: _PartitionQueue) -> None:
         try:
             async with asyncio.timeout(self._linger_seconds):
-                await lane.wanted.wait()
+                await queue.wanted.wait()
         except TimeoutError:
             return
 
-    def _take(self, lane: _Lane) -> list[_Queued]:
-        batch = [lane.queue.popleft()]
+    def _take(self, queue: _PartitionQueue) -> list[_Queued]:
+        batch = [queue.records.popleft()]
         size = batch[0].size_bytes
-        while lane.queue and size + lane.queue[0].size_bytes <= self._batch_bytes:
-            batch.append(lane.queue.popleft())
+        while queue.records and size + queue.records[0].size_bytes <= self._batch_bytes:
+            batch.append(queue.records.popleft())
             size += batch[-1].size_bytes
-        lane.queued_bytes -= size
-        if lane.queued_bytes < self._batch_bytes and not self._flushing:
-            lane.wanted.clear()
-        topic, index = lane.partition
+        queue.queued_bytes -= size
+        if queue.queued_bytes < self._batch_bytes and not self._flushing:
+            queue.wanted.clear()
+        topic, index = queue.partition
         if self._sticky.get(topic) == index:
             # The next records without a key go to the next partition.
             self._sticky[topic] = index + 1
@@ -205,7 +205,7 @@ class Producer:
         for queued in batch:
             queued.delivered.cancel()  # Has no effect on those that were answered: they are done.
 
-    async def _deliver(self, lane: _Lane, batch: list[_Queued]) -> None:
+    async def _deliver(self, queue: _PartitionQueue, batch: list[_Queued]) -> None:
         records = [queued.record for queued in batch]
 
         async def encode(stamp: Stamp) -> list[Encoded]:
@@ -219,13 +219,13 @@ class Producer:
             return [Encoded(data, len(records))]
 
         try:
-            (base_offset,) = await self._sender.send(lane.partition, encode)
+            (base_offset,) = await self._sender.send(queue.partition, encode)
         except TidemillError as error:
             for queued in batch:
                 if not queued.delivered.done():
                     queued.delivered.set_exception(error)
             return
-        topic, index = lane.partition
+        topic, index = queue.partition
         for delta, queued in enumerate(batch):
             if not queued.delivered.done():
                 offset = base_offset + delta if base_offset >= 0 else -1

@@ -76,7 +76,7 @@ Encode = Callable[[Stamp], Awaitable[Sequence[Encoded]]]
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionState:
     """A partition with the stamp of its next batch, which is None until a producer is started for it."""
 
     partition: TopicPartition
@@ -113,50 +113,50 @@ class Sender:
         self._policy = RetryPolicy(delivery_timeout_ms)
         # A leader that is cut off from its followers never has an answer.
         self._attempt_ms = cluster.attempt_ms
-        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._states: dict[TopicPartition, _PartitionState] = {}
 
     def forget(self, topic: str) -> None:
         """Start over in all partitions of a topic that was deleted and created again."""
-        for partition in [partition for partition in self._lanes if partition[0] == topic]:
-            del self._lanes[partition]
+        for partition in [partition for partition in self._states if partition[0] == topic]:
+            del self._states[partition]
 
     async def send(self, partition: TopicPartition, encode: Encode) -> list[int]:
         """Send a window until all of it is durable; gives the offset of each batch, -1 where it is not known.
 
         One call per partition at a time. ``encode`` is called again if the producer had to be replaced.
         """
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = self._lanes[partition] = self._new_lane(partition)
+        state = self._states.get(partition)
+        if state is None:
+            state = self._states[partition] = self._new_state(partition)
         try:
-            return await self._send_window(lane, encode)
+            return await self._send_window(state, encode)
         except _ProducerForgotten:
             if self._transaction is not None:
-                raise _broken(lane) from None
-            return await self._send_window(lane, encode)
+                raise _broken(state) from None
+            return await self._send_window(state, encode)
 
-    def _new_lane(self, partition: TopicPartition) -> _Lane:
+    def _new_state(self, partition: TopicPartition) -> _PartitionState:
         if self._transaction is not None:
             _, producer_id, epoch = self._transaction
-            return _Lane(partition, Stamp(producer_id, epoch, 0, is_transactional=True))
-        return _Lane(partition, None if self._acks == ACKS_ALL else _ANONYMOUS)
+            return _PartitionState(partition, Stamp(producer_id, epoch, 0, is_transactional=True))
+        return _PartitionState(partition, None if self._acks == ACKS_ALL else _ANONYMOUS)
 
-    async def _send_window(self, lane: _Lane, encode: Encode) -> list[int]:
-        if lane.is_broken:
-            raise _broken(lane)
-        if lane.stamp is None:
-            lane.stamp, lane.has_written = await self._start_producer(), False
-        window = await encode(lane.stamp)
+    async def _send_window(self, state: _PartitionState, encode: Encode) -> list[int]:
+        if state.is_broken:
+            raise _broken(state)
+        if state.stamp is None:
+            state.stamp, state.has_written = await self._start_producer(), False
+        window = await encode(state.stamp)
         try:
-            offsets = await self._deliver(lane, window)
+            offsets = await self._deliver(state, window)
         except BaseException:
             # Whether the window was written may be unknown.
             if self._transaction is not None:
-                lane.is_broken = True
+                state.is_broken = True
             elif self._acks == ACKS_ALL:
-                lane.stamp = None
+                state.stamp = None
             raise
-        lane.stamp, lane.has_written = lane.stamp.behind(sum(each.record_count for each in window)), True
+        state.stamp, state.has_written = state.stamp.behind(sum(each.record_count for each in window)), True
         return offsets
 
     async def _start_producer(self) -> Stamp:
@@ -169,27 +169,27 @@ class Sender:
 
         return await self._cluster.retrying(ask, policy=self._policy)
 
-    async def _deliver(self, lane: _Lane, window: Sequence[Encoded]) -> list[int]:
+    async def _deliver(self, state: _PartitionState, window: Sequence[Encoded]) -> list[int]:
         """Send batches one behind the other, again from the first that failed, until all are durable."""
         offsets: list[int] = []
         is_first_try = True
 
         async def send_rest() -> None:
             nonlocal is_first_try
-            (leader,) = await self._cluster.leaders([lane.partition])
+            (leader,) = await self._cluster.leaders([state.partition])
             connection = await self._cluster.connection(leader, purpose="produce")
             left = window[len(offsets) :]
             answers: Sequence[int | BaseException]
             if len(left) == 1:
                 # No task is made for it: many windows have one small batch.
                 try:
-                    answers = [await self._produce(connection, lane.partition, left[0].data)]
+                    answers = [await self._produce(connection, state.partition, left[0].data)]
                 except TidemillError as error:
                     answers = [error]
             else:
-                produced = (self._produce(connection, lane.partition, each.data) for each in left)
+                produced = (self._produce(connection, state.partition, each.data) for each in left)
                 answers = await asyncio.gather(*produced, return_exceptions=True)
-            if is_first_try and lane.has_written and isinstance(answers[0], _OutOfOrder):
+            if is_first_try and state.has_written and isinstance(answers[0], _OutOfOrder):
                 # Nothing of this window was sent before, and all windows before it are written.
                 raise _ProducerForgotten
             is_first_try = False
@@ -223,8 +223,8 @@ class Sender:
         return int(result.base_offset)
 
 
-def _broken(lane: _Lane) -> ApiError:
-    topic, index = lane.partition
+def _broken(state: _PartitionState) -> ApiError:
+    topic, index = state.partition
     return ApiError(
         ErrorCode.invalid_txn_state,
         f"a batch of this transaction was lost on its way to {topic}-{index}: abort it, and write "

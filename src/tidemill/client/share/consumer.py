@@ -81,7 +81,7 @@ class AsyncShare(Unpicklable):
         topics: Sequence[str],
         *,
         configs: GroupConfigs | None = None,
-        lanes: int = 0,
+        concurrency: int = 0,
         renew_for: float | None = None,
     ) -> None:
         self.cluster = cluster
@@ -90,7 +90,7 @@ class AsyncShare(Unpicklable):
         self.max_wait_ms = _MAX_WAIT_MS
         self._configs = configs
         #: How many records are worked on side by side; 0: a loop asks for one after the other.
-        self._lanes = lanes
+        self._concurrency = concurrency
         #: For how many seconds locks of records in hand are renewed; None: for as long as they are worked on.
         self._renew_for = renew_for
         self._routing = Routing(self)
@@ -195,10 +195,10 @@ class AsyncShare(Unpicklable):
 
     def take(self) -> ShareRecord | None:
         """A record that is here already; None if there is none. Any thread may call it."""
-        if self._handed_at and not self._lanes:
+        if self._handed_at and not self._concurrency:
             self._pace.note(time.monotonic() - self._handed_at)
         record = self._pop()
-        if record is not None and not self._lanes and self._ready.qsize() * 2 < self._pace.ahead(1):
+        if record is not None and not self._concurrency and self._ready.qsize() * 2 < self._pace.ahead(1):
             self._wake_loop()
         return record
 
@@ -246,7 +246,7 @@ class AsyncShare(Unpicklable):
 
     def settle(self, record: ShareRecord, settlement: Settlement) -> None:
         """Tell the node what became of a record. Records call it."""
-        if self._lanes:
+        if self._concurrency:
             self._pace.note(time.monotonic() - record._handed_at)
         self._said.append((record, settlement))
         self._wake_loop()
@@ -366,9 +366,9 @@ class AsyncShare(Unpicklable):
         if self._closed or self._giving_back or self._failure is not None:
             return 0
         buffered = self._ready.qsize()
-        ahead = 0 if self._holdings.has_suspects else self._pace.ahead(self._lanes or 1)
-        if self._lanes:
-            missing = self._lanes + ahead - len(self._holdings)
+        ahead = 0 if self._holdings.has_suspects else self._pace.ahead(self._concurrency or 1)
+        if self._concurrency:
+            missing = self._concurrency + ahead - len(self._holdings)
         else:
             missing = min(1, self._waiting) + ahead - buffered
         # Small requests cost as much as large ones, unless somebody waits.
@@ -577,7 +577,7 @@ class AsyncShare(Unpicklable):
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_TICK_SECONDS, self._holdings.lock_seconds / 10))
-            due = self._holdings.due(loop.time(), renew_handed_out=bool(self._lanes))
+            due = self._holdings.due(loop.time(), renew_handed_out=bool(self._concurrency))
             for record in due.to_renew:
                 in_hand = time.monotonic() - record._handed_at if record._handed_at else 0.0
                 if self._renew_for is None or in_hand < self._renew_for:

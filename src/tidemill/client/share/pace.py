@@ -22,14 +22,14 @@ class Pace:
     """Estimates how many records to fetch ahead, from how long the handling of one takes.
 
     >>> pace = Pace(ahead_max=1_000)
-    >>> pace.ahead(lanes=16)
+    >>> pace.ahead(concurrency=16)
     0
     >>> pace.note(0.1)
-    >>> pace.ahead(lanes=16)
+    >>> pace.ahead(concurrency=16)
     80
     >>> slow = Pace(ahead_max=1_000)
     >>> slow.note(20.0)
-    >>> slow.ahead(lanes=16)
+    >>> slow.ahead(concurrency=16)
     0
     """
 
@@ -47,8 +47,8 @@ class Pace:
         weight = _WEIGHT_FIRST if self._samples <= _FIRST_SAMPLES else _WEIGHT
         self._seconds += weight * (seconds - self._seconds)
 
-    def ahead(self, lanes: int) -> int:
-        """How many records may wait while as many as there are lanes are worked on."""
+    def ahead(self, concurrency: int) -> int:
+        """How many records may wait while ``concurrency`` are worked on."""
         if not self._samples:
             return 0
-        return int(min(self._ahead_max, lanes * _AHEAD_SECONDS / max(self._seconds, 1e-6)))
+        return int(min(self._ahead_max, concurrency * _AHEAD_SECONDS / max(self._seconds, 1e-6)))

@@ -118,7 +118,7 @@ async def redrive(
         )
     await cluster.topic(topic)
     done = Redriven()
-    share = AsyncShare(cluster, REDRIVE_PREFIX + choice.group, [topic], lanes=_LETTERS_MAX)
+    share = AsyncShare(cluster, REDRIVE_PREFIX + choice.group, [topic], concurrency=_LETTERS_MAX)
     async with share:
         ends = await _ends(cluster, topic)
         await _Run(share, choice, done, execute=execute).until_empty()

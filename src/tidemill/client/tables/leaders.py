@@ -34,15 +34,15 @@ async def buckets_by_leader(cluster: Cluster, table: TableDefinition) -> dict[in
     for leaders: that node says best what is wrong with a bucket. Nor is anything named if there are none.
     """
     await cluster.know_nodes()
-    places = {
+    named = {
         (each.topic, bucket): {"partition_id": each.id, "bucket": bucket}
         for each in table.partitions
         for bucket in range(table.buckets)
     }
-    if not places or len(cluster.nodes) == 1:
+    if not named or len(cluster.nodes) == 1:
         return {next(iter(cluster.nodes)): []}
-    by_leader = await cluster.leaders(places)
-    return {leader: [places[place] for place in led] for leader, led in by_leader.items()}
+    by_leader = await cluster.leaders(named)
+    return {leader: [named[partition] for partition in led] for leader, led in by_leader.items()}
 
 
 async def ask_leaders(

@@ -11,7 +11,7 @@ Rules:
   back.
 - A paused worker leaves the group, so that others get its records, and joins again when it is resumed.
 - When the nodes cannot be reached the worker tries again for as long as it runs.
-- A lane (task or thread) that ends although nobody stopped it ends the worker with an error: it would go on
+- A runner (task or thread) that ends although nobody stopped it ends the worker with an error: it would go on
   renewing locks of records that nobody handles.
 """
 
@@ -134,20 +134,20 @@ class ShareEngine:
         return waiting == 0 and share.is_drained
 
     async def _work(self, share: AsyncShare, stop: asyncio.Event) -> None:
-        lanes = (
-            _AsyncLanes(self._handling, share, self._timeout)
+        runners = (
+            _Tasks(self._handling, share, self._timeout)
             if self._is_async
             else _Threads(self._name, self._handling, share)
         )
-        lanes.start(self._concurrency)
+        runners.start(self._concurrency)
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(share.until_failed())
         paused = asyncio.ensure_future(self._paused.wait())
-        ends: set[asyncio.Future[Any]] = {stopped, failed, paused, lanes.broken}
+        ends: set[asyncio.Future[Any]] = {stopped, failed, paused, runners.broken}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             share.give_back()
-            is_done = await lanes.finish(self._stop_timeout)
+            is_done = await runners.finish(self._stop_timeout)
             if not is_done:
                 WORKER_LOG.warning(
                     "worker %s: %d handlers did not end within %g seconds; their records go back",
@@ -156,16 +156,16 @@ class ShareEngine:
                 )
             if failed.done():
                 raise failed.result()
-            if lanes.broken.done():
-                error = lanes.broken.result()
+            if runners.broken.done():
+                error = runners.broken.result()
                 raise TidemillError(
-                    f"worker {self._name!r} stops, because one of its {self._concurrency} lanes has ended by "
-                    f"{type(error).__name__}: {error}"
+                    f"worker {self._name!r} stops, because one of its {self._concurrency} runners has ended "
+                    f"by {type(error).__name__}: {error}"
                 ) from error
         finally:
             for task in (stopped, failed, paused):
                 task.cancel()
-            await lanes.cancel()
+            await runners.cancel()
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
@@ -178,14 +178,14 @@ async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
 
 
-class _AsyncLanes:
+class _Tasks:
     """Handlers on the event loop: a task for each record that is worked on at a time."""
 
     def __init__(self, handling: Handling, share: AsyncShare, timeout: float | None) -> None:
         self._handling = handling
         self._share = share
         self._timeout = timeout
-        #: What a lane has died of.
+        #: What a runner has died of.
         self.broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: set[asyncio.Task[None]] = set()
@@ -210,7 +210,7 @@ class _AsyncLanes:
             try:
                 record = await self._share.next()
             except TidemillError:
-                return  # The consumer failed, or was closed: whoever runs the lanes knows.
+                return  # The consumer failed, or was closed: whoever has started this runner knows.
             finally:
                 self._idle.discard(task)
             with contextlib.suppress(TimeoutError):
@@ -247,7 +247,7 @@ class _Threads:
         self._stopping = False
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        #: What a lane has died of.
+        #: What a runner has died of.
         self.broken: asyncio.Future[BaseException] = self._loop.create_future()
 
     def start(self, count: int) -> None:

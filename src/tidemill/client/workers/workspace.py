@@ -115,7 +115,7 @@ class Workspace:
         return await self.handle([record], _NEVER, progress)
 
     async def note_parked(self, record: Delivery) -> None:
-        """Note that a record which was handled beside others is parked, where lanes note what is done."""
+        """Note that a record which was handled beside others is parked, where handlers note what is done."""
 
     async def store(
         self, upto: Mapping[int, int] | None = None, finished: Mapping[int, Sequence[int]] | None = None
@@ -137,7 +137,7 @@ class Workspace:
 _NEVER = threading.Event()
 
 
-class _Lane:
+class _ConnectionThread:
     """A thread with a database connection of its own: connections belong to one thread."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
@@ -172,19 +172,19 @@ class DatabaseWorkspace(Workspace):
     stores_at_once = True
 
     def __init__(
-        self, cursor: AsyncCursor, store: DatabaseStore, handler: Any, lanes: Sequence[_Lane]
+        self, cursor: AsyncCursor, store: DatabaseStore, handler: Any, threads: Sequence[_ConnectionThread]
     ) -> None:
         self.cursor = cursor
         self._handler = handler
         self._threads = None
         self._store = store
-        self._main = lanes[0]
-        self._lanes = lanes
+        self._main = threads[0]
+        self._connection_threads = threads
         #: Whether a handler is in the transaction of the first connection, waited for or not.
         self._is_handling = False
-        self._free: asyncio.Queue[_Lane] = asyncio.Queue()
-        for lane in lanes[1:]:
-            self._free.put_nowait(lane)
+        self._free: asyncio.Queue[_ConnectionThread] = asyncio.Queue()
+        for thread in threads[1:]:
+            self._free.put_nowait(thread)
 
     @classmethod
     async def open(
@@ -200,17 +200,17 @@ class DatabaseWorkspace(Workspace):
                 "a worker with a database checkpoint calls its handler with the connection, in a thread: "
                 "give it a handler that is not async"
             )
-        lanes = [_Lane(connect) for _ in range(1 if concurrency == 1 else concurrency + 1)]
+        threads = [_ConnectionThread(connect) for _ in range(1 if concurrency == 1 else concurrency + 1)]
         try:
-            for lane in lanes:
-                await lane.open()
-            cursor = await open_cursor(lanes[0].connection, lanes[0].run)
+            for thread in threads:
+                await thread.open()
+            cursor = await open_cursor(threads[0].connection, threads[0].run)
         except BaseException:
-            for lane in lanes:
-                lane.close()
+            for thread in threads:
+                thread.close()
             raise
         assert isinstance(cursor.store, DatabaseStore)
-        return cls(cursor, cursor.store, handler, lanes)
+        return cls(cursor, cursor.store, handler, threads)
 
     async def handle(
         self, records: Sequence[Delivery], halt: threading.Event, progress: Progress
@@ -249,11 +249,11 @@ class DatabaseWorkspace(Workspace):
         return BatchEnd(done)
 
     async def handle_one(self, record: Delivery, progress: Progress) -> BatchEnd:
-        lane = await self._free.get()
+        thread = await self._free.get()
         try:
-            end = await lane.run(self._handle_alone, lane.connection, record)
+            end = await thread.run(self._handle_alone, thread.connection, record)
         finally:
-            self._free.put_nowait(lane)
+            self._free.put_nowait(thread)
         progress.done = end.done
         return end
 
@@ -281,11 +281,11 @@ class DatabaseWorkspace(Workspace):
         return BatchEnd(1, action if _ends(action) else Action.CONTINUE)
 
     async def note_parked(self, record: Delivery) -> None:
-        lane = await self._free.get()
+        thread = await self._free.get()
         try:
-            await lane.run(self._note_alone, lane.connection, record)
+            await thread.run(self._note_alone, thread.connection, record)
         finally:
-            self._free.put_nowait(lane)
+            self._free.put_nowait(thread)
 
     def _note_alone(self, connection: Any, record: Delivery) -> None:
         """Note in a transaction of its own that a record is done, without an effect."""
@@ -366,8 +366,8 @@ class DatabaseWorkspace(Workspace):
         await self.cursor.rollback()
 
     async def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
+        for thread in self._connection_threads:
+            thread.close()
         await self.cursor.close()
 
 

@@ -381,7 +381,7 @@ class _LeaderLink:
         make = partial(FetchRequest, partitions=positions, max_wait_ms=wait_ms)
         try:
             response = await self._peers.request(
-                self._node_id, make, FetchResponse, timeout_ms=wait_ms + _FETCH_TIMEOUT_MS, lane="fetch"
+                self._node_id, make, FetchResponse, timeout_ms=wait_ms + _FETCH_TIMEOUT_MS, purpose="fetch"
             )
         except TidemillError as error:
             logger.info("no answer to a Fetch from node %d: %s", self._node_id, error)

@@ -22,6 +22,6 @@ class PeerRequests(Protocol):
         answer: type[_R],
         *,
         timeout_ms: int,
-        lane: Literal["fetch", "control"] = "control",
+        purpose: Literal["fetch", "control"] = "control",
     ) -> _R:
         """Send what ``make`` builds and wait for the answer. Raises ``TidemillError`` if there is none."""

@@ -26,15 +26,12 @@ from tidemill.server.broker.producer_ids import ProducerIds
 from tidemill.server.broker.removal import FileRemoval
 from tidemill.server.coordinators.cursors import CURSORS
 from tidemill.server.coordinators.groups import GROUPS
-from tidemill.server.coordinators.persister import NodePersister
 from tidemill.server.coordinators.registry import CoordinatorRow, Coordinators
 from tidemill.server.coordinators.share_state import SHARE_STATE
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.disk.open_files import OpenFiles
 from tidemill.server.disk.space import DiskSpace
-from tidemill.server.share.dead_letters import NodeDeadLetters
-from tidemill.server.share.due_letters import DUE_LETTERS_INTERVAL_MS, DueLetters
-from tidemill.server.share.service import ShareService
+from tidemill.server.share.lazy_share import LazyShare
 from tidemill.server.tables.lazy_tables import LazyTables
 from tidemill.share.letters import REDRIVE_PREFIX
 
@@ -52,7 +49,9 @@ if TYPE_CHECKING:
     from tidemill.replication.replicas import Placement, Replicas
     from tidemill.server.cluster.replica_ends import Ends
     from tidemill.server.connections.budget import ByteBudget
+    from tidemill.server.coordinators.persister import NodePersister
     from tidemill.server.runtime import Runtime
+    from tidemill.server.share.service import ShareService
     from tidemill.share.state.coordinator import ShareStateCoordinator
     from tidemill.transactions.coordinator import TransactionCoordinator
 
@@ -66,6 +65,7 @@ _REDRIVE_DELIVERIES = 2**15 - 1
 #: A redrive holds what it does not choose until its end. The state machine bounds what that costs.
 _REDRIVE_LOCKS = 2**31 - 1
 _REDRIVE_LOCK_MS = 60 * 60 * 1_000
+_DUE_LETTERS_INTERVAL_MS = 5_000
 _FILE_THREADS = 8
 #: How many files a partition has open: its checkpoint, its last segment, and one that is read.
 _FILES_PER_PARTITION = 3
@@ -163,15 +163,7 @@ class Broker:
         self.coordinators = Coordinators(self)
         for row in COORDINATORS:
             self.coordinators.add(row)
-        self.groups: GroupCoordinator = self.coordinators.of(GROUPS)
-        self.share_states: ShareStateCoordinator = self.coordinators.of(SHARE_STATE)
-        self.transactions: TransactionCoordinator = self.coordinators.of(TRANSACTIONS)
-        self.cursors: CursorCoordinator = self.coordinators.of(CURSORS)
-        #: Where the state of share partitions is kept.
-        self.persister = NodePersister(self)
-        self.share = ShareService(self)
-        self.share.dead_letters = NodeDeadLetters(self)
-        self.due_letters = DueLetters(self)
+        self.sharing = LazyShare(self)
         self.catalogue = TopicCatalogue(
             settings, controller, replicas, self.removal, self.ids, self.disk, self.coordinators
         )
@@ -223,6 +215,36 @@ class Broker:
             pace=self.pace,
         )
 
+    # --- parts that are loaded and made at their first use
+
+    @property
+    def groups(self) -> GroupCoordinator:
+        return self.coordinators.of(GROUPS)
+
+    @property
+    def share_states(self) -> ShareStateCoordinator:
+        return self.coordinators.of(SHARE_STATE)
+
+    @property
+    def transactions(self) -> TransactionCoordinator:
+        return self.coordinators.of(TRANSACTIONS)
+
+    @property
+    def cursors(self) -> CursorCoordinator:
+        return self.coordinators.of(CURSORS)
+
+    @property
+    def share(self) -> ShareService:
+        """The share partitions that this node leads."""
+        return self.sharing.get().service
+
+    @property
+    def persister(self) -> NodePersister:
+        """Where the state of share partitions is kept."""
+        return self.sharing.get().persister
+
+    # --- what they all ask for
+
     @property
     def image(self) -> MetadataImage:
         return self.controller.image
@@ -267,8 +289,8 @@ class Broker:
         settings = self.settings
         return [
             Chore("retention", settings.log_retention_check_interval_ms, self.log_cleanup.apply_retention),
-            Chore("share groups", settings.log_retention_check_interval_ms, self.share.check_log_starts),
-            Chore("dead letters that are due", DUE_LETTERS_INTERVAL_MS, self.due_letters.look_after),
+            Chore("share groups", settings.log_retention_check_interval_ms, self.sharing.check_log_starts),
+            Chore("dead letters that are due", _DUE_LETTERS_INTERVAL_MS, self.sharing.look_after_due_letters),
             Chore("compaction", settings.compaction_check_interval_ms, self.log_cleanup.compact),
             Chore("the upkeep of tables", settings.kv_check_interval_ms, self.tables.housekeep),
             *self.coordinators.chores(),
@@ -276,7 +298,7 @@ class Broker:
 
     async def close(self) -> bool:
         """Stop in an orderly way: everything flushed and noted. False if some partition could not be."""
-        await self.persister.close()
+        await self.sharing.close()
         # First, because their batches go into the logs, which must be open for that.
         await self.gated_writes.finish()
         for pool in (self.workers, self._file_pool):

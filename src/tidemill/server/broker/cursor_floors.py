@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from tidemill.control.image import CURSORS_TOPIC
 from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.turns import pause_after
-from tidemill.cursors.coordinator import CURSORS_TOPIC
 from tidemill.errors import TidemillError
 from tidemill.net.answers import checked
 

@@ -19,7 +19,7 @@ from tidemill.cluster.messages import (
     PartitionId,
 )
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
-from tidemill.server.requests.api_table import served_apis
+from tidemill.server.requests.api_table import is_loaded, load, served_api
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.wire.apis import ACKS_ALL, APIS_BY_NAME
 from tidemill.wire.encode import encode_request
@@ -75,7 +75,9 @@ async def serve_node_request(broker: Broker, node_id: int, frame: memoryview) ->
     """
     try:
         header = parse_header(frame)
-        served = served_apis()[header.api_key]
+        if not is_loaded(header.api_key):
+            await asyncio.to_thread(load, header.api_key)
+        served = served_api(header.api_key)
         if not (served.api.between_nodes or served.api.nodes_only):
             raise ApiError(ErrorCode.invalid_request, f"nodes do not ask each other for {served.api.name}")
         request = decode_request(header, frame)
@@ -83,12 +85,18 @@ async def serve_node_request(broker: Broker, node_id: int, frame: memoryview) ->
         raise ApiError(ErrorCode.invalid_request, f"not a request of Kafka's: {error.message}") from error
     sent: asyncio.Future[ReplyBuffers] = asyncio.get_running_loop().create_future()
 
-    def fail() -> None:
-        sent.set_exception(
-            ApiError(ErrorCode.unknown_server_error, f"there is no answer to {served.api.name}")
-        )
+    # Nobody may wait any more: the node that has asked is gone, or this one stops.
+    def reply(buffers: ReplyBuffers) -> None:
+        if not sent.done():
+            sent.set_result(buffers)
 
-    call = Call(header, request, f"node {node_id}", sent.set_result, fail)
+    def fail() -> None:
+        if not sent.done():
+            sent.set_exception(
+                ApiError(ErrorCode.unknown_server_error, f"there is no answer to {served.api.name}")
+            )
+
+    call = Call(header, request, f"node {node_id}", reply, fail)
     call.between_nodes = True
     answer = served.handler(broker, call)
     if served.in_task:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
+from collections.abc import Set
 from itertools import count
 from mmap import mmap
 from time import perf_counter
@@ -35,7 +35,7 @@ from tidemill.server.connections.frame_buffers import FrameBuffers
 from tidemill.server.requests.authorization import ANONYMOUS
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.watchdog import begin_turn
-from tidemill.wire.apis import PRODUCE, is_loaded, is_served
+from tidemill.wire.apis import PRODUCE, is_served
 from tidemill.wire.frames import FRAME_LENGTH_BYTES, frame_length
 from tidemill.wire.requests import (
     QUICK_REQUEST_ELEMENTS,
@@ -67,8 +67,16 @@ class Dispatcher(Protocol):
     """Takes the requests of connections, and hears of connections that come and go."""
 
     @property
-    def overlapping(self) -> frozenset[int]:
-        """Keys of the APIs whose requests may run beside each other."""
+    def overlapping(self) -> Set[int]:
+        """Keys of the APIs whose requests may run beside each other, of those that are loaded."""
+        ...
+
+    def is_loaded(self, api_key: int, /) -> bool:
+        """Whether requests of this API can be decoded and dispatched without loading anything large first."""
+        ...
+
+    def load(self, api_key: int, /) -> None:
+        """Load what requests of this API need. Called in a thread."""
         ...
 
     def dispatch(self, call: Call) -> None:
@@ -515,13 +523,13 @@ class Connection(asyncio.BufferedProtocol):
         )
         try:
             served = is_served(header.api_key, header.api_version)
-            is_slow = served and not is_loaded(header.api_key)
+            is_slow = served and not self._dispatcher.is_loaded(header.api_key)
             if served and not is_slow:
                 call.request = decode_request(header, frame, QUICK_REQUEST_ELEMENTS)
         except TooManyElements:
             is_slow = True
         if is_slow:
-            # It is decoded in a thread, and later requests wait for that.
+            # What it needs is loaded, and it is decoded, in a thread; later requests wait for that.
             slot.barrier = True
         slot.call = call
         self._queued_bytes -= len(frame)
@@ -530,11 +538,15 @@ class Connection(asyncio.BufferedProtocol):
         self.client_id = header.client_id or self.client_id
         if is_slow:
             slot.in_thread = True
-            work = partial(decode_large_request, header, frame, Pace().breathe)
-            decoding = self._loop.run_in_executor(None, work)
+            decoding = self._loop.run_in_executor(None, self._load_and_decode, header, frame)
             decoding.add_done_callback(lambda done: self._decoded(slot, call, frame, done))
         else:
             self._dispatch(call, frame)
+
+    def _load_and_decode(self, header: RequestHeader, frame: bytes | memoryview) -> Any:
+        """The decoded body of a request that the event loop must not decode; runs in a thread."""
+        self._dispatcher.load(header.api_key)
+        return decode_large_request(header, frame, Pace().breathe)
 
     def _decoded(self, slot: _Slot, call: Call, frame: bytes | memoryview, done: asyncio.Future[Any]) -> None:
         """Dispatch a request that was decoded in a thread."""
@@ -549,6 +561,8 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(error, ProtocolError):
             self._refuse(error)
         elif error is not None:
+            # A bug, or code that cannot be loaded: the client must not wait for ever.
+            self._aborted(slot)
             raise error
         else:
             call.request = done.result()

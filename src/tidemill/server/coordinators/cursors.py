@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.cursors.coordinator import CURSORS_TOPIC, CursorCoordinator
+from tidemill.control.image import CURSORS_TOPIC
 from tidemill.server.coordinators.registry import CoordinatorRow
 from tidemill.server.requests.authorization import GROUP
 
 if TYPE_CHECKING:
     from tidemill.coordination.log import LogAccess
+    from tidemill.cursors.coordinator import CursorCoordinator
     from tidemill.server.broker.bundle import Broker
 
 __all__ = ("CURSORS",)
@@ -20,6 +21,8 @@ _COMPRESS_ABOVE_BYTES: Final = 64 * 1024
 
 
 def _make(broker: Broker, logs: LogAccess) -> CursorCoordinator:
+    from tidemill.cursors.coordinator import CursorCoordinator
+
     return CursorCoordinator(logs, broker.clock)
 
 
@@ -30,6 +33,7 @@ CURSORS: Final = CoordinatorRow(
     resource=GROUP,
     partitions=lambda settings: settings.cursors_topic_partitions,
     make=_make,
+    modules=("tidemill.cursors.coordinator",),
     expire_interval_ms=_HOUR_MS,
     compress_above_bytes=_COMPRESS_ABOVE_BYTES,
 )

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tidemill.groups.coordinator import GroupCoordinator
-from tidemill.groups.settings import GroupSettings
-from tidemill.groups.shard import GROUPS_TOPIC
-from tidemill.groups.topics import ImageTopics
+from tidemill.control.image import GROUPS_TOPIC
 from tidemill.server.coordinators.registry import CoordinatorRow
 from tidemill.server.requests.authorization import GROUP
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
     from tidemill.coordination.log import LogAccess
+    from tidemill.groups.coordinator import GroupCoordinator
+    from tidemill.groups.settings import GroupSettings
     from tidemill.server.broker.bundle import Broker
 
 __all__ = ("GROUPS",)
@@ -26,6 +25,9 @@ _COMPRESS_ABOVE_BYTES = 256 * 1024
 
 
 def _make(broker: Broker, logs: LogAccess) -> GroupCoordinator:
+    from tidemill.groups.coordinator import GroupCoordinator
+    from tidemill.groups.topics import ImageTopics
+
     topics = ImageTopics(lambda: broker.image)
     settings = replace(
         _settings(broker.settings),
@@ -35,6 +37,8 @@ def _make(broker: Broker, logs: LogAccess) -> GroupCoordinator:
 
 
 def _settings(settings: Settings) -> GroupSettings:
+    from tidemill.groups.settings import GroupSettings
+
     return GroupSettings(
         initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
         min_session_timeout_ms=settings.group_min_session_timeout_ms,
@@ -58,6 +62,7 @@ GROUPS: Final = CoordinatorRow(
     resource=GROUP,
     partitions=lambda settings: settings.offsets_topic_partitions,
     make=_make,
+    modules=("tidemill.groups.coordinator",),
     expire_interval_ms=10 * _MINUTE_MS,
     compress_above_bytes=_COMPRESS_ABOVE_BYTES,
 )

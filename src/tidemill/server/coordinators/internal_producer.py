@@ -187,7 +187,7 @@ class InternalProducer:
             ) from error
 
     async def _ask_coordinator_once(self, api: str, version: int, body: Mapping[str, Any]) -> Any:
-        node_id = self._broker.coordinators.leader_of(TRANSACTIONS, self._id)
+        node_id = await self._broker.coordinators.leader_of(TRANSACTIONS, self._id)
         if node_id == NO_LEADER:
             raise ApiError(ErrorCode.coordinator_not_available, "it has no leader now")
         answer = await ask_any(self._broker, node_id, api, version, body)

@@ -315,7 +315,7 @@ class NodePersister:
         broker = self._broker
         try:
             await broker.coordinators.ensure_topic(SHARE_STATE)
-            node_id = broker.coordinators.leader_of(SHARE_STATE, str(key))
+            node_id = await broker.coordinators.leader_of(SHARE_STATE, str(key))
             if node_id == NO_LEADER:
                 raise ApiError(
                     ErrorCode.coordinator_not_available, f"the state of share partition {key} has no leader"

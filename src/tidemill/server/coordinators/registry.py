@@ -4,6 +4,10 @@ A row says which internal topic a coordinator keeps its state in, which FindCoor
 how its logs are written, and how it is made. FindCoordinator, the creation of internal topics, loading at
 start, expiry, changes of leadership, metrics and the orderly stop walk the rows; none of them names a
 coordinator.
+
+A coordinator is made, and its code loaded, when its topic is there or somebody asks for it: a node on which
+nobody uses it goes without. So a row imports what it needs in ``make``, and names those modules: whoever can
+wait has them loaded in a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tidemill.coordination.coordinator import Coordinator
+from tidemill.coordination.loading import load_in_thread
 from tidemill.coordination.metrics import Metric, Metrics, gauges
+from tidemill.coordination.shards import ShardCounts
 from tidemill.errors import ApiError, DiskFull, ErrorCode, TidemillError
 from tidemill.replication.coordinator_log import PartitionCoordinatorLog
 from tidemill.replication.rules.assignment import NO_LEADER
@@ -26,7 +32,6 @@ if TYPE_CHECKING:
     from tidemill.config.settings import Settings
     from tidemill.control.image import MetadataDelta, MetadataImage, TopicImage
     from tidemill.coordination.log import LogAccess
-    from tidemill.coordination.shards import ShardCounts
     from tidemill.errors import CorruptData
     from tidemill.server.broker.bundle import Broker
     from tidemill.server.requests.authorization import ResourceType
@@ -36,6 +41,7 @@ __all__ = ("COORDINATOR_METRICS", "CoordinatorRow", "Coordinators", "InternalTop
 logger = logging.getLogger(__name__)
 
 _TRACES_RETRY_S: Final = 1.0
+_NO_SHARDS: Final = ShardCounts(0, 0, 0)
 
 C = TypeVar("C", bound=Coordinator[Any])
 
@@ -50,7 +56,8 @@ class CoordinatorRow(Generic[C]):
         key_type: FindCoordinator's number for its keys.
         resource: the kind of resource that its keys name, which permissions are for.
         partitions: how many partitions the topic is created with. Once it exists, the image says so.
-        make: the coordinator over the logs of its topic.
+        make: the coordinator over the logs of its topic. It imports the coordinator's code.
+        modules: what ``make`` imports that takes long.
         expire_interval_ms: how often what is past its retention is looked for.
         compress_above_bytes: larger batches of its records are compressed; None: never.
         metrics: what is read off it beside what all coordinators have.
@@ -65,6 +72,7 @@ class CoordinatorRow(Generic[C]):
     partitions: Callable[[Settings], int]
     make: Callable[[Broker, LogAccess], C]
     expire_interval_ms: int
+    modules: Sequence[str] = ()
     compress_above_bytes: int | None = None
     metrics: Sequence[Metric[C]] = ()
     topic_configs: Mapping[str, str] = field(default_factory=dict)
@@ -123,11 +131,16 @@ class InternalTopic:
             await self._broker.find.partition_with_files(self._row.topic, partition)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
     row: CoordinatorRow[Any]
     topic: InternalTopic
-    coordinator: Coordinator[Any]
+    coordinator: Coordinator[Any] | None = None
+    """None: not made yet."""
+
+    async def expire(self) -> None:
+        if self.coordinator is not None:
+            await self.coordinator.expire()
 
 
 class Coordinators:
@@ -146,14 +159,11 @@ class Coordinators:
         self._may_have_traces = asyncio.Event()
         broker.controller.subscribe(self._metadata_changed)
 
-    def add(self, row: CoordinatorRow[C]) -> C:
-        """Make the coordinator of one more row; ``broker.coordinators`` has those of the rows above it."""
+    def add(self, row: CoordinatorRow[Any]) -> None:
+        """Add one more row. Its coordinator is made at its first use."""
         if row.topic in self._entries or self.of_key_type(row.key_type) is not None:
             raise ValueError(f"{row.name}: another coordinator has this topic or key type")
-        topic = InternalTopic(self._broker, row)
-        coordinator = row.make(self._broker, topic)
-        self._entries[row.topic] = _Entry(row, topic, coordinator)
-        return coordinator
+        self._entries[row.topic] = _Entry(row, InternalTopic(self._broker, row))
 
     # --- finding one
 
@@ -162,8 +172,22 @@ class Coordinators:
         return [entry.row for entry in self._entries.values()]
 
     def of(self, row: CoordinatorRow[C]) -> C:
-        """The coordinator of a row."""
-        return cast("C", self._entries[row.topic].coordinator)
+        """The coordinator of a row, made now if it was not."""
+        entry = self._entries[row.topic]
+        if entry.coordinator is None:
+            entry.coordinator = row.make(self._broker, entry.topic)
+            self._broker.metrics.register(entry.coordinator, row.metrics)
+        return cast("C", entry.coordinator)
+
+    async def load(self, row: CoordinatorRow[C]) -> C:
+        """The coordinator of a row; its code is loaded in a thread if this is its first use."""
+        if self._entries[row.topic].coordinator is None:
+            await load_in_thread(row.modules)
+        return self.of(row)
+
+    def _made(self) -> list[Coordinator[Any]]:
+        """The coordinators that were made, in the order of their rows."""
+        return [each.coordinator for each in self._entries.values() if each.coordinator is not None]
 
     def of_key_type(self, key_type: int) -> CoordinatorRow[Any] | None:
         """The row with this key type of FindCoordinator, if there is one."""
@@ -173,9 +197,10 @@ class Coordinators:
         """Topic and partition in which the state of ``key`` is kept."""
         return row.topic, self.of(row).partition_of(key)
 
-    def leader_of(self, row: CoordinatorRow[Any], key: str) -> int:
+    async def leader_of(self, row: CoordinatorRow[Any], key: str) -> int:
         """The node that coordinates ``key`` by the metadata; ``NO_LEADER`` if there is none at the moment."""
-        topic, index = self._broker.image.topics.get(row.topic), self.of(row).partition_of(key)
+        index = (await self.load(row)).partition_of(key)
+        topic = self._broker.image.topics.get(row.topic)
         if topic is None or index >= len(topic.partitions):
             return NO_LEADER
         return self._broker.find.leader_of(topic, index)[0]
@@ -188,6 +213,7 @@ class Coordinators:
 
     async def ensure_topic(self, row: CoordinatorRow[Any]) -> None:
         """Create the internal topic at its first use. Raises ``TidemillError``."""
+        await self.load(row)
         await self._entries[row.topic].topic.ensure()
 
     async def prepare(self, row: CoordinatorRow[Any]) -> ErrorCode:
@@ -210,7 +236,7 @@ class Coordinators:
         """
         for entry in self._entries.values():
             if entry.topic.image is not None:
-                await entry.coordinator.start(settle_ms)
+                await self.of(entry.row).start(settle_ms)
         self._started = True
         if self._broker.image.replicated:
             self._run(self._remove_traces())
@@ -230,18 +256,19 @@ class Coordinators:
         topics = self._broker.image.topics
         for entry in self._entries.values():
             if entry.topic.image is not None:
-                await entry.coordinator.forget_missing_topics(lambda name: name in topics)
+                await (await self.load(entry.row)).forget_missing_topics(lambda name: name in topics)
 
     async def on_topics_deleted(self, topics: Sequence[str]) -> None:
         """Forget what is kept about topics that were deleted. Raises ``TidemillError``."""
         for entry in self._entries.values():
-            await entry.coordinator.on_topics_deleted(topics)
+            if entry.coordinator is not None or entry.topic.image is not None:
+                await (await self.load(entry.row)).on_topics_deleted(topics)
 
     def chores(self) -> list[Chore]:
         """One chore for each coordinator: its expiry."""
         return [
-            Chore(f"the expiry of {row.name}", row.expire_interval_ms, self.of(row).expire)
-            for row in self.rows
+            Chore(f"the expiry of {each.row.name}", each.row.expire_interval_ms, each.expire)
+            for each in self._entries.values()
         ]
 
     async def close(self) -> None:
@@ -250,8 +277,8 @@ class Coordinators:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for entry in reversed(self._entries.values()):
-            await entry.coordinator.close()
+        for coordinator in reversed(self._made()):
+            await coordinator.close()
 
     def _metadata_changed(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
         """Load shards that this node leads now. Those that it no longer leads are told by their logs."""
@@ -266,7 +293,7 @@ class Coordinators:
                 self._run(self._take_over(entry, changed.partition))
 
     async def _take_over(self, entry: _Entry, partition: int) -> None:
-        await entry.coordinator.take_over(partition)
+        await (await self.load(entry.row)).take_over(partition)
         # Its last leader may have failed between the deletion of a topic and that of what it kept about it.
         # This node knows every topic that the last leader knew.
         self._may_have_traces.set()
@@ -293,19 +320,20 @@ class Coordinators:
     def damaged(self) -> dict[tuple[str, int], CorruptData]:
         """The partitions of internal topics that are not served because their log is damaged."""
         found: dict[tuple[str, int], CorruptData] = {}
-        for entry in self._entries.values():
-            found |= entry.coordinator.damaged()
+        for coordinator in self._made():
+            found |= coordinator.damaged()
         return found
 
     def shard_counts(self) -> dict[str, ShardCounts]:
         """By name of the coordinator, how many of its shards are in which state."""
-        return {row.name: self.of(row).shard_counts() for row in self.rows}
+        return {
+            each.row.name: _NO_SHARDS if each.coordinator is None else each.coordinator.shard_counts()
+            for each in self._entries.values()
+        }
 
     def register_metrics(self, metrics: Metrics) -> None:
-        """Register what all have, and what each has beside."""
+        """Register what all have. What one has beside is registered when it is made."""
         metrics.register(self, COORDINATOR_METRICS)
-        for row in self.rows:
-            metrics.register(self.of(row), row.metrics)
 
 
 COORDINATOR_METRICS: Final[Sequence[Metric[Coordinators]]] = (

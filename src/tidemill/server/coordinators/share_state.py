@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.control.image import SHARE_STATE_TOPIC
+from tidemill.coordination.metrics import gauge
 from tidemill.coordination.share_state import SharePartitionKey
 from tidemill.server.coordinators.registry import CoordinatorRow
 from tidemill.server.requests.authorization import GROUP
-from tidemill.share.state.coordinator import SHARE_STATE_METRICS, ShareStateCoordinator
-from tidemill.share.state.shard import SHARE_STATE_TOPIC
 
 if TYPE_CHECKING:
     from tidemill.coordination.log import LogAccess
     from tidemill.server.broker.bundle import Broker
+    from tidemill.share.state.coordinator import ShareStateCoordinator
 
 __all__ = ("SHARE_STATE",)
 
@@ -23,6 +24,8 @@ _MIB: Final = 1024 * 1024
 
 
 def _make(broker: Broker, logs: LogAccess) -> ShareStateCoordinator:
+    from tidemill.share.state.coordinator import ShareStateCoordinator
+
     return ShareStateCoordinator(
         logs,
         broker.settings.share_state_updates_per_snapshot,
@@ -38,9 +41,16 @@ SHARE_STATE: Final = CoordinatorRow(
     resource=GROUP,
     partitions=lambda settings: settings.share_state_topic_partitions,
     make=_make,
+    modules=("tidemill.share.state.coordinator",),
     expire_interval_ms=_PRUNE_INTERVAL_MS,
     compress_above_bytes=_COMPRESS_ABOVE_BYTES,
-    metrics=SHARE_STATE_METRICS,
+    metrics=(
+        gauge(
+            "tidemill_share_states",
+            "Share partitions whose state this node keeps.",
+            lambda coordinator: coordinator.count(),
+        ),
+    ),
     resource_of=lambda key: SharePartitionKey.parse(key).group_id,
     # The last record of a key is not all of it, since updates are changes: the coordinator prunes the log.
     topic_configs={

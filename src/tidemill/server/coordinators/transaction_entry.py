@@ -60,7 +60,7 @@ async def enter_transaction(
     """
     coordinator = broker.node_id
     if broker.image.replicated:
-        coordinator = broker.coordinators.leader_of(TRANSACTIONS, transactional_id)
+        coordinator = await broker.coordinators.leader_of(TRANSACTIONS, transactional_id)
     if coordinator == NO_LEADER:
         return dict.fromkeys(partitions, ErrorCode.coordinator_not_available)
     if coordinator != broker.node_id:

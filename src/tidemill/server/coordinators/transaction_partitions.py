@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
     from tidemill.server.broker.bundle import Broker
     from tidemill.server.broker.finding import PartitionFinder
+    from tidemill.server.coordinators.registry import CoordinatorRow
     from tidemill.transactions.messages import Producer, TopicPartition, TransactionEnd
 
     AskNode = Callable[[int, str, int, Mapping[str, Any]], Awaitable[Any]]
@@ -46,6 +47,8 @@ _MARKERS_VERSION: Final = 1
 #: The most markers in one request to another node: it has at most three elements for each, and a node takes
 #: 100,000 of them.
 MARKERS_MAX: Final = 20_000
+#: The coordinators that transactions write to, by their internal topics.
+_WRITTEN_TO: Final[Mapping[str, CoordinatorRow[Any]]] = {row.topic: row for row in (GROUPS, SHARE_STATE)}
 
 
 class EndsTransactions(Protocol):
@@ -63,13 +66,13 @@ class LocalTransactionPartitions:
     def __init__(
         self,
         find: PartitionFinder,
-        coordinators: Mapping[str, EndsTransactions],
+        coordinator_of: Callable[[str], EndsTransactions | None],
         moments: MomentGate,
         clock_ms: Callable[[], int],
     ) -> None:
         self._find = find
-        #: By their topics.
-        self._coordinators = coordinators
+        #: The coordinator whose internal topic has this name; None for all other topics.
+        self._coordinator_of = coordinator_of
         self._moments = moments
         self._clock_ms = clock_ms
         self._creations = asyncio.Semaphore(_CREATED_AT_ONCE)
@@ -77,11 +80,13 @@ class LocalTransactionPartitions:
     @classmethod
     def of(cls, broker: Broker) -> LocalTransactionPartitions:
         """Make the writer of markers for the partitions that this node leads."""
-        coordinators: dict[str, EndsTransactions] = {
-            GROUPS.topic: broker.coordinators.of(GROUPS),
-            SHARE_STATE.topic: broker.coordinators.of(SHARE_STATE),
-        }
-        return cls(broker.find, coordinators, broker.moments, broker.clock_ms)
+
+        def coordinator_of(topic: str) -> EndsTransactions | None:
+            # Made when a transaction first writes to its topic: most never do.
+            row = _WRITTEN_TO.get(topic)
+            return None if row is None else broker.coordinators.of(row)
+
+        return cls(broker.find, coordinator_of, broker.moments, broker.clock_ms)
 
     def allow_writes(self, topic_partition: TopicPartition, producer: Producer) -> None:
         # A partition that cannot be used now will ask the coordinator when a write comes.
@@ -113,7 +118,7 @@ class LocalTransactionPartitions:
     async def write_markers(self, topic_partition: TopicPartition, markers: Sequence[TransactionEnd]) -> None:
         """End transactions in one partition; returns once that is durable. Raises ``TidemillError``."""
         partition = await self._partition(topic_partition)
-        coordinator = self._coordinators.get(partition.topic)
+        coordinator = self._coordinator_of(partition.topic)
         if coordinator is not None:
             # Nobody reads the state of several groups as one.
             for marker in markers:
@@ -249,10 +254,10 @@ def _parts(markers: Markers) -> Iterator[Markers]:
 
 def _bodies(markers: Markers) -> list[dict[str, Any]]:
     """The markers as WriteTxnMarkers has them: for each, the partitions by topic."""
-    places: dict[TransactionEnd, dict[str, list[int]]] = {}
+    partitions: dict[TransactionEnd, dict[str, list[int]]] = {}
     for (topic, index), ends in markers.items():
         for end in ends:
-            places.setdefault(end, {}).setdefault(topic, []).append(index)
+            partitions.setdefault(end, {}).setdefault(topic, []).append(index)
     return [
         {
             "producer_id": end.producer.id,
@@ -261,5 +266,5 @@ def _bodies(markers: Markers) -> list[dict[str, Any]]:
             "coordinator_epoch": end.coordinator_epoch,
             "topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics.items()],
         }
-        for end, topics in places.items()
+        for end, topics in partitions.items()
     ]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemill.control.image import TRANSACTIONS_TOPIC
+from tidemill.coordination.metrics import gauge
 from tidemill.server.coordinators.registry import CoordinatorRow
-from tidemill.server.coordinators.transaction_partitions import (
-    LocalTransactionPartitions,
-    NodeTransactionPartitions,
-)
 from tidemill.server.requests.authorization import TRANSACTIONAL_ID
-from tidemill.transactions.coordinator import TRANSACTION_METRICS, TransactionCoordinator
-from tidemill.transactions.settings import TransactionSettings
-from tidemill.transactions.shard import TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidemill.coordination.log import LogAccess
     from tidemill.server.broker.bundle import Broker
+    from tidemill.transactions.coordinator import TransactionCoordinator
 
 __all__ = ("TRANSACTIONS",)
 
@@ -28,6 +24,13 @@ _COMPRESS_ABOVE_BYTES = 64 * 1024
 
 
 def _make(broker: Broker, logs: LogAccess) -> TransactionCoordinator:
+    from tidemill.server.coordinators.transaction_partitions import (
+        LocalTransactionPartitions,
+        NodeTransactionPartitions,
+    )
+    from tidemill.transactions.coordinator import TransactionCoordinator
+    from tidemill.transactions.settings import TransactionSettings
+
     settings = TransactionSettings(
         max_timeout_ms=broker.settings.transaction_max_timeout_ms,
         expiration_ms=broker.settings.transactional_id_expiration_ms,
@@ -55,7 +58,14 @@ TRANSACTIONS: Final = CoordinatorRow(
     resource=TRANSACTIONAL_ID,
     partitions=lambda settings: settings.transactions_topic_partitions,
     make=_make,
+    modules=("tidemill.transactions.coordinator", "tidemill.server.coordinators.transaction_partitions"),
     expire_interval_ms=_HOUR_MS,
     compress_above_bytes=_COMPRESS_ABOVE_BYTES,
-    metrics=TRANSACTION_METRICS,
+    metrics=(
+        gauge(
+            "tidemill_transactions_open",
+            "Transactions under way.",
+            lambda transactions: transactions.open_count(),
+        ),
+    ),
 )

@@ -16,7 +16,8 @@ from tidemill.coordination.turns import begin_slice, free_in_slices, give_way
 from tidemill.errors import ApiError
 from tidemill.server.broker import Broker
 from tidemill.server.connections.connection import Connection
-from tidemill.server.requests.api_table import ServedApi, served_apis
+from tidemill.server.requests import api_table
+from tidemill.server.requests.api_table import OVERLAPPING, ServedApi, load_first, served_api
 from tidemill.server.requests.authorization import CLUSTER, CLUSTER_NAME, Authorizer, refusal
 from tidemill.server.requests.call import Call
 from tidemill.server.traffic import Traffic
@@ -59,8 +60,10 @@ class BrokerDispatcher:
         self.answered = traffic.answered
         #: Asked before requests are worked on; None lets everybody do everything.
         self.authorizer = authorizer
-        self._apis = served_apis()
-        self.overlapping = frozenset(key for key, served in self._apis.items() if served.overlaps)
+        load_first()
+        self.overlapping = OVERLAPPING
+        self.is_loaded = api_table.is_loaded
+        self.load = api_table.load
         # In order, so that what is done to all has one order in a simulation, too.
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.connections: dict[Connection, None] = {}
@@ -96,7 +99,7 @@ class BrokerDispatcher:
     def closed(self, connection: Connection) -> None:
         if connection in self.connections:
             del self.connections[connection]
-            self._broker.share.connection_closed(connection.id)
+            self._broker.sharing.connection_closed(connection.id)
             address = share_address(connection.host)
             left = self._per_address[address] - 1
             if left:
@@ -144,7 +147,7 @@ class BrokerDispatcher:
             self.watchdog.end_turn(call.turn, key, call)
 
     def _dispatch(self, key: int, call: Call) -> None:
-        served = self._apis[key]
+        served = served_api(key)
         if self.authorizer is not None:
             call.authorizer = self.authorizer
             error = _refusal(served, call)

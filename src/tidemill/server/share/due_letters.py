@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from tidemill.coordination.share_state import SharePartitionKey
     from tidemill.server.broker import Broker
 
-__all__ = ("DUE_LETTERS_INTERVAL_MS", "DueLetters")
+__all__ = ("DueLetters",)
 
 logger = logging.getLogger(__name__)
 
-DUE_LETTERS_INTERVAL_MS: Final = 5_000
 #: Share partitions that are looked after at a time; the others come next time.
 _AT_ONCE: Final = 100
 _PER_TURN: Final = 10

@@ -19,6 +19,7 @@ from tidemill.coordination.metrics import Metric, gauge, gauges
 from tidemill.coordination.share_state import NO_START
 from tidemill.coordination.turns import begin_slice, give_way, in_chunks
 from tidemill.errors import ErrorCode, TidemillError
+from tidemill.server.coordinators.share_state import SHARE_STATE
 from tidemill.server.lag import HighWatermarks
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class ShareLag:
     async def measure(self) -> ShareLagReport:
         """Compare the stored states with high watermarks, now."""
         report = ShareLagReport(self._series_max)
+        if not self._broker.coordinators.has_topic(SHARE_STATE):
+            return report
         await self._watermarks.look_up(self._held_here())
         await self._ask_others()
         begin_slice()

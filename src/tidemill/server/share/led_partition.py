@@ -2,6 +2,7 @@
 
 The state machine is ``share/partition/machine.py``. What happens here and not there:
 
+- The state is loaded by ``kept_state``, which takes out of it what an unclean election has cut off the log.
 - One task writes the state while there is something to write; what comes meanwhile goes into the next write.
 - A write that was refused leaves the records as they were. One that nobody knows the outcome of is looked up
   before anything else happens. One that was fenced ends this share partition: whoever asks next reads the
@@ -14,25 +15,22 @@ The state machine is ``share/partition/machine.py``. What happens here and not t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill.coordination.share_state import (
     NO_START,
-    DeliveryState,
-    LogPosition,
     SharePartitionKey,
     ShareState,
 )
 from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.log.epochs import EpochHistory
 from tidemill.log.segments.segment_reader import ReadBudget
 from tidemill.records.batch import parse_header
+from tidemill.server.share.kept_state import KeptState
 from tidemill.server.share.reading import ReadBatches, chosen, look_at, walk
-from tidemill.share.partition.machine import SharePartition, finished_from
+from tidemill.share.partition.machine import SharePartition
 from tidemill.share.partition.policy import SharePolicy
 
 if TYPE_CHECKING:
@@ -52,8 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ("FetchLimits", "LedSharePartition", "ShareRecords", "policy_of")
 
-#: How many leader epochs of the log a state keeps: the newest.
-_EPOCHS_KEPT: Final = 32
 _FENCED: Final = frozenset(
     {
         ErrorCode.fenced_leader_epoch,
@@ -143,6 +139,7 @@ class LedSharePartition:
         self.partition = partition
         #: The epoch in which the state was read: writes name it.
         self.leader_epoch = partition.leader_epoch
+        self._kept = KeptState(service, key, partition)
         self._config = service.config(key.group_id)
         self.machine = SharePartition(self._policy())
         #: Why it is not served any more; None while it is.
@@ -162,8 +159,6 @@ class LedSharePartition:
         self._timer_at = 0
         self._retry_timer: Timer | None = None
         self._failures = 0
-        #: Whether the state has the epochs of this leader's log.
-        self._history_is_kept = False
         #: Acknowledgements that were taken since the last write began.
         self._unwritten = 0
         #: Writes to the state for transactions that are under way.
@@ -195,16 +190,17 @@ class LedSharePartition:
         """Read the state. Raises ``TidemillError`` if that fails: nothing is served then."""
         self.machine.begin_loading()
         try:
-            state = await self._without_what_was_cut(await self._read_state())
+            state, cut = await self._kept.load(self.name)
             start = state.start_offset
             if start == NO_START:
                 start = await self._service.reset_offset(self.partition, self._config)
-            self._check_epoch()
+            self._kept.check_leads()
         except TidemillError:
             self.machine.fail()
             raise
         # What is below is gone, and an end that lies below was cut.
         start = max(start, self.partition.log_start_offset)
+        self.machine.totals.cut += cut
         lost = self.machine.loaded(state, start, *self._service.times())
         if lost:
             logger.warning(
@@ -219,70 +215,6 @@ class LedSharePartition:
         if self.machine.has_pending:
             self._watch_transactions()
         self._changed()
-
-    async def _read_state(self) -> ShareState:
-        """The state; letters that an earlier leader was writing are decided on first."""
-        read, letters = self._service.persister.read_state, self._service.dead_letters
-        state: ShareState = await read(self.key, self.leader_epoch)
-        if letters is None or not any(
-            batch.producer_id >= 0 and batch.state is DeliveryState.ARCHIVED for batch in state.batches
-        ):
-            return state
-        with contextlib.suppress(ApiError):
-            await letters.take_over(self.key, self.leader_epoch)
-        return await read(self.key, self.leader_epoch)
-
-    def _log_position(self) -> LogPosition:
-        """The position behind all that the state tells of, for later leaders to compare their logs with."""
-        offset = min(self.machine.end_offset, self.partition.log_end_offset)
-        return LogPosition(offset, self.partition.epochs.epoch_at(offset - 1), self._history())
-
-    def _history(self) -> bytes:
-        """The epochs of the log, for the state to keep; empty once it has them, for they stay as they are."""
-        if self._history_is_kept:
-            return b""
-        epochs = self.partition.epochs.extended(self.leader_epoch, self.partition.log_end_offset)
-        return EpochHistory(list(epochs.entries[-_EPOCHS_KEPT:])).to_bytes()
-
-    async def _without_what_was_cut(self, state: ShareState) -> ShareState:
-        """The state without the records that an unclean election has cut off the log.
-
-        Others take their offsets. They would pass for finished, and nobody would be given them.
-        """
-        cut = self._divergence(state)
-        if cut is None:
-            return state
-        self._check_epoch()
-        finished = finished_from(state, cut)
-        logger.warning(
-            "%s: the log was cut at offset %d, by an unclean election or because data was lost. The group "
-            "forgets what it had done with the records from there on (%d were finished), and gets those that "
-            "were written in their place",
-            *(self.name, cut, finished),
-        )
-        position = LogPosition(cut, self.partition.epochs.epoch_at(cut - 1), self._history())
-        write, read = self._service.persister.write_state, self._service.persister.read_state
-        await write(self.key, state.state_epoch, self.leader_epoch, NO_START, -1, (), position, cut)
-        self._history_is_kept = True
-        self.machine.totals.cut += finished
-        return await read(self.key, self.leader_epoch)
-
-    def _divergence(self, state: ShareState) -> int | None:
-        """The offset from which on the state tells of records of another log; None if there is none."""
-        offset, leader_epoch, history = state.log_position
-        if leader_epoch < 0 or offset <= self.partition.log_start_offset:
-            return None
-        diverging = self.partition.divergence(leader_epoch, offset)
-        if diverging is None:
-            return None
-        # At least the record below the position is another one.
-        cut = min(diverging[1], offset - 1)
-        if history:
-            # The epoch that both have may go further here: then it is the writer's log that was cut in it.
-            epochs, log_end = self.partition.epochs, self.partition.log_end_offset
-            cut = min(cut, epochs.parted_from(EpochHistory.from_bytes(history), log_end, offset))
-        end = max(state.start_offset, *(batch.last_offset + 1 for batch in state.batches), 0)
-        return cut if cut < end else None
 
     async def confirm(self) -> bool:
         """Ask whether the state is still the one that was read; if not, this share partition ends.
@@ -313,11 +245,6 @@ class LedSharePartition:
             raise
         if not self.has_ended():
             self.machine.wrote(*self._service.times())
-
-    def _check_epoch(self) -> None:
-        self.partition.check_leads()
-        if self.partition.leader_epoch != self.leader_epoch:
-            raise self.partition.not_leader()
 
     def has_ended(self) -> bool:
         """Whether it is not served any more."""
@@ -596,9 +523,9 @@ class LedSharePartition:
             write.start_offset,
             write.delivery_complete_count,
             write.batches,
-            self._log_position(),
+            self._kept.position(self.machine.end_offset),
         )
-        self._history_is_kept = True
+        self._kept.written()
 
     async def _write_on(self) -> None:
         """The writer: a task while there is something to write."""
@@ -761,9 +688,9 @@ class LedSharePartition:
                 self.leader_epoch,
                 pending.batches,
                 transaction,
-                self._log_position(),
+                self._kept.position(self.machine.end_offset),
             )
-            self._history_is_kept = True
+            self._kept.written()
         except TidemillError as failure:
             error = failure
         except BaseException:

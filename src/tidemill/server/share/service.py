@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.share_state import LogPosition, Persister, StateBatch
     from tidemill.replication.partition import Partition
     from tidemill.server.broker import Broker
-    from tidemill.server.coordinators.persister import Transaction
+    from tidemill.server.coordinators.persister import NodePersister, Transaction
     from tidemill.share.dead_letters import DeadLetters
 
 __all__ = ("ShareService",)
@@ -38,10 +38,11 @@ _RECORDS_PER_TURN: Final = 500
 class ShareService:
     """The share partitions whose data this node leads, and the sessions of their members."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, persister: NodePersister) -> None:
         self._broker = broker
-        self.persister: Persister = broker.persister
-        self.sessions = ShareSessions(broker.settings.group_share_max_share_sessions)
+        self._persister = persister
+        self.persister: Persister = persister
+        self.sessions: ShareSessions = ShareSessions(broker.settings.group_share_max_share_sessions)
         #: Lets the work for very many records of many share partitions go on a part at a time.
         self.turns = TurnQueue(_RECORDS_PER_TURN)
         #: Writes dead letters; None: there are none, and records that die are just finished.
@@ -64,7 +65,7 @@ class ShareService:
         log_position: LogPosition,
     ) -> None:
         """Have a transaction decide on the state of records."""
-        await self._broker.persister.write_in_transaction(
+        await self._persister.write_in_transaction(
             key, state_epoch, leader_epoch, batches, transaction, log_position
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.kv.contract import KvEngine
 from tidemill.server.broker import Broker
+from tidemill.server.requests.api_table import load
 from tidemill.server.tables.definitions import TableDefinitions
 from tidemill.server.tables.statistics import TableStatistics, snapshot_body
 from tidemill.tables.scanning.service import SCAN_METRICS, OpenScan, ScanService
@@ -28,7 +29,7 @@ from tidemill.tables.state.metrics import STATE_METRICS, measure_tables
 from tidemill.tables.state.rehearsal import rehearse
 from tidemill.tables.state.service import TableService
 from tidemill.tables.state.snapshot_keeping import snapshots_of_one_moment
-from tidemill.wire.apis import APIS
+from tidemill.wire.apis import APIS, TABLES
 from tidemill.wire.requests import load_messages
 
 __all__ = ("NodeTables",)
@@ -75,7 +76,7 @@ class NodeTables:
         except Exception:
             # Any error: a node that could not rehearse serves nevertheless.
             logger.exception("tables are not prepared before their first use")
-        await asyncio.to_thread(_load_messages)
+        await asyncio.to_thread(_load_requests)
         # A damaged log or table is reported when it is opened.
         opening = [
             self.service.ready_bucket(key, max_wait_ms=_PREPARED_BUCKETS_MS)
@@ -173,7 +174,9 @@ class NodeTables:
         return await asyncio.get_running_loop().run_in_executor(self.service.threads, partial(work))
 
 
-def _load_messages() -> None:
+def _load_requests() -> None:
+    """Load handlers and messages of what clients of tables ask for."""
     for api in APIS.values():
-        if api.is_extension or api.name in _FIRST_APIS:
+        if api.schema == TABLES or api.name in _FIRST_APIS:
+            load(api.key)
             load_messages(api)

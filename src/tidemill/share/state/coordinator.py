@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from tidemill.control.image import SHARE_STATE_TOPIC
 from tidemill.coordination.coordinator import Coordinator
-from tidemill.coordination.metrics import Metric, gauge
 from tidemill.coordination.shards import Shards, client_error, java_hash
 from tidemill.coordination.turns import give_way
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.share.state.shard import SHARE_STATE_TOPIC, ShareStateShard
+from tidemill.share.state.shard import ShareStateShard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
     from uuid import UUID
 
     from tidemill.coordination.clock import Clock
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.share_state import SharePartitionKey, ShareState, ShareStateSummary
     from tidemill.share.state.states import ShareStates, StateWrite
 
-__all__ = ("SHARE_STATE_METRICS", "ShareStateCoordinator", "partition_of_share_key")
+__all__ = ("ShareStateCoordinator", "partition_of_share_key")
 
 _T = TypeVar("_T")
 
@@ -171,12 +171,3 @@ class ShareStateCoordinator(Coordinator[ShareStateShard]):
     def count(self) -> int:
         """How many share partitions have a state in the shards that are loaded."""
         return sum(len(shard.states.partitions) for shard in self._shards.loaded())
-
-
-SHARE_STATE_METRICS: Final[Sequence[Metric[ShareStateCoordinator]]] = (
-    gauge(
-        "tidemill_share_states",
-        "Share partitions whose state this node keeps.",
-        lambda coordinator: coordinator.count(),
-    ),
-)

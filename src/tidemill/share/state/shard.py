@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from tidemill.control.image import SHARE_STATE_TOPIC
 from tidemill.coordination.shell import ShardShell
 from tidemill.share.state.records import decode_record, encode_record
 from tidemill.share.state.states import ShareStates
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     from tidemill.errors import ErrorCode
     from tidemill.share.state.records import ShareRecord
 
-__all__ = ("SHARE_STATE_TOPIC", "ShareStateShard")
-
-SHARE_STATE_TOPIC: Final = "__share_group_state"
+__all__ = ("ShareStateShard",)
 
 
 class ShareStateShard(ShardShell):

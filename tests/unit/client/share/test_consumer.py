@@ -154,7 +154,7 @@ async def test_partitions_of_many_leaders_are_read_side_by_side() -> None:
 async def test_offsets_without_records_are_told_as_gaps() -> None:
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(b"a", None, b"c")
-    async with member(peer, lanes=8) as share:
+    async with member(peer, concurrency=8) as share:
         records = await take(share, 2)
         assert [record.offset for record in records] == [0, 2]
         await until(lambda: peer["t", 0].states == ["acquired", "dead", "acquired"])
@@ -163,7 +163,7 @@ async def test_offsets_without_records_are_told_as_gaps() -> None:
 async def test_settling_works_from_other_threads() -> None:
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(*[b"x"] * 100)
-    async with member(peer, lanes=100) as share:
+    async with member(peer, concurrency=100) as share:
         records = await take(share, 100)
         threads = [threading.Thread(target=record.accept) for record in records]
         for thread in threads:
@@ -179,7 +179,7 @@ async def test_one_lost_lock_does_not_take_others_down() -> None:
     """A node rolls back the whole of a partition's batch; the others are sent again."""
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(*[b"x"] * 20)
-    async with member(peer, lanes=20) as share:
+    async with member(peer, concurrency=20) as share:
         records = await take(share, 20)
         peer["t", 0].states[7] = "available"
         peer["t", 0].owners[7] = "somebody else"
@@ -241,7 +241,7 @@ async def test_the_fencing_token_has_the_epoch_of_the_leader_that_gave_the_recor
 
 async def test_an_answer_that_comes_after_its_partition_has_moved_is_dropped() -> None:
     peer = PeerCluster({"t": 4}, nodes=2)
-    async with member(peer, lanes=10) as share:
+    async with member(peer, concurrency=10) as share:
         asking = asyncio.create_task(share.next())
         await until(lambda: share._routing.links.keys() == {0, 1})
         old, new = share._routing.links[0], share._routing.links[1]
@@ -278,7 +278,7 @@ async def test_a_lost_connection_loses_the_locks_and_the_session_begins_anew() -
 async def test_an_answer_that_comes_as_its_session_ends_is_dropped() -> None:
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(b"a")
-    async with member(peer, lanes=2) as share:
+    async with member(peer, concurrency=2) as share:
         (first,) = await take(share, 1)
         peer.answers.clear()
         peer["t", 0].write(b"b")
@@ -295,7 +295,7 @@ async def test_an_answer_that_comes_as_its_session_ends_is_dropped() -> None:
 async def test_records_that_wait_when_their_lock_is_lost_are_not_handed_out() -> None:
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(*[b"x"] * 10)
-    async with member(peer, lanes=10) as share:
+    async with member(peer, concurrency=10) as share:
         await take(share, 1)
         await until(lambda: peer["t", 0].states.count("acquired") == 10)
         peer.drop(0)

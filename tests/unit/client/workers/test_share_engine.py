@@ -31,7 +31,9 @@ def make_worker(
     stop_timeout: float = 20.0,
 ) -> AsyncWorker:
     def open_share() -> AsyncShare:
-        share = AsyncShare(cast("Cluster", peer), "emails", ("t",), lanes=concurrency, renew_for=timeout)
+        share = AsyncShare(
+            cast("Cluster", peer), "emails", ("t",), concurrency=concurrency, renew_for=timeout
+        )
         share.max_wait_ms = 20
         return share
 
@@ -313,7 +315,7 @@ async def test_what_a_handler_waited_for_may_be_cancelled(kind: str) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_lane_that_ends_for_another_reason_ends_the_worker_with_it(is_async: bool) -> None:
+async def test_a_runner_that_ends_for_another_reason_ends_the_worker_with_it(is_async: bool) -> None:
     peer = PeerCluster({"t": 1})
     peer["t", 0].write(b"a", b"b")
 
@@ -329,7 +331,7 @@ async def test_a_lane_that_ends_for_another_reason_ends_the_worker_with_it(is_as
 
     worker = make_worker(peer, handle_awaited if is_async else handle, concurrency=2)
     await worker.start()
-    with pytest.raises(TidemillError, match="one of its 2 lanes has ended by RuntimeError: no words"):
+    with pytest.raises(TidemillError, match="one of its 2 runners has ended by RuntimeError: no words"):
         async with asyncio.timeout(120):
             await worker.join()
     assert peer["t", 0].states == ["available", "available"]

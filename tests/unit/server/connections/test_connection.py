@@ -65,6 +65,36 @@ def greeted(peer: Peer) -> Peer:
 # --- what is measured
 
 
+def test_a_connection_whose_request_needs_code_that_cannot_be_loaded_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(api_key: int) -> None:
+        raise ImportError("no such module")
+
+    loop = FakeLoop()
+    peer = Peer(loop=loop)
+    peer.dispatcher.unloaded.add(FETCH)
+    monkeypatch.setattr(peer.dispatcher, "load", fail)
+    peer.send(fetch_frame(1))
+    loop.run_threads()
+    assert (peer.transport.aborted, peer.dispatcher.started) == (True, [])
+
+
+def test_code_that_is_not_loaded_is_loaded_in_a_thread_and_later_requests_wait_for_it() -> None:
+    loop = FakeLoop()
+    peer = Peer(loop=loop)
+    peer.dispatcher.unloaded.add(FETCH)
+    peer.send(fetch_frame(1) + fetch_frame(2))
+    assert (peer.dispatcher.started, peer.dispatcher.loaded) == ([], [])
+    loop.run_threads()
+    assert (peer.dispatcher.started, peer.dispatcher.loaded) == ([1], [FETCH])
+    assert peer.dispatcher.calls[0].request.topics == ()
+    peer.dispatcher.answer(1)
+    assert peer.dispatcher.started == [1, 2]
+    peer.send(fetch_frame(3))
+    assert peer.dispatcher.started == [1, 2, 3], "from now on they overlap, on the loop"
+
+
 def test_a_latency_runs_from_the_last_byte_of_a_request_to_its_answer_in_order() -> None:
     peer = Peer()
     frame = produce_frame(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from tidemill.config.settings import Settings
 from tidemill.config.values import Address
 from tidemill.control import image
 from tidemill.control.commands import CreateTopic
+from tidemill.coordination import loading
 from tidemill.coordination.clock import Clock
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.log import CoordinatorLog, LogAccess, ReplayedRecord
@@ -25,10 +28,12 @@ from tidemill.coordination.shards import ShardCounts, Shards
 from tidemill.coordination.shell import ShardShell
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.server.broker import Broker, bundle
+from tidemill.server.coordinators import registry
 from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.coordinators.registry import CoordinatorRow
 from tidemill.server.coordinators.transactions import TRANSACTIONS
 from tidemill.server.handlers.cluster import metadata
+from tidemill.server.metrics import render
 from tidemill.server.node import Node
 from tidemill.server.requests.authorization import GROUP
 
@@ -167,6 +172,40 @@ async def test_a_row_is_all_that_a_coordinator_needs(tmp_path: Path, ask: Ask, w
     await again.stop()
 
 
+async def test_a_coordinator_is_made_at_its_first_use_and_its_code_is_loaded_in_a_thread(
+    broker: Broker, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    loaded: list[tuple[str, ...]] = []
+
+    def make(broker: Broker, logs: LogAccess) -> WordsCoordinator:
+        made.append(threading.current_thread().name)
+        assert loaded == [("json.tool",)]
+        return WordsCoordinator(logs, broker.clock)
+
+    async def load_in_thread(modules: Iterable[str]) -> None:
+        loaded.append(tuple(modules))
+        await loading.load_in_thread(modules)
+
+    monkeypatch.setattr(registry, "load_in_thread", load_in_thread)
+    coordinators = broker.coordinators
+    coordinators.add(_changed(make=make, modules=("json.tool",)))
+    await coordinators.start()
+    await coordinators.on_topics_deleted(["t"])
+    await coordinators.forget_missing_topics()
+    for chore in coordinators.chores():
+        await chore.action()
+    assert coordinators.shard_counts()["words"] == ShardCounts(0, 0, 0)
+    assert (coordinators.damaged(), made) == ({}, []), "nobody has asked for it"
+
+    assert (await find(ask, broker, "hello")).error_code == ErrorCode.none
+    await find(ask, broker, "world")
+    assert made == [threading.main_thread().name]
+    assert "json.tool" in sys.modules
+    page = parse_metrics("".join([part async for part in render(broker.metrics)]))
+    assert page["tidemill_words"].value() == 0
+
+
 async def test_metadata_that_is_asked_for_the_topic_of_a_row_creates_it(
     tmp_path: Path, ask: Ask, with_words: None
 ) -> None:
@@ -239,7 +278,8 @@ async def test_a_topic_that_another_node_creates_meanwhile_is_as_good(broker: Br
 async def test_a_shard_is_not_served_while_another_node_leads_and_loaded_when_this_one_does_again(
     broker: Broker, ask: Ask
 ) -> None:
-    words = broker.coordinators.add(WORDS)
+    broker.coordinators.add(WORDS)
+    words = broker.coordinators.of(WORDS)
     await broker.coordinators.ensure_topic(WORDS)
     await broker.coordinators.start()
     await words.say("hello")

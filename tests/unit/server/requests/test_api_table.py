@@ -9,15 +9,54 @@ from typing import Any
 import pytest
 
 from tidemill.server.requests import api_table
-from tidemill.server.requests.api_table import served_apis, serves
+from tidemill.server.requests.api_table import LOADED_AT_FIRST_USE, LOADED_AT_START, served_apis, serves
 from tidemill.server.requests.authorization import ResourceType
-from tidemill.wire.apis import APIS, NODES_ONLY, request_class, response_class
+from tidemill.wire.apis import APIS, APIS_BY_NAME, NODES_ONLY, request_class, response_class
 
 
 def test_every_api_of_the_wire_has_one_row_and_one_handler() -> None:
     rows = served_apis()
     assert {key: row.api for key, row in rows.items()} == APIS
     assert len({row.handler for row in rows.values()}) == len(APIS)
+
+
+def test_the_modules_that_are_loaded_at_first_use_serve_what_the_table_says() -> None:
+    served: dict[str, set[str]] = {}
+    for row in served_apis().values():
+        module = row.handler.__module__.removeprefix("tidemill.server.handlers.")
+        served.setdefault(module, set()).add(row.api.name)
+    assert set(LOADED_AT_START) == served.keys() - LOADED_AT_FIRST_USE.keys()
+    assert {module: set(names) for module, names in LOADED_AT_FIRST_USE.items()} == {
+        module: names for module, names in served.items() if module not in LOADED_AT_START
+    }
+
+
+def test_a_node_begins_with_few_handlers_and_loads_others_one_module_at_a_time() -> None:
+    program = (
+        "import sys\n"
+        "from tidemill.server.requests.api_table import OVERLAPPING, is_loaded, load, load_first\n"
+        "from tidemill.server.requests.api_table import served_api\n"
+        "from tidemill.wire.apis import APIS_BY_NAME\n"
+        "handlers = lambda: {name for name in sys.modules if name.startswith('tidemill.server.handlers.')}\n"
+        "load_first()\n"
+        "fetch, metadata, share = (APIS_BY_NAME[n].key for n in ('Fetch', 'Metadata', 'ShareFetch'))\n"
+        "assert is_loaded(fetch) and is_loaded(metadata) and not is_loaded(share)\n"
+        "assert fetch in OVERLAPPING and share not in OVERLAPPING\n"
+        "before = handlers()\n"
+        "load(share)\n"
+        "assert is_loaded(share) and share in OVERLAPPING and served_api(share).api.name == 'ShareFetch'\n"
+        "new = {name.removeprefix('tidemill.server.handlers.') for name in handlers() - before}\n"
+        "assert new == {'share', 'share.fetching', 'share.acknowledging'}, new\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_module_that_does_not_serve_what_the_table_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    served_apis()
+    key = APIS_BY_NAME["JoinGroup"].key
+    monkeypatch.delitem(api_table._rows, key)
+    with pytest.raises(LookupError, match=r"handlers\.groups\.classic has no handler that serves JoinGroup"):
+        api_table.load(key)
 
 
 def test_an_api_without_a_handler_keeps_a_node_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:

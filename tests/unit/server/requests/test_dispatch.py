@@ -43,7 +43,7 @@ class FakeBroker:
     def __init__(self, **limits: Any) -> None:
         self.settings = Settings(**limits)
         self.find = FakeFinder()
-        self.share = FakeShare()
+        self.sharing = FakeShare()
         self.budget = make_budget(self.settings.max_inflight_bytes, self.settings.max_frame_bytes)
 
 
@@ -74,11 +74,11 @@ async def test_share_sessions_learn_of_the_end_of_their_connection_once_and_of_n
     first, second, refused = (peer_of(dispatcher) for _ in range(3))
     first_id, second_id = (connection.id for connection in dispatcher.connections)
     refused.lose()
-    assert broker.share.closed == []
+    assert broker.sharing.closed == []
     second.lose()
-    assert broker.share.closed == [second_id]
+    assert broker.sharing.closed == [second_id]
     first.lose()
-    assert broker.share.closed == [second_id, first_id]
+    assert broker.sharing.closed == [second_id, first_id]
 
 
 async def test_an_isolated_node_closes_connections_and_takes_none_until_it_is_heard_again() -> None:

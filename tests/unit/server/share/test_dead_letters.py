@@ -468,8 +468,8 @@ async def test_letters_are_written_after_a_restart_also_if_no_member_comes_back(
     node = Node(Settings(data_dir=tmp_path, listen=Address("127.0.0.1", 0), http=None))
     await node.start()
     broker = node.broker
-    assert broker.due_letters.look_after in [chore.action for chore in broker.chores()]
-    await broker.due_letters.look_after()
+    assert broker.sharing.look_after_due_letters in [chore.action for chore in broker.chores()]
+    await broker.sharing.look_after_due_letters()
     async with asyncio.timeout(30):
         while len(broker.share):  # noqa: ASYNC110 - it ends when everything is written
             await asyncio.sleep(0.01)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
+# The coordinator reaches its persister through the broker.
+import tidemill.server.share.node_share  # noqa: F401
 from tidemill.coordination.turns import distinct_in_slices, give_way, in_slices
 from tidemill.errors import ErrorCode
 from tidemill.groups.consumer.member import Partitions

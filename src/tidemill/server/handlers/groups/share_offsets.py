@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
+# The coordinator reaches its persister through the broker.
+import tidemill.server.share.node_share  # noqa: F401
 from tidemill.control.image import TopicImage
 from tidemill.coordination.shards import client_error
 from tidemill.coordination.turns import distinct_in_slices, give_way, in_slices

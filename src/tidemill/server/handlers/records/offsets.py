@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tidemill.coordination.turns import give_way, in_slices
@@ -41,11 +42,18 @@ _SPECIAL_MIN_VERSION = {
 @serves("ListOffsets", for_each(DESCRIBE, TOPIC))
 async def list_offsets(broker: Broker, call: Call) -> dict[str, Any]:
     """Find the offset of a time, or the start or end of what the reader may see."""
+    return await _each_partition(broker, call, _list_one)
+
+
+async def _each_partition(
+    broker: Broker, call: Call, answer: Callable[[Broker, Call, str, Any], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """The answers about all partitions that a request names, by topic."""
     topics = []
     for topic in call.request.topics:
         partitions = []
         for entry in topic.partitions:
-            partitions.append(await _list_one(broker, call, topic.name, entry))
+            partitions.append(await answer(broker, call, topic.name, entry))
             await give_way()
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
@@ -128,14 +136,7 @@ def _epoch_end(broker: Broker, call: Call, topic: str, entry: Any) -> dict[str, 
 @serves("DeleteRecords", for_each(DELETE, TOPIC))
 async def delete_records(broker: Broker, call: Call) -> dict[str, Any]:
     """Move the start of logs up; the records below it are deleted for good, on every in-sync replica."""
-    topics = []
-    for topic in call.request.topics:
-        partitions = []
-        for entry in topic.partitions:
-            partitions.append(await _delete_one(broker, call, topic.name, entry))
-            await give_way()
-        topics.append({"name": topic.name, "partitions": partitions})
-    return {"topics": topics}
+    return await _each_partition(broker, call, _delete_one)
 
 
 async def _delete_one(broker: Broker, call: Call, topic_name: str, entry: Any) -> dict[str, Any]:

@@ -19,10 +19,10 @@ NONE = ErrorCode.none
 
 
 @pytest.fixture
-def persister(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> FakePersister:
+def persister(monkeypatch: pytest.MonkeyPatch) -> FakePersister:
     """State of share partitions in memory."""
     persister = FakePersister()
-    monkeypatch.setattr(broker, "persister", persister, raising=False)
+    monkeypatch.setattr(Broker, "persister", persister)
     return persister
 
 

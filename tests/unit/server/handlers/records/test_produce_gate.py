@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -50,12 +49,10 @@ class Coordinator:
 
 
 @pytest.fixture
-async def orders(broker: Broker) -> AsyncIterator[Broker]:
-    """A broker with a topic; its own coordinator comes back at the end, to be closed."""
-    coordinator = broker.transactions
+async def orders(broker: Broker) -> Broker:
+    """A broker with a topic."""
     await broker.controller.submit(CreateTopic(name="orders", topic_id=uuid4(), partitions=1, replication=1))
-    yield broker
-    broker.transactions = coordinator
+    return broker
 
 
 def batch(sequence: int, value: bytes = b"v") -> bytes:
@@ -98,8 +95,11 @@ async def settled(broker: Broker) -> None:
     await wait_committed(partition, partition.local_log.end_offset)
 
 
-async def test_the_first_batch_asks_the_coordinator_and_the_next_does_not(orders: Broker) -> None:
-    orders.transactions = coordinator = Coordinator(orders, ErrorCode.none)  # type: ignore[assignment]
+async def test_the_first_batch_asks_the_coordinator_and_the_next_does_not(
+    orders: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(orders, ErrorCode.none)
+    monkeypatch.setattr(Broker, "transactions", coordinator)
     answers: list[ReplyBuffers] = []
     send(orders, 9, batch(0), answers)
     assert answers == [], "nothing is written before the coordinator has answered"
@@ -110,10 +110,12 @@ async def test_the_first_batch_asks_the_coordinator_and_the_next_does_not(orders
     assert coordinator.asked == ["verify"]
 
 
-async def test_a_failure_at_the_gate_is_logged(orders: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_at_the_gate_is_logged(
+    orders: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     coordinator = Coordinator(orders, ErrorCode.none)
     coordinator._answer = None  # type: ignore[method-assign, assignment]
-    orders.transactions = coordinator  # type: ignore[assignment]
+    monkeypatch.setattr(Broker, "transactions", coordinator)
     answers: list[ReplyBuffers] = []
     send(orders, 9, batch(0), answers)
     with pytest.raises(TypeError):
@@ -123,8 +125,11 @@ async def test_a_failure_at_the_gate_is_logged(orders: Broker, caplog: pytest.Lo
     assert answers == []
 
 
-async def test_from_version_twelve_the_partition_is_added_by_the_write(orders: Broker) -> None:
-    orders.transactions = coordinator = Coordinator(orders, ErrorCode.none)  # type: ignore[assignment]
+async def test_from_version_twelve_the_partition_is_added_by_the_write(
+    orders: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(orders, ErrorCode.none)
+    monkeypatch.setattr(Broker, "transactions", coordinator)
     answers: list[ReplyBuffers] = []
     send(orders, 12, batch(0), answers)
     await settled(orders)
@@ -132,8 +137,10 @@ async def test_from_version_twelve_the_partition_is_added_by_the_write(orders: B
     assert coordinator.asked == ["add"]
 
 
-async def test_requests_behind_one_that_waits_keep_their_order(orders: Broker) -> None:
-    orders.transactions = Coordinator(orders, ErrorCode.none)  # type: ignore[assignment]
+async def test_requests_behind_one_that_waits_keep_their_order(
+    orders: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broker, "transactions", Coordinator(orders, ErrorCode.none))
     answers: list[ReplyBuffers] = []
     for sequence in range(5):
         send(orders, 9, batch(sequence), answers)
@@ -158,9 +165,9 @@ async def test_requests_behind_one_that_waits_keep_their_order(orders: Broker) -
     ],
 )
 async def test_a_refusal_is_told_in_words_that_the_client_knows(
-    orders: Broker, version: int, code: ErrorCode, told: ErrorCode
+    orders: Broker, monkeypatch: pytest.MonkeyPatch, version: int, code: ErrorCode, told: ErrorCode
 ) -> None:
-    orders.transactions = Coordinator(orders, code)  # type: ignore[assignment]
+    monkeypatch.setattr(Broker, "transactions", Coordinator(orders, code))
     answers: list[ReplyBuffers] = []
     send(orders, version, batch(0), answers)
     await settled(orders)
@@ -168,8 +175,10 @@ async def test_a_refusal_is_told_in_words_that_the_client_knows(
     assert orders.find.partition(orders.find.topic("orders"), 0).local_log.end_offset == 0
 
 
-async def test_the_memory_of_a_request_is_kept_while_it_waits_for_the_coordinator(orders: Broker) -> None:
-    orders.transactions = Coordinator(orders, ErrorCode.none)  # type: ignore[assignment]
+async def test_the_memory_of_a_request_is_kept_while_it_waits_for_the_coordinator(
+    orders: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broker, "transactions", Coordinator(orders, ErrorCode.none))
     answers: list[ReplyBuffers] = []
     value = b"x" * 20_000
     records = batch(0, value)
@@ -189,8 +198,11 @@ async def test_the_memory_of_a_request_is_kept_while_it_waits_for_the_coordinato
     assert code_of(9, answers[0]) == ErrorCode.none
 
 
-async def test_a_plain_batch_under_a_transactional_id_does_not_ask(orders: Broker) -> None:
-    orders.transactions = coordinator = Coordinator(orders, ErrorCode.none)  # type: ignore[assignment]
+async def test_a_plain_batch_under_a_transactional_id_does_not_ask(
+    orders: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(orders, ErrorCode.none)
+    monkeypatch.setattr(Broker, "transactions", coordinator)
     answers: list[ReplyBuffers] = []
     send(orders, 9, plain_batch("v"), answers)
     await settled(orders)

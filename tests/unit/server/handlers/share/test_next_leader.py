@@ -15,7 +15,7 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.records.record import Record
 from tidemill.replication.rules.assignment import PartitionAssignment
 from tidemill.server.broker import Broker
-from tidemill.server.share.led_partition import LedSharePartition
+from tidemill.server.share.kept_state import KeptState
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ async def test_records_in_the_place_of_those_that_were_cut_off_are_delivered(
 async def test_without_the_check_they_would_pass_for_finished(
     share: ShareWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LedSharePartition, "_divergence", lambda *_: None)
+    monkeypatch.setattr(KeptState, "_divergence", lambda *_: None)
     await _finish_and_cut(share)
     assert (await share.member("m2").fetch()).values == []
 
@@ -282,7 +282,7 @@ async def test_after_two_unclean_elections_the_state_is_cut_where_the_logs_parte
 async def test_without_the_epochs_of_the_second_leader_records_of_the_first_would_pass_for_finished(
     share: ShareWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LedSharePartition, "_history", lambda _: b"")
+    monkeypatch.setattr(KeptState, "_history", lambda _: b"")
     await _two_unclean_elections(share)
     assert (await share.member("m2").fetch()).values == ["p", "q"]
 
