@@ -136,7 +136,7 @@ STORIES: dict[str, tuple[str, int, Patches]] = {
     ),
     "a new leader shows state that is folded": (
         "tables",
-        0,
+        143,
         [(Bucket, "_may_be_shown", _show_at_once), (Partition, "has_reached_epoch_start", True)],
     ),
 }
