@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import pyarrow as pa
+
 from support.hostile import (
     NOW,
     Address,
@@ -18,6 +20,7 @@ from support.hostile import (
     create_table,
     group_coordinator,
     table_client,
+    table_of,
 )
 from support.raw import RawClient, produce_body
 from tidemill.config.topic_keys import BATCH_BYTES_MAX
@@ -126,6 +129,17 @@ def upsert_rows_that_are_too_large(address: Address) -> Throw:
     return "Produce", 9, produce_body("hostile.too-large-rows", batch)
 
 
+def upsert_a_row_of_very_many_values(address: Address) -> Throw:
+    """A row in JSON with as many values as fit into one; more than a row may have."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.int64()))])
+    with table_client(address) as client:
+        table = table_of(schema, "hostile.many-values") | {"row_format": "json"}
+        assert client.request("CreateTable", 0, table).error_code == 0
+    row = b'{"id":0,"v":[' + b"1," * (7 * _MEBIBYTE) + b"1]}"
+    batch = build_batch([Record(b"0", row, NOW)], codec=ZSTD)
+    return "Produce", 9, produce_body("hostile.many-values", batch)
+
+
 def upsert_very_many_rows(address: Address) -> Throw:
     """As many rows as a batch may have."""
     _, batch = rows_in_a_table(address, "many-rows", *[b""] * 200_000)
@@ -185,6 +199,7 @@ HOSTILE_STATE: dict[str, Callable[[Address], Throw]] = {
         publish_to_a_wide_table,
         upsert_large_rows,
         upsert_rows_that_are_too_large,
+        upsert_a_row_of_very_many_values,
         upsert_very_many_rows,
         look_up_a_large_row_often,
         describe_a_fat_group,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tidemill.coordination.turns import give_way, in_chunks, side_by_side
+from tidemill.coordination.turns import TurnQueue, give_way, in_chunks, side_by_side
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.records.control import Marker
 from tidemill.replication.coordinator_log import wait_committed
@@ -76,6 +76,8 @@ class LocalTransactionPartitions:
         self._moments = moments
         self._clock_ms = clock_ms
         self._creations = asyncio.Semaphore(_CREATED_AT_ONCE)
+        #: Decisions that were begun in different turns may come to their markers in the same one.
+        self._turns = TurnQueue(_MARKERS_PER_TURN)
 
     @classmethod
     def of(cls, broker: Broker) -> LocalTransactionPartitions:
@@ -131,6 +133,7 @@ class LocalTransactionPartitions:
             return
         for some in in_chunks(markers, _MARKERS_TOGETHER_MAX):
             ends = [(*marker.producer, Marker(marker.commit, marker.coordinator_epoch)) for marker in some]
+            await self._turns.turn(len(ends))
             appended = partition.write_markers(ends, now_ms=self._clock_ms())
             await wait_committed(partition, appended.last_offset + 1)
 

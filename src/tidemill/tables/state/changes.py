@@ -32,6 +32,8 @@ OFFSET_BYTES = 8
 _BYTES_PER_CHANGE = 32
 #: The largest record of a table. The state is written and read row by row, with Python's lock held.
 _RECORD_BYTES_MAX = 16 * 1024 * 1024
+#: The most commas of a row in JSON. One row is decoded at once, which takes about 30 ns for every value.
+_COMMAS_MAX = 500_000
 #: How many records at fault an error names.
 _NAMED_RECORDS_MAX = 1_000
 #: How many rows, or how many times a batch's rows, are read again to name more than the first bad row.
@@ -277,6 +279,25 @@ def _check_sizes(table: TableDefinition, columns: RecordColumns) -> None:
             f"a record for table {table.name!r} has {sizes[at]} bytes, {_RECORD_BYTES_MAX} are the most"
         ),
     )
+    if table.row_format == "json":
+        _refuse_where(
+            _have_very_many_commas(columns),
+            TableCode.row_refused,
+            lambda _: (
+                f"a row for table {table.name!r} has more than {_COMMAS_MAX} commas: very many values in one "
+                "row take too long to read; divide them among several rows"
+            ),
+        )
+
+
+def _have_very_many_commas(columns: RecordColumns) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    # Between two of them is a byte at least, or the row is no JSON.
+    found = columns.value_ends - columns.value_starts > 2 * _COMMAS_MAX
+    text = np.frombuffer(columns.body, np.uint8)
+    for at in np.flatnonzero(found):
+        row = text[columns.value_starts[at] : columns.value_ends[at]]
+        found[at] = np.count_nonzero(row == ord(",")) > _COMMAS_MAX
+    return found
 
 
 def _spelling(table: TableDefinition) -> str:

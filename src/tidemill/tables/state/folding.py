@@ -28,7 +28,7 @@ __all__ = ("PreparedChanges", "apply", "fold_batches", "read_for_fold")
 
 #: How many bytes of the log, and how many batches, one step of a fold reads: it does so on the event loop.
 _STEP_BYTES = 1024 * 1024
-_STEP_BATCHES = 1_000
+_STEP_BATCHES = 500
 #: How many rows, and bytes of rows, are written to the engine at a time: Python's lock is held while rows are
 #: made of Arrow's columns, and by the write.
 _WRITE_ROWS = 500

@@ -59,7 +59,7 @@ KV_FOLDER = "kv"
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _THREADS = 4
 #: Each begins by reading its log, which takes up to a millisecond.
-_FOLDS_PER_TURN = 5
+_FOLDS_PER_TURN = 3
 #: How many files the engine has open for the state of a bucket, about.
 _FILES_PER_BUCKET = 6
 #: Less than clients wait for an answer: otherwise they would give up the connection.

@@ -402,3 +402,18 @@ def test_what_a_refused_batch_holds_is_not_kept_by_its_error() -> None:
     error = service._checked(table, table.partitions[0], 0, batch, 1 << 20)
     assert isinstance(error, TableError)
     assert error.__traceback__ is None
+
+
+def test_a_row_in_json_with_very_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "_COMMAS_MAX", 100)
+    table = define("id bigint not null, v array<bigint>, name string", row_format="json")
+    records = [
+        (b"1", b'{"id":1,"v":[%b]}' % b",".join([b"1"] * 100)),
+        (b"2", b'{"id":2,"v":[%b]}' % b",".join([b"1"] * 101)),
+        (b"3", b'{"id":3,"name":"%b"}' % (b"x" * 10_000)),
+    ]
+    with pytest.raises(TableError, match="more than 100 commas") as error:
+        prepare_checked(table, columns_of(*records), table.partitions[0], 0)
+    assert [number for number, _ in error.value.record_errors] == [1]
+    assert prepare_checked(table, columns_of(records[0], records[2]), table.partitions[0], 0) is not None
+    assert len(prepare(table, columns_of(*records)).offsets) == 3, "what is in a log already is taken"
