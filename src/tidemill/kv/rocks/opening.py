@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from crc32c import crc32c
 from rocksdict import AccessType, Options, Rdict
 
 from tidemill.errors import CorruptData
 from tidemill.kv.contract import TABLE_SUFFIX
+from tidemill.records.checksum import crc32c
 
 __all__ = ("has_database", "make_database", "open_database")
 
