@@ -224,6 +224,7 @@ def test_a_transactional_producer_leaves_a_node_that_reaches_nobody(cluster: Rea
         node.is_cut_off = False
         producer.close()
     wait_until(lambda: not _takes_no_connections(node), "the node takes connections again")
+    cluster.wait_in_sync(topic, 3)
 
 
 @feature("cluster: rolling restart under load")

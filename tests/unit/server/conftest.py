@@ -61,9 +61,12 @@ async def broker(make_broker: MakeBroker) -> Broker:
 
 @pytest.fixture
 def ask() -> Callable[..., Awaitable[Any]]:
-    """``await ask(broker, "Metadata", 12, topics=None)`` gives the decoded response."""
+    """``await ask(broker, "Metadata", 12, topics=None)`` gives the decoded response.
 
-    async def send(broker: Broker, api: str, version: int, /, **body: Any) -> Any:
+    ``is_gone``: the client has gone before its request is looked at.
+    """
+
+    async def send(broker: Broker, api: str, version: int, /, *, is_gone: bool = False, **body: Any) -> Any:
         key = APIS_BY_NAME[api].key
         frame = encode_request(key, version, CORRELATION_ID, "the-client", body)[4:]
         header = parse_header(frame)
@@ -76,6 +79,8 @@ def ask() -> Callable[..., Awaitable[Any]]:
             sent.set_result,
             lambda: sent.set_exception(aborted),
         )
+        if is_gone:
+            call.hurry()
         BrokerDispatcher(broker, Traffic()).dispatch(call)
         response = b"".join(await sent)
         correlation_id, entity = decode_response(key, version, response[4:])

@@ -11,9 +11,9 @@ session has lapsed, other replicas could have been elected, and none of them has
 long as a session lives. Clients are sent elsewhere then: they get NOT_LEADER_OR_FOLLOWER, and the metadata
 names no leader. The replica stays the leader all the same: as soon as one of the others is heard, it goes on.
 
-A node is *isolated* while its session has lapsed, no other node has answered it for as long as a session
-lives, and all that it leads is in doubt. What it knows is old, and clients that have no connection but to it
-would believe it: they ask whoever they are connected to for leaders and coordinators. So it closes their
+A node is *isolated* while its session has lapsed and no other node has answered it for as long as a session
+lives, though some are live as far as it knows. Its metadata is old, and clients whose only connection is to
+it would believe that: they ask whoever they are connected to for leaders and coordinators. So it closes their
 connections and takes no new ones, as if it did not run. Its HTTP port says why.
 """
 
@@ -117,8 +117,6 @@ class LapsedSession:
             if self._is_doubtful(partition):
                 found.add(partition)
                 partition.fail_acknowledgements()
-            elif partition.role is Role.LEADER:
-                is_isolated = False
             await give_way()
         if bool(found) != bool(find.in_doubt):
             logger.warning(

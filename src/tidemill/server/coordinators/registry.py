@@ -137,6 +137,8 @@ class _Entry:
     topic: InternalTopic
     coordinator: Coordinator[Any] | None = None
     """None: not made yet."""
+    loading: asyncio.Task[None] | None = None
+    """While its code is being loaded."""
 
     async def expire(self) -> None:
         if self.coordinator is not None:
@@ -180,9 +182,20 @@ class Coordinators:
         return cast("C", entry.coordinator)
 
     async def load(self, row: CoordinatorRow[C]) -> C:
-        """The coordinator of a row; its code is loaded in a thread if this is its first use."""
-        if self._entries[row.topic].coordinator is None:
-            await load_in_thread(row.modules)
+        """The coordinator of a row; its code is loaded in a thread if this is its first use.
+
+        Whoever waits for that goes on in the order in which they came: of two requests to initialize a
+        producer, the later one must win.
+        """
+        entry = self._entries[row.topic]
+        if entry.coordinator is None:
+            if entry.loading is None:
+                entry.loading = asyncio.create_task(load_in_thread(row.modules))
+            try:
+                await asyncio.shield(entry.loading)
+            finally:
+                if entry.loading is not None and entry.loading.done():
+                    entry.loading = None
         return self.of(row)
 
     def _made(self) -> list[Coordinator[Any]]:

@@ -206,6 +206,30 @@ async def test_a_coordinator_is_made_at_its_first_use_and_its_code_is_loaded_in_
     assert page["tidemill_words"].value() == 0
 
 
+async def test_requests_that_wait_for_the_code_go_on_in_the_order_in_which_they_came(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker
+) -> None:
+    is_loaded, order, loads = asyncio.Event(), list[int](), 0
+
+    async def load_in_thread(modules: Iterable[str]) -> None:
+        nonlocal loads
+        loads += 1
+        if loads == 1:
+            await is_loaded.wait()
+
+    async def use(number: int) -> None:
+        await broker.coordinators.load(TRANSACTIONS)
+        order.append(number)
+
+    monkeypatch.setattr(registry, "load_in_thread", load_in_thread)
+    using = [asyncio.create_task(use(number)) for number in range(3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    is_loaded.set()
+    await asyncio.gather(*using)
+    assert (order, loads) == ([0, 1, 2], 1)
+
+
 async def test_metadata_that_is_asked_for_the_topic_of_a_row_creates_it(
     tmp_path: Path, ask: Ask, with_words: None
 ) -> None:

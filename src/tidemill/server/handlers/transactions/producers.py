@@ -94,6 +94,9 @@ async def _with_transactions(broker: Broker, call: Call, known: Producer | None)
     error = await broker.coordinators.prepare(TRANSACTIONS)
     if error is not ErrorCode.none:
         return InitResult(error)
+    if call.is_hurried:
+        # The client is gone. It may have asked again on another connection, and must not be fenced now.
+        return InitResult(ErrorCode.coordinator_not_available)
     return await broker.transactions.init_producer_id(
         request.transactional_id, ms(request.transaction_timeout), known
     )

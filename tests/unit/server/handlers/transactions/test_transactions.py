@@ -47,6 +47,15 @@ async def start(broker: Broker, ask: Ask, version: int = 4, **body: Any) -> tupl
     return answer.producer_id, answer.producer_epoch
 
 
+async def test_a_client_that_is_gone_does_not_fence_itself(
+    broker: Broker, ask: Ask, producer: tuple[int, int]
+) -> None:
+    body = {"transactional_id": "x", "transaction_timeout": 60_000}
+    answer = await ask(broker, "InitProducerId", 4, is_gone=True, **body)
+    assert answer.error_code is ErrorCode.coordinator_not_available
+    assert await start(broker, ask) == (producer[0], producer[1] + 1), "this is the first that fences"
+
+
 async def add(broker: Broker, ask: Ask, producer: tuple[int, int], version: int = 3, **changes: Any) -> Any:
     topics = changes.pop("topics", [{"name": "t", "partitions": [0, 1]}])
     who = {"transactional_id": "x", "producer_id": producer[0], "producer_epoch": producer[1], **changes}
