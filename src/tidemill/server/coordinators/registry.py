@@ -189,12 +189,13 @@ class Coordinators:
         """
         entry = self._entries[row.topic]
         if entry.coordinator is None:
-            if entry.loading is None:
-                entry.loading = asyncio.create_task(load_in_thread(row.modules))
+            loading = entry.loading
+            if loading is None:
+                loading = entry.loading = asyncio.create_task(load_in_thread(row.modules))
             try:
-                await asyncio.shield(entry.loading)
+                await asyncio.shield(loading)
             finally:
-                if entry.loading is not None and entry.loading.done():
+                if entry.loading is loading and loading.done():
                     entry.loading = None
         return self.of(row)
 
