@@ -63,6 +63,7 @@ ROWS = {
     "Cluster of three nodes": [
         "produce, acks=all: MB/s",
         "leader: CPU s/GB",
+        "leader: CPU s/GB for each follower",
         "follower: CPU s/GB",
         "latency, p50 ms, 50 records/s",
         "latency, p99 ms, 50 records/s",
