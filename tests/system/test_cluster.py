@@ -198,6 +198,7 @@ def _takes_no_connections(node: RealNode) -> bool:
     return any("takes no connections of clients" in each for each in node.readiness()["problems"])
 
 
+@feature("cluster: kills, pauses, cut links, death of etcd")
 def test_a_transactional_producer_leaves_a_node_that_reaches_nobody(cluster: RealCluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=PARTITIONS)
     cluster.wait_for_leaders(topic)
