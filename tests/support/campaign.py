@@ -143,6 +143,8 @@ class Campaign:
         self._some_time()
         node.lose_machine()
         self._goes_on_without(node, load)
+        # Also if it led nothing: until its session is over, a node of its name is refused.
+        self._cluster.wait_for_nodes(len([*self._cluster]) - 1)
         node.start()
 
     def stop(self, node: RealNode, load: Loads) -> None:
