@@ -95,7 +95,8 @@ async def _with_transactions(broker: Broker, call: Call, known: Producer | None)
     if error is not ErrorCode.none:
         return InitResult(error)
     if call.is_hurried:
-        # The client is gone. It may have asked again on another connection, and must not be fenced now.
+        # Most likely the client is gone. It may have asked again on another connection, and must not be
+        # fenced now; one that is still there is told to try again.
         return InitResult(ErrorCode.coordinator_not_available)
     return await broker.transactions.init_producer_id(
         request.transactional_id, ms(request.transaction_timeout), known
