@@ -12,6 +12,7 @@ chooses the engine; RocksDB is in ``rocks/``.
 - Everything blocks, runs in threads and is thread-safe. Errors are Tidemill's own: ``CorruptData`` if
   something does not check out, ``DiskFull``, or another ``StorageError``, also for every call after
   ``close``.
+- A write never waits for the engine's background work: it raises ``WriteStalled``, and the caller waits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from tidemill.errors import DiskFull
+from tidemill.errors import DiskFull, StorageError
 from tidemill.kv.files import Files
 
 __all__ = (
@@ -34,9 +35,14 @@ __all__ = (
     "KvValues",
     "KvView",
     "MakeKvEngine",
+    "WriteStalled",
 )
 
 TABLE_SUFFIX = ".sst"
+
+
+class WriteStalled(StorageError):
+    """The engine takes no writes until its background work has caught up. Nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ class KvStore(Protocol):
         """Put, then delete, and set ``applied_offset`` and ``leader_epoch``: all of it or nothing.
 
         Durable after the next ``flush``; before that a crash may take it back, and everything after it.
+        ``WriteStalled`` if the engine takes no writes now.
         """
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:

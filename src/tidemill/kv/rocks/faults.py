@@ -16,9 +16,10 @@ import re
 from rocksdict import DbClosedError
 
 from tidemill.errors import CorruptData, DiskFull, StorageError
+from tidemill.kv.contract import WriteStalled
 from tidemill.kv.faults import Translated
 
-__all__ = ("RocksTranslated", "is_stall", "translate")
+__all__ = ("RocksTranslated", "translate")
 
 _NO_ROOM_TEXT = re.compile(r"no space left|disk quota exceeded|max(imum)? allowed space", re.IGNORECASE)
 #: A file that the database's own list names and that is gone is damage, like bytes that do not check out.
@@ -26,11 +27,6 @@ _DAMAGE_TEXT = re.compile(r"corruption|checksum|mismatch|\bbad\b|truncated|no su
 _POSITION_TEXT = re.compile(r"(?P<path>/\S+?\.(?:sst|log)|/\S*?MANIFEST-\d+)(?:\W+offset (?P<offset>\d+))?")
 _IN_USE_TEXT = re.compile(r"lock hold by|while lock file|no locks available", re.IGNORECASE)
 _STALL_TEXT = "write stall"
-
-
-def is_stall(error: Exception) -> bool:
-    """Whether a write was refused because flushes or compactions are behind; nothing was written."""
-    return _STALL_TEXT in str(error).lower()
 
 
 def translate(error: Exception, action: str, path: str) -> Exception:
@@ -49,6 +45,10 @@ def translate(error: Exception, action: str, path: str) -> Exception:
         return error
     # RocksDB breaks some messages over lines.
     text = " ".join(str(error).split())
+    if _STALL_TEXT in text.lower():
+        return WriteStalled(
+            f"cannot {action} {path}: its flushes and compactions are behind; the disk is too slow for it"
+        )
     if _NO_ROOM_TEXT.search(text):
         return DiskFull(f"cannot {action} {path}: {text}; free some space and retry")
     if _IN_USE_TEXT.search(text):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import weakref
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from tidemill.errors import CorruptData, DiskFull, StorageError
 from tidemill.kv.contract import KvExtent, KvRows, KvValues
 from tidemill.kv.files import Files
 from tidemill.kv.rocks.copying import copy_database, keep_only
-from tidemill.kv.rocks.faults import RocksTranslated, is_stall
+from tidemill.kv.rocks.faults import RocksTranslated
 from tidemill.kv.rocks.gate import Gate
 from tidemill.kv.rocks.keyspace import (
     APPLIED_KEY,
@@ -50,8 +49,6 @@ BATCH_ROWS_MAX = 2_000
 _UNKNOWN_EPOCH = -1
 #: The fewest that RocksDB allows: a copy is only inspected, so its files need not be kept open.
 _COPY_OPEN_FILES = 20
-_STALL_PAUSE_SECONDS = 0.005
-_STALL_SECONDS_MAX = 60.0
 
 
 class _Database:
@@ -231,13 +228,20 @@ class RocksStore(_Database):
         """Put, then delete, and set ``applied_offset`` and ``leader_epoch``: all of it or nothing.
 
         Durable after the next ``flush``; before that a crash may take it back, and everything after it.
+        ``WriteStalled`` if RocksDB takes no writes now.
         """
         with self._gate, self._write_lock, self._writing:
             assert applied_offset >= self._applied_offset, "the applied offset never goes back"
-            stalled_since: float | None = None
-            while not self._try_write(puts_keys, puts_values, deletes, applied_offset, leader_epoch):
-                stalled_since = stalled_since or time.monotonic()
-                self._wait_in_stall(stalled_since)
+            batch = WriteBatch(raw_mode=True)
+            put, delete = batch.put, batch.delete
+            for key, value in zip(puts_keys, puts_values, strict=True):
+                put(STATE_PREFIX + key, value)
+            for key in deletes:
+                delete(STATE_PREFIX + key)
+            put(APPLIED_KEY, pack_offset(applied_offset))
+            if leader_epoch != self._leader_epoch:
+                put(EPOCH_KEY, pack_offset(leader_epoch))
+            self._database.write(batch)
             self._applied_offset, self._leader_epoch = applied_offset, leader_epoch
         self._resources.relieve()
 
@@ -301,41 +305,6 @@ class RocksStore(_Database):
         with self._writing:
             self._database.write(batch)
         self.identity, self._applied_offset, self.was_created = identity, first_offset, True
-
-    def _try_write(
-        self,
-        puts_keys: Collection[bytes],
-        puts_values: Collection[bytes],
-        deletes: Collection[bytes],
-        applied_offset: int,
-        leader_epoch: int,
-    ) -> bool:
-        batch = WriteBatch(raw_mode=True)
-        put, delete = batch.put, batch.delete
-        for key, value in zip(puts_keys, puts_values, strict=True):
-            put(STATE_PREFIX + key, value)
-        for key in deletes:
-            delete(STATE_PREFIX + key)
-        put(APPLIED_KEY, pack_offset(applied_offset))
-        if leader_epoch != self._leader_epoch:
-            put(EPOCH_KEY, pack_offset(leader_epoch))
-        try:
-            self._database.write(batch)
-        except Exception as error:
-            # RocksDB has used up the refused batch: the next try makes another one.
-            if is_stall(error):
-                return False
-            raise
-        return True
-
-    def _wait_in_stall(self, since: float) -> None:
-        self._gate.check()
-        if time.monotonic() - since > _STALL_SECONDS_MAX:
-            raise StorageError(
-                f"{self.path} has taken no write for {_STALL_SECONDS_MAX:.0f} s because its compactions are "
-                "behind; the disk is too slow for the load, or stuck"
-            )
-        time.sleep(_STALL_PAUSE_SECONDS)
 
 
 class RocksReader(_Database):

@@ -10,8 +10,9 @@
 - A standby folds on a follower, up to what that knows to be stable, and shows nothing to anybody. When this
   node becomes the leader it is promoted, and has little left to fold. It takes snapshots of its own, as a
   leader does, at offsets of its own: they are for its recovery, and let its log be compacted.
-- One task folds; everything that reads or writes the engine runs in threads, in short pieces. A thread cannot
-  be stopped: whoever is cancelled while one works waits for its end.
+- One task folds; everything that reads or writes the engine runs in threads, in short pieces. The folds of
+  all buckets share one thread (``TableService.fold_thread``). A thread cannot be stopped: whoever is
+  cancelled while one works waits for its end.
 - State that does not check out is thrown away and built again, from a snapshot and the log. What may pass,
   such as a full disk, changes nothing: the state is opened again after a pause. A log that cannot be read
   stops the fold. ``problem`` says why, and every read is answered with it.
@@ -43,7 +44,7 @@ from tidemill.replication.rules.state import Role
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.scanning.sessions import BucketKey
 from tidemill.tables.state.changes import Changes
-from tidemill.tables.state.folding import PreparedChanges, fold_batches, read_for_fold
+from tidemill.tables.state.folding import PreparedChanges, fold_batches, read_for_fold, until_taken
 
 __all__ = ("Bucket", "BucketCounts", "bucket_identity")
 
@@ -105,6 +106,7 @@ class Bucket:
         directory: Path,
         engine: KvEngine,
         threads: Executor,
+        fold_thread: Executor,
         clock_ms: Callable[[], int],
         steady_ms: Callable[[], int],
         *,
@@ -123,6 +125,7 @@ class Bucket:
         self._directory = directory
         self._engine = engine
         self._threads = threads
+        self._fold_thread = fold_thread
         self._clock_ms = clock_ms
         self._steady_ms = steady_ms
         self._max_decompressed_bytes = max_decompressed_bytes
@@ -422,9 +425,10 @@ class Bucket:
             if not data or parse_header(data).base_offset >= goal:
                 # Compaction has left nothing between here and the goal.
                 epoch = self.log.epochs.epoch_at(goal - 1)
-                await self._in_thread(partial(store.write, [], [], [], goal, epoch))
+                step = partial(store.write, [], [], [], goal, epoch)
             else:
-                await self._in_thread(partial(self._fold_step, store, data, aborted, goal))
+                step = partial(self._fold_step, store, data, aborted, goal)
+            await until_taken(partial(self._in_thread, step, self._fold_thread))
             assert store.applied_offset > before, "a step of the fold goes forward"
             if self._is_current:
                 # Whoever waits for less than the goal need not wait for all of it.
@@ -553,8 +557,8 @@ class Bucket:
                 future.set_exception(problem)
         self._waiters, self._stops = [], []
 
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _in_thread(self, work: Callable[[], _T], threads: Executor | None = None) -> _T:
+        running = asyncio.get_running_loop().run_in_executor(threads or self._threads, work)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:

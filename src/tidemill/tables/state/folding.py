@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
 from tidemill.errors import ApiError, StorageError, TableCode, TableError
-from tidemill.kv.contract import KvStore
+from tidemill.kv.contract import KvStore, WriteStalled
 from tidemill.log.pace import Pace
 from tidemill.log.producer_state.transactions import AbortedTransaction
 from tidemill.log.segments.segment_reader import ReadBudget
@@ -24,15 +25,18 @@ from tidemill.replication.rules.state import Role
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state.changes import Changes, prepare, state_values
 
-__all__ = ("PreparedChanges", "apply", "fold_batches", "read_for_fold")
+__all__ = ("PreparedChanges", "apply", "fold_batches", "read_for_fold", "until_taken")
 
 #: How many bytes of the log, and how many batches, one step of a fold reads: it does so on the event loop.
-_STEP_BYTES = 1024 * 1024
+_STEP_BYTES = 256 * 1024
 _STEP_BATCHES = 500
 #: How many rows, and bytes of rows, are written to the engine at a time: Python's lock is held while rows are
 #: made of Arrow's columns, and by the write.
 _WRITE_ROWS = 500
 _WRITE_BYTES = 1024 * 1024
+#: How long a fold pauses when the engine takes no writes, and for how long one step does so in all.
+_STALL_PAUSE_SECONDS = 0.005
+_STALL_SECONDS_MAX = 60.0
 
 
 class PreparedChanges:
@@ -142,6 +146,22 @@ def apply(store: KvStore, changes: Changes, next_offset: int, leader_epoch: int 
         pace.breathe()
     if store.applied_offset < next_offset:
         store.write([], [], [], next_offset, leader_epoch)
+
+
+async def until_taken(step: Callable[[], Awaitable[None]]) -> None:
+    """Await a step of a fold, which begins again where it ended, until the engine has taken all of it.
+
+    The wait is here, and not in the thread: what others want of the thread must not wait for this engine.
+    """
+    waited_seconds = 0.0
+    while True:
+        try:
+            return await step()
+        except WriteStalled:
+            if waited_seconds >= _STALL_SECONDS_MAX:
+                raise
+        await asyncio.sleep(_STALL_PAUSE_SECONDS)
+        waited_seconds += _STALL_PAUSE_SECONDS
 
 
 def _pieces(values: pa.BinaryArray, begun: int) -> Iterator[tuple[int, int]]:

@@ -24,7 +24,7 @@ from tidemill.records.batch import parse_header
 from tidemill.replication.partition import Partition
 from tidemill.tables.definition import TableDefinition
 from tidemill.tables.state.bucket import bucket_identity
-from tidemill.tables.state.folding import PreparedChanges, fold_batches, read_for_fold
+from tidemill.tables.state.folding import PreparedChanges, fold_batches, read_for_fold, until_taken
 
 __all__ = ("ANY_NODE", "check_history", "rebuild")
 
@@ -43,6 +43,7 @@ async def rebuild(
     snapshots: SnapshotStore,
     older: Sequence[SnapshotInfo],
     threads: Executor,
+    fold_thread: Executor,
     created_ms: int,
     max_decompressed_bytes: int,
 ) -> SnapshotInfo:
@@ -84,7 +85,8 @@ async def rebuild(
     store = await _in_thread(threads, open_base)
     try:
         while store.applied_offset < held.log_offset:
-            await _in_thread(threads, partial(step, store, *read_for_fold(log, store.applied_offset)))
+            fold = partial(step, store, *read_for_fold(log, store.applied_offset))
+            await until_taken(partial(_in_thread, fold_thread, fold))
         if store.applied_offset > held.log_offset:
             raise _not_here(log, held, f"offset {held.log_offset} is within a batch")
         return await _in_thread(threads, partial(snapshots.create, store, created_ms))

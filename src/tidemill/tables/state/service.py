@@ -163,6 +163,9 @@ class TableService:
         settings = host.settings
         self.engine = engine
         self.threads = host.pools("tables", _THREADS)
+        #: The one thread that checks batches, and folds them. Both need Python's lock nearly all the time. If
+        #: several threads did so, the event loop would wait for all of them whenever it wants the lock.
+        self.fold_thread = host.pools("fold", 1)
         #: Definitions by table id, each with the image that it was made from. Threads may use an old one.
         self._definitions: dict[int, tuple[TableImage, TableDefinition]] = {}
         self._buckets: dict[BucketKey, Bucket] = {}
@@ -323,6 +326,7 @@ class TableService:
             self.directory(log.topic_id, log.index),
             self.engine,
             self.threads,
+            self.fold_thread,
             self._host.clock_ms,
             self._host.steady_ms,
             max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
@@ -350,6 +354,7 @@ class TableService:
             snapshots=bucket.snapshots,
             older=[each for each in sound if each.log_offset <= held.log_offset],
             threads=self.threads,
+            fold_thread=self.fold_thread,
             created_ms=self._host.clock_ms(),
             max_decompressed_bytes=self._host.settings.max_decompressed_bytes,
         )
@@ -401,7 +406,7 @@ class TableService:
         work = partial(
             _checked, definition, partition, index, records, self._host.settings.max_decompressed_bytes
         )
-        result = await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        result = await asyncio.get_running_loop().run_in_executor(self.fold_thread, work)
         if isinstance(result, TidemillError):
             raise result
         return result
@@ -672,7 +677,8 @@ class TableService:
         for result in results:
             if isinstance(result, Exception):
                 logger.error("the state of a table was not closed in an orderly way: %s", result)
-        await asyncio.to_thread(self.threads.shutdown)
+        for threads in (self.fold_thread, self.threads):
+            await asyncio.to_thread(threads.shutdown)
 
 
 def _checked(

@@ -8,7 +8,8 @@ import pytest
 from rocksdict import DbClosedError
 
 from tidemill.errors import CorruptData, DiskFull, StorageError, SyncFailed
-from tidemill.kv.rocks.faults import RocksTranslated, is_stall, translate
+from tidemill.kv.contract import WriteStalled
+from tidemill.kv.rocks.faults import RocksTranslated, translate
 
 
 @pytest.mark.parametrize(
@@ -86,5 +87,8 @@ def test_the_cause_is_kept() -> None:
 
 
 def test_a_stall_is_told_from_other_errors() -> None:
-    assert is_stall(Exception("Result incomplete: Write stall"))
-    assert not is_stall(Exception("Corruption: x"))
+    found = translate(Exception("Result incomplete: Write stall"), "write to", "/d")
+    assert isinstance(found, WriteStalled)
+    assert "/d" in found.message
+    assert "disk is too slow" in found.message
+    assert not isinstance(translate(Exception("Corruption: x"), "write to", "/d"), WriteStalled)

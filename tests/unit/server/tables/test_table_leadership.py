@@ -160,6 +160,7 @@ class TakenOver:
             self.directory,
             tables.engine,
             self._threads,
+            self._threads,
             world.clock,
             world.clock,
             max_decompressed_bytes=1 << 20,

@@ -12,7 +12,7 @@ import pytest
 from support.table_world import TableWorld, batch_of
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError
 from tidemill.kv import recovery as kv_recovery
-from tidemill.kv.contract import KvStore
+from tidemill.kv.contract import KvStore, WriteStalled
 from tidemill.kv.rocks.store import RocksStore
 from tidemill.kv.snapshots import SnapshotStore
 from tidemill.records.columns.read import read_columns
@@ -123,6 +123,76 @@ async def test_a_full_disk_pauses_the_fold_and_throws_nothing_away(
             await asyncio.sleep(0.01)
     assert {each["id"] for each in await all_rows(world, table)} == {*range(10), 77}
     assert damaged == []
+
+
+class Stalling:
+    """Writes of one store, refused in the middle of a batch for as long as ``lasts`` is set."""
+
+    def __init__(self, store: KvStore, after_rows: int) -> None:
+        self.lasts = threading.Event()
+        self.refused = threading.Event()
+        self._store, self._rows_left, self._real = store, after_rows, RocksStore.write
+        self.lasts.set()
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        def write(keys: Any, *given: Any) -> None:
+            if instance is self._store:
+                self._rows_left -= len(keys)
+                if self._rows_left < 0 and self.lasts.is_set():
+                    self.refused.set()
+                    raise WriteStalled("compactions are behind")
+            self._real(instance, keys, *given)
+
+        return write
+
+
+async def test_a_stalled_engine_delays_its_own_bucket_alone(
+    world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await world.create("shop.others")
+    stalling = Stalling(bucket_of(world, table).store, after_rows=2 * folding._WRITE_ROWS)
+    monkeypatch.setattr(RocksStore, "write", stalling)
+    numbers = range(3 * folding._WRITE_ROWS)
+    await world.upsert(table, [row(number, "new") for number in numbers])
+    assert await asyncio.to_thread(stalling.refused.wait, SOON)
+    await world.upsert(other, [row(1)])
+    assert [each["id"] for each in await all_rows(world, other)] == [1]
+    assert bucket_of(world, table).applied_offset == 10 + 2 * folding._WRITE_ROWS
+    stalling.lasts.clear()
+    assert {(each["id"], each["region"]) for each in await all_rows(world, table)} == {
+        (number, "new") for number in numbers
+    }
+
+
+async def test_a_stall_that_does_not_end_opens_the_state_again(
+    world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "_STALL_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(buckets, "_FIRST_PAUSE_MS", 10)
+    bucket = bucket_of(world, table)
+    store = bucket.store
+    stalling = Stalling(store, after_rows=0)
+    monkeypatch.setattr(RocksStore, "write", stalling)
+    await world.upsert(table, [row(77)])
+    with pytest.raises(TableError, match="opened again in a moment: compactions are behind"):
+        await bucket.ready(11, SOON)
+    async with asyncio.timeout(SOON):
+        while bucket.applied_offset < 11:  # noqa: ASYNC110 - a test waits for a state
+            await asyncio.sleep(0.01)
+    assert bucket.store is not store
+
+
+async def test_a_bucket_is_closed_while_its_engine_is_stalled(
+    world: TableWorld, table: TableDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = bucket_of(world, table)
+    stalling = Stalling(bucket.store, after_rows=0)
+    monkeypatch.setattr(RocksStore, "write", stalling)
+    await world.upsert(table, [row(77)])
+    assert await asyncio.to_thread(stalling.refused.wait, SOON)
+    async with asyncio.timeout(SOON):
+        await bucket.close()
+    assert stalling.lasts.is_set()
 
 
 async def test_while_the_fold_pauses_readers_are_told_why(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.kv.contract import KvView
+from tidemill.kv.contract import KvView, WriteStalled
 from tidemill.kv.rocks import view as view_module
 from tidemill.kv.rocks.resources import RocksResources
 from tidemill.kv.rocks.store import RocksStore, open_read_only
@@ -36,7 +36,11 @@ def fill(store: RocksStore, count: int, value: bytes = b"v") -> list[bytes]:
     keys = [b"%06d" % number for number in range(count)]
     for first in range(0, count, 1_000):
         piece = keys[first : first + 1_000]
-        store.write(piece, [value] * len(piece), [], first + 1)
+        try:
+            store.write(piece, [value] * len(piece), [], first + 1)
+        except WriteStalled:
+            store.flush()
+            store.write(piece, [value] * len(piece), [], first + 1)
     return keys
 
 

@@ -58,6 +58,7 @@ async def opened(directory: Path, log: Any) -> AsyncIterator[Bucket]:
             directory,
             engine,
             threads,
+            threads,
             lambda: 0,
             lambda: 0,
             max_decompressed_bytes=1,
