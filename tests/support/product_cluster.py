@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from support.faulty_storage import FaultyStorage
 from support.memory_store import MemoryStore
+from support.served_apis import served_apis
 from support.sim_network import SimNetwork
 from support.sim_node import ProcessStore, SimNode
 from support.store_proxy import StoreProxy
@@ -30,7 +31,6 @@ from tidemill.control.stores.store import MetadataStore
 from tidemill.errors import NodeUnavailable
 from tidemill.replication.partition import Partition
 from tidemill.server.broker import Broker
-from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.requests.dispatch import BrokerDispatcher
 from tidemill.server.traffic import Traffic

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from support.batches import plain_batch
 from support.broker_topics import create, leader
+from support.served_apis import served_apis
 from support.share_states import MemoryPersister
 from tidemill.config.group_keys import GroupConfig
 from tidemill.coordination.share_state import SharePartitionKey
@@ -15,7 +16,6 @@ from tidemill.records.batch import parse_header
 from tidemill.records.record import Record, build_batch, read_records
 from tidemill.replication.coordinator_log import wait_committed
 from tidemill.server.broker import Broker
-from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.requests.dispatch import BrokerDispatcher
 from tidemill.server.share.led_partition import LedSharePartition

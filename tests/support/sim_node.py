@@ -21,6 +21,7 @@ from support.dict_engine import DictEngine
 from support.faulty_storage import FaultyStorage
 from support.frames import split_frames
 from support.memory_store import MemoryStore
+from support.served_apis import served_apis
 from support.sim_network import SimNetwork
 from support.virtual_loop import Process, current_loop
 from tidemill.config.settings import Settings
@@ -34,7 +35,6 @@ from tidemill.server.coordinators.groups import GROUPS
 from tidemill.server.disk.data_directory import DataDirectory, DirectoryIdentity
 from tidemill.server.disk.space import DiskSpace
 from tidemill.server.node import Node
-from tidemill.server.requests.api_table import served_apis
 from tidemill.server.runtime import Runtime
 from tidemill.wire.encode import encode_request
 from tidemill.wire.requests import decode_response

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.quiet_node import start_quiet_node
+from support.served_apis import served_apis
 from support.typos import refuse_typos
 from tidemill.server.broker import Broker
 from tidemill.server.node import Node
-from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call, ReplyBuffers
 from tidemill.server.requests.dispatch import BrokerDispatcher
 from tidemill.server.traffic import Traffic

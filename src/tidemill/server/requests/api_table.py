@@ -39,7 +39,6 @@ __all__ = (
     "load",
     "load_first",
     "served_api",
-    "served_apis",
     "serves",
 )
 
@@ -224,11 +223,3 @@ def load(api_key: int) -> None:
 def served_api(api_key: int) -> ServedApi:
     """The row of an API that is loaded."""
     return _rows[api_key]
-
-
-def served_apis() -> dict[int, ServedApi]:
-    """Every row by API key. Loads all handlers."""
-    load_first()
-    for api_key in APIS:
-        load(api_key)
-    return _rows

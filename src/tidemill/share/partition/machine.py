@@ -153,11 +153,6 @@ class SharePartition:
         return self._counts[_DUE]
 
     @property
-    def complete_count(self) -> int:
-        """Finished records inside of the window."""
-        return self._counts[_FINISHED]
-
-    @property
     def waiting_count(self) -> int:
         """Records that are delayed, blocked by their key, or whose dead letter is due: what
         ``max_waiting_records`` bounds.

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from support.served_apis import served_apis
 from tidemill.server.requests import api_table
-from tidemill.server.requests.api_table import LOADED_AT_FIRST_USE, LOADED_AT_START, served_apis, serves
+from tidemill.server.requests.api_table import LOADED_AT_FIRST_USE, LOADED_AT_START, serves
 from tidemill.server.requests.authorization import ResourceType
 from tidemill.wire.apis import APIS, APIS_BY_NAME, NODES_ONLY, request_class, response_class
 
@@ -117,8 +118,10 @@ def test_an_api_that_is_refused_as_a_whole_has_a_place_for_the_error() -> None:
 def test_handlers_load_neither_arrow_nor_rocksdb() -> None:
     program = (
         "import sys\n"
-        "from tidemill.server.requests.api_table import served_apis\n"
-        "served_apis()\n"
+        "from tidemill.server.requests.api_table import load, load_first\n"
+        "from tidemill.wire.apis import APIS\n"
+        "load_first()\n"
+        "for key in APIS: load(key)\n"
         "loaded = {'pyarrow', 'numpy', 'rocksdict'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from support.batches import plain_batch
+from support.served_apis import served_apis
 from tidemill.client.admin.topics import create_topic
 from tidemill.client.async_client import connect_async
 from tidemill.config.settings import Settings
@@ -20,7 +21,6 @@ from tidemill.errors import ErrorCode
 from tidemill.net.connection import Connection
 from tidemill.records.record import Record, build_batch
 from tidemill.server.node import Node
-from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.authorization import (
     ANONYMOUS,
     CLUSTER,

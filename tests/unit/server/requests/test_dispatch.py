@@ -10,10 +10,10 @@ import pytest
 from support.batches import plain_batch
 from support.exchange import Exchange, fetch_part
 from support.fake_connection import Peer, make_budget
+from support.served_apis import served_apis
 from tidemill.config.settings import Settings
 from tidemill.server.broker import Broker
 from tidemill.server.requests import dispatch
-from tidemill.server.requests.api_table import served_apis
 from tidemill.server.requests.call import Call
 from tidemill.server.requests.dispatch import BrokerDispatcher
 from tidemill.server.traffic import Traffic
