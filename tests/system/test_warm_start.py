@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 import tidemill
@@ -69,8 +71,11 @@ def test_an_idle_node_has_loaded_nothing_that_it_has_no_use_for(tmp_path: Path) 
 _UP = "import atexit, sys, tidemill.cli; atexit.register(lambda: print(*sys.modules)); tidemill.cli.main()"
 
 
-def test_an_idle_node_of_the_command_line_has_loaded_neither_that_nor_more(tmp_path: Path) -> None:
-    arguments = ["up", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", ""]
+@contextmanager
+def _running(directory: Path) -> Iterator[tuple[str, list[str]]]:
+    """The address of a node of the command line; behind the block, the names of what it had loaded."""
+    loaded: list[str] = []
+    arguments = ["up", "--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--http", ""]
     with subprocess.Popen(
         [sys.executable, "-c", _UP, *arguments],
         stdout=subprocess.PIPE,
@@ -79,13 +84,37 @@ def test_an_idle_node_of_the_command_line_has_loaded_neither_that_nor_more(tmp_p
     ) as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
-        assert any("Ctrl-C stops it" in line for line in lines)
-        process.send_signal(signal.SIGTERM)
+        (address,) = [line.split()[-1] for line in takewhile(_is_not_last, lines) if "Kafka clients" in line]
+        try:
+            yield address, loaded
+        finally:
+            process.send_signal(signal.SIGTERM)
         *_, last = lines
         assert process.wait(120) == 0
-    loaded = last.split()
+        loaded += last.split()
+
+
+def _is_not_last(line: str) -> bool:
+    return "Ctrl-C stops it" not in line
+
+
+def test_an_idle_node_of_the_command_line_has_loaded_neither_that_nor_more(tmp_path: Path) -> None:
+    with _running(tmp_path) as (_, loaded):
+        pass
     assert "tidemill.server.node" in loaded
     assert of((*NOT_IDLE, "argparse", "importlib.metadata", "starlette", "uvicorn"), loaded) == set()
+
+
+def test_a_node_of_the_command_line_never_loads_pandas(tmp_path: Path) -> None:
+    """pyarrow would do so while the first row is written: a third of a second, and 40 MB."""
+    assert find_spec("pandas") is not None, "where it is not installed nothing is shown"
+    with _running(tmp_path) as (address, loaded), tidemill.connect(address) as db:
+        table = db.create_table("shop.orders", "id bigint, v string", primary_key="id")
+        table.upsert([{"id": 1, "v": "a"}])
+        assert table.lookup(1) == {"id": 1, "v": "a"}
+        assert table.scan(where="v = 'a'").count() == 1
+    assert set(loaded) >= ENGINES
+    assert not of(["pandas.core"], loaded)
 
 
 def test_what_groups_need_is_loaded_before_a_node_that_has_groups_is_ready(tmp_path: Path) -> None:
