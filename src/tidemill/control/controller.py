@@ -189,7 +189,7 @@ class Controller:
                 return _refused(unknown, refusal)
             draft = Draft(self._image, self._limits, fence)
             results = await _fill(draft, commands, self.growth_refusal)
-            _take_as_done(commands, results, unknown)
+            _take_as_done(self._image, commands, results, unknown)
             if draft.empty:
                 return results
             txn = draft.txn()
@@ -392,17 +392,23 @@ def _refused(unknown: list[Any], refusal: TidemillError) -> list[Any]:
     return _failed(unknown, _perhaps_done(refusal))
 
 
-def _take_as_done(commands: Sequence[Command[Any]], results: list[Any], unknown: Sequence[Any]) -> None:
+def _take_as_done(
+    image: MetadataImage, commands: Sequence[Command[Any]], results: list[Any], unknown: Sequence[Any]
+) -> None:
     """After a lost answer: a command that is refused now may have been done.
 
-    One that is refused because it was done has the result that it had. Of others nobody knows.
+    One that is refused because it was done has the result that it had. Of others nobody knows, unless the
+    image shows that it was somebody else.
     """
     for index, before in enumerate(unknown[: len(results)]):
         now = results[index]
         if not isinstance(now, TidemillError) or isinstance(before, TidemillError):
             continue
-        is_done = isinstance(now, ApiError) and commands[index].refused_when_repeated
-        results[index] = before if is_done else _perhaps_done(now)
+        was_done = commands[index].was_done(image, before) if isinstance(now, ApiError) else None
+        if was_done:
+            results[index] = before
+        elif was_done is None:
+            results[index] = _perhaps_done(now)
 
 
 def _perhaps_done(error: TidemillError) -> OutcomeUnknown:

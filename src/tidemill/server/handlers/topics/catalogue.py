@@ -6,7 +6,6 @@ clients cannot create, delete or grow them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
@@ -44,8 +43,6 @@ _RESERVED: Final = INTERNAL_TOPICS | {"__cluster_metadata"}
 _CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
 #: What planning refuses a deletion with that comes too late.
 _GONE: Final = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
-
-logger = logging.getLogger(__name__)
 
 
 # --- CreateTopics
@@ -259,9 +256,7 @@ async def _delete(broker: Broker, topic: TopicImage, gone: ErrorCode) -> None:
         )
     try:
         await broker.catalogue.delete_topic(topic)
-    except TidemillError as error:
-        if isinstance(error, ApiError) and error.code in _GONE:
+    except ApiError as error:
+        if error.code in _GONE:
             raise ApiError(gone, f"topic {topic.name!r} was deleted by somebody else meanwhile") from error
-        if broker.image.topic_by_id(topic.id) is not None:
-            raise
-        logger.warning("topic %s is deleted; cleaning up after it failed: %s", topic.name, error.message)
+        raise
