@@ -59,6 +59,10 @@ class EtcdServer:
         return "127.0.0.1", self._client_port
 
     @property
+    def running(self) -> bool:
+        return self._popen is not None
+
+    @property
     def url(self) -> str:
         return f"etcd://{self.endpoints}"
 

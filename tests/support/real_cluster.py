@@ -20,6 +20,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
@@ -236,6 +237,13 @@ class RealNode:
             popen.stdout.close()
 
 
+def _starts(node: RealNode) -> bool:
+    """Start a node; False if it is refused, for instance because its last session is not over."""
+    with contextlib.suppress(RuntimeError):
+        node.start()
+    return node.running
+
+
 class RealCluster:
     """An etcd and nodes n1, n2, …, all of them processes; a context manager that ends them all."""
 
@@ -300,6 +308,19 @@ class RealCluster:
             self.etcd.__exit__(None, None, None)
         if self._links is not None:
             self._links.__exit__(None, None, None)
+
+    def mend(self) -> None:
+        """Undo what a test that failed has left: cut links, and what is dead or paused."""
+        if self._links is not None:
+            self._links.heal()
+        if not self.etcd.running:
+            self.etcd.restart()
+        for node in self:
+            node.is_cut_off = False
+            if node.running:
+                node.resume()
+            else:
+                wait_until(partial(_starts, node), f"{node.name} runs again", _DEADLINE_SECONDS)
 
     @property
     def links(self) -> Links:

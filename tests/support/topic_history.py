@@ -1,11 +1,9 @@
 """What clients were told of topics by name, and whether one order of all that explains it (invariant 9).
 
-Each effect lies between a call and its answer. A call that was refused has no effect; one without an answer
-may have one at any time. Now and then the stored metadata is read: that is what was true at that moment.
-
-What a refusal says of the topic is not judged: a node refuses by the metadata that it knows, which may be a
-little old. A deletion says that the topic is gone, not who has deleted it: if etcd's answer was lost, the
-node tries again, and cannot tell its own first attempt from another client's.
+Each effect lies between a call and its answer. A call that was refused has no effect, and what the refusal
+says, that there is a topic or none, was true at some moment between; a call without an answer may have an
+effect at any time. Of two who delete a topic, one is told that there is none. Now and then the stored
+metadata is read: that is what was true at that moment.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tidemill.errors import ErrorCode
 
 __all__ = ("REFUSED", "Answer", "State", "TopicHistory")
 
-#: Answers of calls that had no effect.
+#: Answers of calls that had no effect, because there is a topic or none.
 REFUSED: Final = frozenset(
     {ErrorCode.topic_already_exists, ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id}
 )
@@ -68,7 +66,7 @@ class TopicHistory:
         self._note(name, answer, f"create {topic_id}", apply)
 
     def deleted(self, name: str, answer: Answer) -> None:
-        self._note(name, answer, "delete", lambda _: (None,))
+        self._note(name, answer, "delete", lambda state: None if state is None else (None,))
 
     def altered(self, name: str, answer: Answer, key: str, value: str) -> None:
         """One config was set to a value that nobody else gives."""
@@ -92,10 +90,14 @@ class TopicHistory:
     def _note(
         self, name: str, answer: Answer, what: str, apply: Callable[[Any], tuple[Hashable] | None]
     ) -> None:
-        if answer.code not in REFUSED:
+        if answer.code in REFUSED:
+            is_there = answer.code is ErrorCode.topic_already_exists
+            what = f"refused {what}: {'there is one' if is_there else 'there is none'}"
+            operation = Operation(answer.called_at, answer.answered_at, _says(is_there), what)
+        else:
             self.acknowledged += answer.code is ErrorCode.none
             operation = Operation(answer.called_at, answer.answered_at, apply, what)
-            self.by_name.setdefault(name, []).append(operation)
+        self.by_name.setdefault(name, []).append(operation)
 
     # --- the check
 
@@ -129,6 +131,11 @@ def _relevant(whole: list[Operation]) -> list[Operation]:
         for each in whole
         if each.answered_at != UNKNOWN or each.name.split("=")[-1] in seen or "=" not in each.name
     ]
+
+
+def _says(is_there: bool) -> Callable[[Any], tuple[Hashable] | None]:
+    """A refusal changes nothing, and is possible if it is true."""
+    return lambda state: (state,) if (state is not None) is is_there else None
 
 
 def _is_like(state: State, found: State) -> bool:

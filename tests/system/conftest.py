@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +49,27 @@ def strict_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProces
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def start_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartClient]:
     """``start_client("confluent", node)`` starts a process of ``clients/confluent_client.py``.
 
-    A name that begins with "java" starts Java's clients (``java/``); where they cannot be built the test is
-    skipped.
+    It ends with the test: the load of one that failed is not the next one's. A name that begins with "java"
+    starts Java's clients (``java/``); where they cannot be built the test is skipped.
     """
+    with _clients(tmp_path_factory.mktemp("clients")) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartClient]:
+    """As ``start_client``, for fixtures whose clients serve all tests of a module."""
+    with _clients(tmp_path_factory.mktemp("clients")) as start:
+        yield start
+
+
+@contextmanager
+def _clients(directory: Path) -> Iterator[StartClient]:
     started: list[ClientProcess] = []
-    directory = tmp_path_factory.mktemp("clients")
 
     def start(name: str, node: NodeProcess) -> ClientProcess:
         error_path = directory / f"{name}-{len(started)}.stderr"
@@ -65,9 +78,11 @@ def start_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartClie
         started.append(client)
         return client
 
-    yield start
-    for client in started:
-        client.close()
+    try:
+        yield start
+    finally:
+        for client in started:
+            client.close()
 
 
 def _java_clients() -> tuple[str, ...]:
@@ -92,14 +107,14 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def client_processes(
-    request: pytest.FixtureRequest, node: NodeProcess, start_client: StartClient
+    request: pytest.FixtureRequest, node: NodeProcess, start_shared_client: StartClient
 ) -> Callable[[int], ClientProcess]:
     """The module's client processes by number; a dead one is replaced."""
     running: dict[int, ClientProcess] = {}
 
     def get(number: int) -> ClientProcess:
         if number not in running or not running[number].alive:
-            running[number] = start_client(request.module.CLIENT_SCRIPT, node)
+            running[number] = start_shared_client(request.module.CLIENT_SCRIPT, node)
         return running[number]
 
     return get

@@ -67,9 +67,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
 
 @pytest.fixture(autouse=True)
 def show_logs(request: pytest.FixtureRequest, cluster: RealCluster) -> Iterator[None]:
-    """The nodes' last words are part of what pytest shows of a test that fails."""
+    """The nodes' last words are shown of a test that fails; the next one finds all nodes well."""
     yield
     print(cluster.logs())  # noqa: T201
+    cluster.mend()
 
 
 def start_load(load: ClientProcess, topic: str, histories: dict[str, Path]) -> None:
@@ -414,8 +415,8 @@ class Exchanges:
 
 
 @pytest.fixture(scope="module")
-def exchanges(cluster: RealCluster, start_client: StartClient) -> Exchanges:
-    return Exchanges(cluster, start_client)
+def exchanges(cluster: RealCluster, start_shared_client: StartClient) -> Exchanges:
+    return Exchanges(cluster, start_shared_client)
 
 
 @feature("cluster: metadata refresh", every_client=True)

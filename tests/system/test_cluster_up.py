@@ -15,9 +15,11 @@ import pytest
 
 from support.etcd import NO_ETCD, EtcdServer, has_etcd
 from support.processes import process_environment, wait_until
+from tidemill.control.records import NodeConfigsRecord, encode
 from tidemill.control.stores.etcd import EtcdStore
 from tidemill.control.stores.etcd_channel import EtcdSettings
 from tidemill.control.stores.etcd_url import parse_etcd_url
+from tidemill.control.stores.store import Put, Txn
 
 pytestmark = pytest.mark.skipif(not has_etcd(), reason=NO_ETCD)
 
@@ -84,6 +86,37 @@ def test_a_killed_node_is_dead_to_the_cluster_long_before_its_lease_is_over(
         assert sessions(etcd, "killed") == set()
     finally:
         up.close()
+
+
+async def change(etcd: EtcdServer) -> int:
+    """Write something; gives the revision."""
+    store = EtcdStore(EtcdSettings(parse_etcd_url(etcd.url)), "tidemill/restored/")
+    try:
+        put = Put("configs/cluster", encode(NodeConfigsRecord(configs={})))
+        return await store.commit(Txn(puts=(put,)))
+    finally:
+        await store.close()
+
+
+def test_a_killed_nodes_lease_is_left_alone_in_an_etcd_that_was_restored_meanwhile(tmp_path: Path) -> None:
+    def seen_revision() -> int:
+        return int(json.loads((tmp_path / "data" / "cluster-identity.json").read_text())["seen_revision"])
+
+    with EtcdServer(tmp_path / "etcd") as etcd:
+        up = Up(etcd, tmp_path, "restored")
+        try:
+            copy = etcd.copy_data()
+            revision = asyncio.run(change(etcd))
+            wait_until(lambda: seen_revision() >= revision, "the node has noted the change")
+            # It is not to notice by itself.
+            os.kill(up.node_pid, signal.SIGSTOP)
+            etcd.kill()
+            etcd.restart(put_back=copy)
+            os.kill(up.node_pid, signal.SIGKILL)
+            assert up.popen.wait(120) == 128 + signal.SIGKILL
+            assert sessions(etcd, "restored") == {"alive/1"}
+        finally:
+            up.close()
 
 
 def test_a_stop_is_orderly_and_exits_with_0(etcd: EtcdServer, tmp_path: Path) -> None:

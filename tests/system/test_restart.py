@@ -17,8 +17,8 @@ Restart = Callable[[NodeProcess], None]
 
 
 @pytest.fixture(scope="module")
-def client(node: NodeProcess, start_client: Any) -> ClientProcess:
-    started: ClientProcess = start_client("confluent", node)
+def client(node: NodeProcess, start_shared_client: Any) -> ClientProcess:
+    started: ClientProcess = start_shared_client("confluent", node)
     return started
 
 

@@ -47,14 +47,14 @@ def db(node: NodeProcess) -> Iterator[tidemill.Tidemill]:
 
 @pytest.fixture(scope="module")
 def clients(
-    kind: str, node: NodeProcess, start_client: Callable[..., ClientProcess]
+    kind: str, node: NodeProcess, start_shared_client: Callable[..., ClientProcess]
 ) -> Callable[[int], ClientProcess]:
     """Processes of the client, by number; a dead one is replaced."""
     running: dict[int, ClientProcess] = {}
 
     def get(number: int) -> ClientProcess:
         if number not in running or not running[number].alive:
-            running[number] = start_client(CLIENTS[kind], node)
+            running[number] = start_shared_client(CLIENTS[kind], node)
         return running[number]
 
     return get

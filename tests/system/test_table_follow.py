@@ -42,8 +42,8 @@ def db(table_node: NodeProcess) -> Iterator[Tidemill]:
 
 
 @pytest.fixture(scope="module")
-def kafka(table_node: NodeProcess, start_client: Any) -> ClientProcess:
-    client: ClientProcess = start_client("table_kafka", table_node)
+def kafka(table_node: NodeProcess, start_shared_client: Any) -> ClientProcess:
+    client: ClientProcess = start_shared_client("table_kafka", table_node)
     return client
 
 

@@ -35,9 +35,9 @@ def client_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def step(node: NodeProcess, start_client: Any, client_name: str) -> Step:
+def step(node: NodeProcess, start_shared_client: Any, client_name: str) -> Step:
     """``step("commit", name="p")`` runs one step in the client's process."""
-    client: ClientProcess = start_client(f"{client_name}_txn", node)
+    client: ClientProcess = start_shared_client(f"{client_name}_txn", node)
     return client.call
 
 

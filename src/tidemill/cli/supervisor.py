@@ -8,6 +8,11 @@ It holds the child's process id and the number of its lease, and nothing else. E
 child has died, so it asks etcd by its HTTP gateway, which needs a socket and no library. Where that does not
 do (TLS, a password, a gateway that is switched off) it loads what a node uses.
 
+Nothing may be written to an etcd that has lost data or was restored from an older copy, and that one may have
+a lease of the same number. So it first asks for the key that the node has noted in its data directory, as the
+node itself does when it starts (``joining.check_seen``). If etcd has another history, or nothing is noted,
+the lease is left alone and ends by itself.
+
 Both processes hold one end of a socket. The node writes the number of its lease to it whenever that changes,
 and 0 when it has given up the lease by itself. When the supervisor is killed, the node reads the end of the
 stream and stops in an orderly way, because nobody would look after it.
@@ -15,17 +20,21 @@ stream and stops in an orderly way, because nobody would look after it.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.cli.session import warn
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
+    from tidemill.config.values import Address
+    from tidemill.server.disk.data_directory import DirectoryIdentity
 
 __all__ = ("LeaseReport", "revoker", "supervise")
 
@@ -115,43 +124,80 @@ def revoker(settings: Settings) -> Callable[[int], None]:
     """Revokes a lease in the etcd that the settings name; loads what it needs when it is called."""
 
     def revoke(lease_id: int) -> None:
-        if _revoke_by_http(settings, lease_id):
-            return
-        import asyncio
-
         from tidemill.errors import TidemillError
-        from tidemill.server.cluster.etcd import open_etcd
-
-        async def work() -> None:
-            store = open_etcd(settings)
-            try:
-                await store.revoke(lease_id)
-            finally:
-                await store.close()
 
         try:
-            asyncio.run(work())
-        except TidemillError as error:
-            warn(f"the session could not be ended, it ends by itself in a few seconds: {error.message}")
+            identity = _identity(settings)
+            if not _revoke_by_http(settings, identity, lease_id):
+                _revoke_by_store(settings, identity, lease_id)
+        except (TidemillError, ValueError) as error:
+            warn(f"the session could not be ended, it ends by itself in a few seconds: {error}")
 
     return revoke
 
 
-def _revoke_by_http(settings: Settings, lease_id: int) -> bool:
-    """Revoke a lease by etcd's HTTP gateway. False if no endpoint has said that it is done."""
-    from tidemill.control.stores.etcd_url import parse_etcd_url
+def _identity(settings: Settings) -> DirectoryIdentity:
+    """What the node has noted of the metadata that it has seen. Raises ``TidemillError`` if it has not."""
+    from tidemill.errors import TidemillError
+    from tidemill.server.disk.data_directory import DataDirectory
+
+    identity = DataDirectory(settings.data_dir).read_identity()
+    if identity is None or not identity.seen_revision or not identity.seen_key:
+        raise TidemillError("the node has not noted what it has seen of etcd")
+    return identity
+
+
+def _revoke_by_store(settings: Settings, identity: DirectoryIdentity, lease_id: int) -> None:
+    """Revoke a lease as a node does. Raises ``TidemillError``."""
+    import asyncio
+
+    from tidemill.server.cluster.etcd import open_etcd
+    from tidemill.server.cluster.joining import check_seen
+
+    async def work() -> None:
+        store = open_etcd(settings)
+        try:
+            await check_seen(identity, store)
+            await store.revoke(lease_id)
+        finally:
+            await store.close()
+
+    asyncio.run(work())
+
+
+def _revoke_by_http(settings: Settings, identity: DirectoryIdentity, lease_id: int) -> bool:
+    """Revoke a lease by etcd's HTTP gateway. False if no endpoint has said that it is done.
+
+    An endpoint that does not say that it has the node's history is asked for nothing else.
+    """
+    from tidemill.control.stores.etcd_url import metadata_prefix, parse_etcd_url
 
     if settings.cluster is None or settings.etcd_tls_ca is not None or settings.etcd_user is not None:
         return False
-    body = b'{"ID": "%d"}' % lease_id
-    head = b"POST /v3/lease/revoke HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    for host, port in parse_etcd_url(settings.cluster):
+    key = base64.b64encode(f"{metadata_prefix(settings.cluster_name)}{identity.seen_key}".encode()).decode()
+    seen = {"key": key, "revision": str(identity.seen_revision), "keys_only": True}
+    for endpoint in parse_etcd_url(settings.cluster):
         try:
-            with socket.create_connection((host, port), _HTTP_SECONDS) as connection:
-                connection.sendall(head % len(body) + body)
-                status = connection.recv(_RECEIVE_BYTES).split(b" ", 2)
-        except OSError:
+            found = _ask(endpoint, "kv/range", seen).get("kvs")
+            if not found or int(found[0]["mod_revision"]) != identity.seen_key_revision:
+                return False
+            _ask(endpoint, "lease/revoke", {"ID": str(lease_id)})
+        except (OSError, ValueError, LookupError):
             continue
-        if status[1:2] == [b"200"]:
-            return True
+        return True
     return False
+
+
+def _ask(endpoint: Address, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What etcd's HTTP gateway answers. ``OSError`` or ``ValueError`` if that is no success."""
+    content = json.dumps(body).encode()
+    head = f"POST /v3/{path} HTTP/1.0\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection(endpoint, _HTTP_SECONDS) as connection:
+        connection.sendall(head.encode() + content)
+        received = b"".join(iter(lambda: connection.recv(_RECEIVE_BYTES), b""))
+    answer_head, _, answer = received.partition(b"\r\n\r\n")
+    if answer_head.split(b" ")[1:2] != [b"200"]:
+        raise ValueError(f"etcd answers {received!r}")
+    decoded: dict[str, Any] = json.loads(answer)
+    return decoded

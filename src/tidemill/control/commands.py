@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 from enum import Enum
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from tidemill.control.image import NodeImage, PartitionImage, TopicImage
+from tidemill.control.image import MetadataImage, NodeImage, PartitionImage, TopicImage
 from tidemill.errors import ErrorCode
 
 __all__ = (
@@ -58,6 +58,14 @@ class Command(msgspec.Struct, Generic[R_co], frozen=True, tag=True, kw_only=True
     may_use_reserve: ClassVar[bool] = False
     #: Whether a refusal of the second attempt means that the first one, whose answer was lost, was committed.
     refused_when_repeated: ClassVar[bool] = False
+
+    def was_done(self, image: MetadataImage, before: Any) -> bool | None:
+        """Whether an attempt without an answer was committed, of a command that is refused now.
+
+        ``before`` is the result that it would have had. None: ``image`` does not tell. False is for good: it
+        was not committed, and never will be.
+        """
+        return self.refused_when_repeated or None
 
 
 class SetClusterId(Command[None], frozen=True, kw_only=True):
@@ -147,15 +155,30 @@ class CreateTopic(Command[TopicImage], frozen=True, kw_only=True):
     assignments: Assignments | None = None
     configs: dict[str, str] = {}
 
+    def was_done(self, image: MetadataImage, before: TopicImage) -> bool | None:
+        """Whether somebody has deleted the topic since."""
+        return self.topic_id in image.deleted_topics or None
+
 
 class DeleteTopic(Command[TopicImage], frozen=True, kw_only=True):
-    """Delete a topic; gives its last image. With ``topic_id``, only if the name still means that topic."""
+    """Delete a topic; gives its last image. With ``topic_id``, only if the name still means that topic.
+
+    ``command_id`` tells this deletion from that of somebody else, if etcd's answer is lost.
+    """
 
     may_use_reserve: ClassVar[bool] = True
     refused_when_repeated: ClassVar[bool] = True
 
     name: str
     topic_id: UUID | None = None
+    command_id: UUID | None = None
+
+    def was_done(self, image: MetadataImage, before: TopicImage) -> bool | None:
+        """Whether it was this command that has deleted the topic."""
+        if not image.replicated:
+            return True  # Nobody else writes.
+        deleted = image.deleted_topics.get(before.id)
+        return None if deleted is None else deleted.deleted_by == self.command_id
 
 
 class ForgetDeleted(Command[None], frozen=True, kw_only=True):

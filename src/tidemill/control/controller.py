@@ -13,6 +13,8 @@
   as it was. If the answer to a commit was lost, the image is read anew and the commands are planned again:
   each can be done twice without harm. From then on no failure says that a command was not done: it may have
   been, by the attempt whose answer was lost. The error is ``OutcomeUnknown``.
+- The image may be a little older than the store, in which other nodes write. A refusal because something is
+  there, or is not, is told only after the image was caught up (``refusals``), so that it is linearizable.
 - Only when the store is closed, or has gone back, the controller stops: submits raise it.
 - A store goes back when it loses data, or when an older copy of it is restored. What it has then is no later
   state of the image: none of it is published, and nothing is written to it, until an operator has decided
@@ -35,6 +37,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidemill.control.draft import Draft
 from tidemill.control.image import MetadataDelta, MetadataImage
 from tidemill.control.placement import ControlLimits
+from tidemill.control.records import CLUSTER_KEY
+from tidemill.control.refusals import CatchUp, rests_on_existence
 from tidemill.control.stores.store import (
     Compare,
     MetadataStore,
@@ -64,6 +68,8 @@ COMMIT_ATTEMPTS_MAX = 8
 _RETRY_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
 _WATCH_PATIENCE_SECONDS = 5.0
 """How long a commit waits for the watch to deliver it before everything is read."""
+_CATCH_UP_SECONDS = 0.1
+"""How long a refusal waits for the watch. It brings nothing if others than this cluster have written."""
 
 _log = logging.getLogger(__name__)
 
@@ -169,17 +175,38 @@ class Controller:
         """
         todo: list[Command[Any]] = list(commands)
         results: list[Any] = []
+        catch_up = CatchUp(self.catch_up)
         async with self._lock:
             while len(results) < len(todo):
                 try:
-                    results += await self._commit_some(todo[len(results) :], fence)
+                    results += await self._commit_some(todo[len(results) :], fence, catch_up)
                 except TidemillError as error:
                     if not results:
                         raise
                     results += [error] * (len(todo) - len(results))
         return results
 
-    async def _commit_some(self, commands: Sequence[Command[Any]], fence: Compare | None) -> list[Any]:
+    async def catch_up(self) -> None:
+        """Return when the image is as new as the store was when this was called. Raises ``TidemillError``.
+
+        Nothing need be done on a single node: nobody else writes.
+        """
+        if not self._image.replicated:
+            return
+        seen = self._image.revision
+        revision = (await self._store.read(CLUSTER_KEY)).revision
+        self._check_revision(revision, seen)
+        if revision <= self._image.revision:
+            return
+        try:
+            async with asyncio.timeout(_CATCH_UP_SECONDS):
+                await self._reached(revision)
+        except TimeoutError:
+            await self._resync()
+
+    async def _commit_some(
+        self, commands: Sequence[Command[Any]], fence: Compare | None, catch_up: CatchUp
+    ) -> list[Any]:
         """Commit as many of the first ``commands`` as fit into one transaction; gives their results."""
         #: Results of an attempt whose outcome is not known.
         unknown: list[Any] = []
@@ -187,9 +214,8 @@ class Controller:
             refusal = self._refusal(fence)
             if refusal is not None:
                 return _refused(unknown, refusal)
-            draft = Draft(self._image, self._limits, fence)
-            results = await _fill(draft, commands, self.growth_refusal)
-            _take_as_done(commands, results, unknown)
+            draft, results = await self._plan(commands, fence, catch_up)
+            _take_as_done(self._image, commands, results, unknown)
             if draft.empty:
                 return results
             txn = draft.txn()
@@ -221,6 +247,21 @@ class Controller:
             await self._reached(revision)
             return results
         raise AssertionError("the last attempt returns")
+
+    async def _plan(
+        self, commands: Sequence[Command[Any]], fence: Compare | None, catch_up: CatchUp
+    ) -> tuple[Draft, list[Any]]:
+        """A draft of the first ``commands``, and their results."""
+        draft = Draft(self._image, self._limits, fence)
+        results = await _fill(draft, commands, self.growth_refusal)
+        if any(map(rests_on_existence, results)):
+            try:
+                if await catch_up.once():
+                    draft = Draft(self._image, self._limits, fence)
+                    results = await _fill(draft, commands, self.growth_refusal)
+            except TidemillError as error:
+                results = [error if rests_on_existence(each) else each for each in results]
+        return draft, results
 
     def _refusal(self, fence: Compare | None = None) -> TidemillError | None:
         """Why nothing can be committed; None if it can."""
@@ -392,17 +433,23 @@ def _refused(unknown: list[Any], refusal: TidemillError) -> list[Any]:
     return _failed(unknown, _perhaps_done(refusal))
 
 
-def _take_as_done(commands: Sequence[Command[Any]], results: list[Any], unknown: Sequence[Any]) -> None:
+def _take_as_done(
+    image: MetadataImage, commands: Sequence[Command[Any]], results: list[Any], unknown: Sequence[Any]
+) -> None:
     """After a lost answer: a command that is refused now may have been done.
 
-    One that is refused because it was done has the result that it had. Of others nobody knows.
+    One that is refused because it was done has the result that it had. Of others nobody knows, unless the
+    image shows that it was somebody else.
     """
     for index, before in enumerate(unknown[: len(results)]):
         now = results[index]
         if not isinstance(now, TidemillError) or isinstance(before, TidemillError):
             continue
-        is_done = isinstance(now, ApiError) and commands[index].refused_when_repeated
-        results[index] = before if is_done else _perhaps_done(now)
+        was_done = commands[index].was_done(image, before) if isinstance(now, ApiError) else None
+        if was_done:
+            results[index] = before
+        elif was_done is None:
+            results[index] = _perhaps_done(now)
 
 
 def _perhaps_done(error: TidemillError) -> OutcomeUnknown:

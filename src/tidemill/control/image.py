@@ -113,11 +113,12 @@ class ControllerImage:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopicImage:
-    """A deleted topic, and the nodes that may still have files of it."""
+    """A deleted topic, the nodes that may still have files of it, and the command that has deleted it."""
 
     id: UUID
     name: str
     nodes: tuple[int, ...]
+    deleted_by: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +379,7 @@ class _Fold:
             deleted = None
             if value is not None:
                 stored = decode(key, value, DeletedTopicRecord)
-                deleted = DeletedTopicImage(topic_id, stored.name, stored.nodes)
+                deleted = DeletedTopicImage(topic_id, stored.name, stored.nodes, stored.deleted_by)
             _put(self._deleted, topic_id, deleted)
 
     def _fold_node(self, key: str, node_id: int, value: bytes | None) -> None:

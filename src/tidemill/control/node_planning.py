@@ -253,7 +253,8 @@ def _(command: ForgetDeleted, image: MetadataImage, limits: ControlLimits) -> Pl
     left = tuple(node_id for node_id in deleted.nodes if node_id != command.node_id)
     if left == deleted.nodes and left:
         return Plan({}, {}, None)
-    value = encode(records.DeletedTopicRecord(name=deleted.name, nodes=left)) if left else None
+    record = records.DeletedTopicRecord(name=deleted.name, nodes=left, deleted_by=deleted.deleted_by)
+    value = encode(record) if left else None
     return write_one(image, records.deleted_topic_key(deleted.id), value, None)
 
 

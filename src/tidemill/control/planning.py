@@ -179,7 +179,8 @@ def _(command: DeleteTopic, image: MetadataImage, limits: ControlLimits) -> Plan
     owner = image.table_of_topic(topic.id)
     if owner is not None:
         raise _is_a_log(topic, *owner)
-    return Plan(topic_deletes(image, topic), _guard_topic(image, topic.name), topic)
+    deletes = topic_deletes(image, topic, command.command_id)
+    return Plan(deletes, _guard_topic(image, topic.name), topic)
 
 
 @planner.register(CreatePartitions)

@@ -27,6 +27,7 @@ from tidemill.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from uuid import UUID
 
     from tidemill.control.commands import Command
     from tidemill.control.image import MetadataImage, TopicImage
@@ -81,7 +82,9 @@ def topic_write(topic: TopicImage) -> dict[str, bytes | None]:
     return {topic_key(topic.name): encode(record)}
 
 
-def topic_deletes(image: MetadataImage, topic: TopicImage) -> dict[str, bytes | None]:
+def topic_deletes(
+    image: MetadataImage, topic: TopicImage, deleted_by: UUID | None = None
+) -> dict[str, bytes | None]:
     """The deletes of the topic's record and of all its partitions.
 
     In a replicated cluster, a record stays of the nodes that have files to remove: one of them may be away.
@@ -92,7 +95,7 @@ def topic_deletes(image: MetadataImage, topic: TopicImage) -> dict[str, bytes | 
     )
     if image.replicated:
         nodes = sorted({node_id for partition in topic.partitions for node_id in partition.replicas})
-        record = records.DeletedTopicRecord(name=topic.name, nodes=tuple(nodes))
+        record = records.DeletedTopicRecord(name=topic.name, nodes=tuple(nodes), deleted_by=deleted_by)
         writes[deleted_topic_key(topic.id)] = encode(record)
     return writes
 

@@ -156,6 +156,8 @@ class DeletedTopicRecord(Record, frozen=True, kw_only=True):
 
     name: str
     nodes: tuple[int, ...]
+    #: The id of the command that has deleted it, if it had one.
+    deleted_by: UUID | None = None
 
 
 class NodeConfigsRecord(Record, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -9,15 +10,17 @@ import socketserver
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import AsyncMock
+from typing import Any, ClassVar
+from uuid import UUID
 
 import pytest
 
 from tidemill.cli import supervisor
 from tidemill.cli.supervisor import revoker
 from tidemill.config.settings import Settings
+from tidemill.control.stores.store import Entry, StoredKeys
 from tidemill.server.cluster import etcd
 
 _SRC = Path(__file__).parents[3] / "src"
@@ -100,43 +103,116 @@ def test_telling_a_supervisor_that_is_gone_is_no_error() -> None:
 
 
 class _Gateway(socketserver.StreamRequestHandler):
-    """An etcd that knows one path, and one lease."""
+    """An etcd that has one key, in any revision from 9 to 20, and one lease."""
+
+    key_revision = 8
+    asked: ClassVar[list[str]] = []
 
     def handle(self) -> None:
         request, length = self.rfile.readline(), 0
         while (line := self.rfile.readline()) not in (b"\r\n", b""):
             if line.startswith(b"Content-Length: "):
                 length = int(line.split()[1])
-        is_known = request.startswith(b"POST /v3/lease/revoke ") and json.loads(self.rfile.read(length)) == {
-            "ID": "77"
-        }
-        self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n{}" if is_known else b"HTTP/1.0 404 Not Found\r\n\r\n")
+        path, body = request.split()[1].decode(), json.loads(self.rfile.read(length))
+        self.asked.append(path)
+        answer: dict[str, Any] | None = None
+        if path == "/v3/lease/revoke" and body == {"ID": "77"}:
+            answer = {}
+        elif path == "/v3/kv/range" and 9 <= int(body["revision"]) <= 20:
+            is_there = base64.b64decode(body["key"]) == b"tidemill/shop/nodes/1"
+            answer = {"kvs": [{"key": body["key"], "mod_revision": f"{self.key_revision}"}] * is_there}
+        if answer is None:
+            self.wfile.write(b"HTTP/1.0 404 Not Found\r\n\r\n")
+        else:
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(answer).encode())
+
+
+SEEN = {"seen_revision": 10, "seen_key": "nodes/1", "seen_key_revision": 8}
+
+
+class _ByStore:
+    """A store, as the supervisor opens it where HTTP does not do, that has the history of ``SEEN``."""
+
+    def __init__(self, key_revision: int = 8) -> None:
+        self.revoked: list[int] = []
+        self._key_revision = key_revision
+
+    async def read(self, prefix: str, *, revision: int | None = None) -> StoredKeys:
+        assert revision is not None
+        if revision > 20:
+            raise ValueError("there is no such revision")
+        return StoredKeys(revision, {"nodes/1": Entry(b"", self._key_revision)})
+
+    async def revoke(self, lease_id: int) -> None:
+        self.revoked.append(lease_id)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    write_identity(tmp_path, **SEEN)
+    return tmp_path
+
+
+def write_identity(data_dir: Path, **seen: Any) -> None:
+    identity = {"cluster_id": "c", "directory_id": str(UUID(int=1)), "node_name": "n1", **seen}
+    (data_dir / "cluster-identity.json").write_text(json.dumps(identity))
+
+
+@pytest.fixture
+def by_store(monkeypatch: pytest.MonkeyPatch) -> _ByStore:
+    store = _ByStore()
+    monkeypatch.setattr(etcd, "open_etcd", lambda settings: store)
+    return store
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an etcd of two members, one of which does not run."""
+    monkeypatch.setattr(supervisor, "_HTTP_SECONDS", 120.0)
+    monkeypatch.setattr(_Gateway, "asked", [])
+    with socketserver.TCPServer(("127.0.0.1", 0), _Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # Nobody listens at the first, whose port needs a privileged process.
+        yield f"etcd://127.0.0.1:1,127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @pytest.mark.parametrize(("lease_id", "is_revoked"), [(77, True), (78, False)])
 def test_a_lease_is_revoked_by_http_at_the_first_endpoint_that_does_it(
-    lease_id: int, is_revoked: bool, monkeypatch: pytest.MonkeyPatch
+    lease_id: int, is_revoked: bool, gateway: str, data_dir: Path, by_store: _ByStore
 ) -> None:
-    by_grpc: list[int] = []
-    store = SimpleNamespace(revoke=AsyncMock(side_effect=by_grpc.append), close=AsyncMock())
-    monkeypatch.setattr(etcd, "open_etcd", lambda settings: store)
-    monkeypatch.setattr(supervisor, "_HTTP_SECONDS", 120.0)
-    with socketserver.TCPServer(("127.0.0.1", 0), _Gateway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        # Nobody listens at the first, whose port needs a privileged process.
-        cluster = f"etcd://127.0.0.1:1,127.0.0.1:{server.server_address[1]}"
-        revoker(Settings(cluster=cluster))(lease_id)
-        server.shutdown()
-    assert by_grpc == ([] if is_revoked else [lease_id])
+    revoker(Settings(cluster=gateway, cluster_name="shop", data_dir=data_dir))(lease_id)
+    assert by_store.revoked == ([] if is_revoked else [lease_id])
 
 
-def test_an_etcd_with_a_password_is_not_asked_by_http(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"seen_revision": 21},  # etcd is not there yet
+        {"seen_key_revision": 9},  # it is, and has another history
+        {"seen_key": "nodes/2"},
+        {"seen_key": ""},  # nothing is noted
+        {"seen_revision": 0},
+    ],
+    ids=str,
+)
+def test_nothing_is_revoked_in_an_etcd_that_was_restored(
+    seen: dict[str, Any], gateway: str, data_dir: Path, by_store: _ByStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    by_grpc: list[int] = []
-    store = SimpleNamespace(revoke=AsyncMock(side_effect=by_grpc.append), close=AsyncMock())
-    monkeypatch.setattr(etcd, "open_etcd", lambda settings: store)
-    password = tmp_path / "password"
+    write_identity(data_dir, **SEEN | seen)
+    revoker(Settings(cluster=gateway, cluster_name="shop", data_dir=data_dir))(77)
+    assert "/v3/lease/revoke" not in _Gateway.asked
+    assert by_store.revoked == []
+    assert "it ends by itself" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_etcd_with_a_password_is_not_asked_by_http(data_dir: Path, by_store: _ByStore) -> None:
+    password = data_dir / "password"
     password.write_text("x")
-    revoker(Settings(cluster="etcd://127.0.0.1:1", etcd_user="u", etcd_password_file=password))(5)
-    assert by_grpc == [5]
+    revoker(
+        Settings(cluster="etcd://127.0.0.1:1", etcd_user="u", etcd_password_file=password, data_dir=data_dir)
+    )(5)
+    assert by_store.revoked == [5]

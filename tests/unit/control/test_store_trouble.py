@@ -13,18 +13,21 @@ from msgspec.structs import replace
 from support.memory_store import MemoryStore
 from support.store_proxy import StoreProxy
 from tidemill.control.commands import (
+    AdmitNode,
     AllocateProducerIds,
     AlterInSync,
     Command,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    ForgetDeleted,
     RegisterNode,
+    SetClusterId,
     SetTopicConfigs,
 )
 from tidemill.control.controller import Controller
 from tidemill.control.image import MetadataImage
-from tidemill.control.records import CONTROLLER_KEY, ControllerRecord, encode
+from tidemill.control.records import CONTROLLER_KEY, AliveRecord, ControllerRecord, alive_key, encode
 from tidemill.control.stores.store import ChangeBatch, Compare, OutcomeUnknown, Put, StoreUnavailable, Txn
 from tidemill.control.tables.commands import CreateDatabase, DropDatabase
 from tidemill.errors import ApiError, ErrorCode
@@ -140,6 +143,105 @@ def before_the_next_read(proxy: StoreProxy, happens: Callable[[], Awaitable[obje
         return await real(*args, **options)
 
     proxy.store.read = read  # type: ignore[method-assign]
+
+
+CLUSTER = SetClusterId(cluster_id="c", replicated=True, secret=b"s")
+MINE, THEIRS = UUID(int=71), UUID(int=72)
+
+
+@pytest.fixture
+async def shared(proxy: StoreProxy) -> AsyncIterator[Controller]:
+    """The controller of a node that is not alone, with topic t."""
+    controller = Controller(proxy, sleep=no_wait)
+    await controller.start()
+    await controller.submit(CLUSTER)
+    await controller.submit(NODE)
+    alive = AliveRecord(incarnation=NODE.incarnation)
+    await proxy.store.commit(Txn(puts=(Put(alive_key(0), encode(alive)),)))
+    await until(lambda: bool(controller.image.alive))
+    await controller.submit(AdmitNode(node_id=0, incarnation=NODE.incarnation))
+    await controller.submit(topic("t"))
+    yield controller
+    await controller.stop()
+
+
+@pytest.fixture
+async def other(proxy: StoreProxy, shared: Controller) -> AsyncIterator[Controller]:
+    """The controller of another node."""
+    other = Controller(proxy.store)
+    await other.start()
+    yield other
+    await other.stop()
+
+
+def deletion(controller: Controller, command_id: UUID) -> DeleteTopic:
+    return DeleteTopic(name="t", topic_id=controller.image.topics["t"].id, command_id=command_id)
+
+
+async def test_after_a_lost_answer_a_deletion_is_told_from_somebody_elses(
+    proxy: StoreProxy, shared: Controller, other: Controller
+) -> None:
+    theirs = deletion(shared, THEIRS)
+    proxy.lost_commits = 1
+    before_the_next_read(proxy, lambda: other.submit(theirs))
+    with pytest.raises(ApiError) as refused:
+        await shared.submit(deletion(shared, MINE))
+    assert refused.value.code is ErrorCode.unknown_topic_or_partition
+
+
+async def test_after_a_lost_answer_a_deletion_is_known_as_ones_own(
+    proxy: StoreProxy, shared: Controller, other: Controller
+) -> None:
+    mine = deletion(shared, MINE)
+    proxy.lost_replies = 1
+
+    async def somebody_creates_it_anew() -> None:
+        await until(lambda: "t" not in other.image.topics)
+        await other.submit(topic("t"))
+
+    before_the_next_read(proxy, somebody_creates_it_anew)
+    assert (await shared.submit(mine)).id == mine.topic_id
+    assert "t" in shared.image.topics, "it is another one, which nobody has deleted"
+
+
+async def test_after_a_lost_answer_nobody_knows_who_has_deleted_what_no_node_has_files_of(
+    proxy: StoreProxy, shared: Controller, other: Controller
+) -> None:
+    mine = deletion(shared, MINE)
+    proxy.lost_replies = 1
+
+    async def forget() -> None:
+        await until(lambda: "t" not in other.image.topics)
+        await other.submit(ForgetDeleted(topic_id=mine.topic_id or UUID(int=0), node_id=0))
+
+    before_the_next_read(proxy, forget)
+    with pytest.raises(OutcomeUnknown):
+        await shared.submit(mine)
+
+
+async def test_after_a_lost_answer_a_creation_counts_also_if_somebody_has_deleted_the_topic_since(
+    proxy: StoreProxy, shared: Controller, other: Controller
+) -> None:
+    created = topic("u")
+    proxy.lost_replies = 1
+
+    async def delete() -> None:
+        await until(lambda: "u" in other.image.topics)
+        await other.submit(DeleteTopic(name="u", topic_id=created.topic_id, command_id=THEIRS))
+
+    before_the_next_read(proxy, delete)
+    assert (await shared.submit(created)).id == created.topic_id
+    assert "u" not in shared.image.topics
+
+
+async def test_after_a_lost_answer_a_creation_is_not_refused_because_of_somebody_elses_topic(
+    proxy: StoreProxy, shared: Controller, other: Controller
+) -> None:
+    """The lost attempt may be done yet, when that topic is deleted."""
+    proxy.lost_commits = 1
+    before_the_next_read(proxy, lambda: other.submit(topic("u")))
+    with pytest.raises(OutcomeUnknown):
+        await shared.submit(topic("u"))
 
 
 async def test_after_a_lost_answer_a_controller_that_was_replaced_does_not_say_that_nothing_was_done(

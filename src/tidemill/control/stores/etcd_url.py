@@ -1,4 +1,4 @@
-"""Where an etcd is: ``etcd://host:port[,host:port…]``."""
+"""Where an etcd is, ``etcd://host:port[,host:port…]``, and where a cluster's keys are in it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import Final
 from tidemill.config.values import Address, parse_address
 from tidemill.errors import ConfigError
 
-__all__ = ("EXAMPLE_URL", "parse_etcd_url")
+__all__ = ("EXAMPLE_URL", "metadata_prefix", "parse_etcd_url")
 
 _DEFAULT_PORT: Final = 2379
 _SCHEME: Final = "etcd://"
 EXAMPLE_URL: Final = "etcd://host1:2379,host2:2379"
+
+
+def metadata_prefix(cluster_name: str) -> str:
+    """What all keys of a cluster's metadata begin with.
+
+    >>> metadata_prefix("tidemill")
+    'tidemill/tidemill/'
+    """
+    return f"tidemill/{cluster_name}/"
 
 
 def parse_etcd_url(url: str) -> tuple[Address, ...]:

@@ -7,6 +7,7 @@ and by the commands themselves.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tidemill.server.disk.space import DiskSpace
 
 __all__ = ("TopicCatalogue",)
+
+logger = logging.getLogger(__name__)
 
 #: One replica may be gone, and an acknowledged record is still on two disks.
 _REPLICAS_DEFAULT = 3
@@ -129,18 +132,22 @@ class TopicCatalogue:
     # --- deleting
 
     async def delete_topic(self, topic: TopicImage) -> None:
-        """Delete a topic and its data. Raises ``ApiError`` if it is refused."""
+        """Delete a topic and its data. Raises ``TidemillError`` if it is not known to be deleted."""
+        command = DeleteTopic(name=topic.name, topic_id=topic.id, command_id=self._ids.uuid())
         # The deletion note comes first: only a directory that has one is ever removed, also after a crash.
         self._replicas.mark_deleting(topic.name, topic.id)
         try:
-            await self._controller.submit(DeleteTopic(name=topic.name, topic_id=topic.id))
+            await self._controller.submit(command)
         except TidemillError:
             # The deletion was refused. After any other error the topic may be deleted yet, and the note
             # stays: the next start removes it from a topic that exists.
             self._replicas.unmark_deleting(topic.name, topic.id)
             raise
-        self._removal.remove_topic(topic.name, topic.id)
-        await self._forget([topic.name])
+        try:
+            self._removal.remove_topic(topic.name, topic.id)
+            await self._forget([topic.name])
+        except TidemillError as error:
+            logger.warning("topic %s is deleted; cleaning up after it failed: %s", topic.name, error.message)
 
     async def _forget(self, topics: Sequence[str]) -> None:
         if self._controller.image.replicated:

@@ -19,7 +19,7 @@ def open_etcd(settings: Settings) -> MetadataStore:
     try:
         from tidemill.control.stores.etcd import EtcdStore
         from tidemill.control.stores.etcd_channel import EtcdSettings
-        from tidemill.control.stores.etcd_url import parse_etcd_url
+        from tidemill.control.stores.etcd_url import metadata_prefix, parse_etcd_url
     except ImportError as error:
         raise ConfigError(
             f"a cluster needs the package {error.name!r}; install it with: pip install 'tidemill[cluster]'"
@@ -37,5 +37,5 @@ def open_etcd(settings: Settings) -> MetadataStore:
             user=settings.etcd_user,
             password=password,
         ),
-        f"tidemill/{settings.cluster_name}/",
+        metadata_prefix(settings.cluster_name),
     )

@@ -14,9 +14,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from tidemill.control.commands import Election, ElectLeaders
+from tidemill.control.refusals import CatchUp
 from tidemill.coordination.turns import in_chunks, in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import Broker
@@ -157,9 +159,8 @@ async def _elect_uncleanly(
 ) -> dict[int, ErrorCode]:
     """Elect the replica that reaches furthest, in each partition that has no leader."""
     # Which of them need an election, and which do not exist, is known without asking anybody.
-    codes: dict[int, ErrorCode] = broker.controller.check(
-        ElectLeaders(name=name, partitions=tuple(indexes), election=Election.UNCLEAN)
-    )
+    election = ElectLeaders(name=name, partitions=tuple(indexes), election=Election.UNCLEAN)
+    codes = await CatchUp(broker.controller.catch_up).check(partial(broker.controller.check, election))
     topic = broker.find.topic(name)
     leaderless = [index for index in indexes if codes[index] is ErrorCode.eligible_leaders_not_available]
     ends = await broker.replica_ends(topic, leaderless) if leaderless else {}

@@ -7,11 +7,13 @@ itself; the answer says that it has begun. A new target replaces the old one of 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from tidemill.control.commands import AlterReassignment
 from tidemill.control.image import TopicImage
 from tidemill.control.placement import check_assignments
+from tidemill.control.refusals import CatchUp
 from tidemill.coordination.turns import give_way, in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.server.broker import Broker
@@ -53,7 +55,7 @@ async def _move(
     command = AlterReassignment(name=name, index=index, replicas=target)
     try:
         # Here first: this node's image is hardly ever behind, and nobody else need be asked.
-        broker.controller.check(command)
+        await CatchUp(broker.controller.catch_up).check(partial(broker.controller.check, command))
     except ApiError as error:
         if error.code != ErrorCode.reassignment_in_progress or target is None:
             raise

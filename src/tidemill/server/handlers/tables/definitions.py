@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
+from tidemill.control.refusals import CatchUp
 from tidemill.control.tables.commands import (
     AddTablePartition,
     AlterDatabase,
@@ -116,7 +117,9 @@ async def drop_database(broker: Broker, call: Call) -> dict[str, Any]:
     """Drop a database, with its tables if that is asked for."""
     request = call.request
     if request.if_exists and request.name not in broker.image.databases:
-        return {"dropped": False}
+        await broker.controller.catch_up()
+        if request.name not in broker.image.databases:
+            return {"dropped": False}
     if request.cascade:
         # All are checked before the first is dropped: a request that is refused changes nothing.
         for table in broker.image.catalog.tables_in(request.name):
@@ -192,13 +195,10 @@ async def create_table(broker: Broker, call: Call) -> dict[str, Any]:
 @table_handler
 async def drop_table(broker: Broker, call: Call) -> dict[str, Any]:
     """Drop a table with everything in it."""
-    table = broker.image.tables.get(call.request.name)
-    if table is None and call.request.if_exists:
-        return {"dropped": False}
     try:
-        await broker.catalogue.drop_table(_table(broker, call.request.name))
+        await broker.catalogue.drop_table(await _newest_table(broker, call.request.name))
     except TableError as error:
-        # Somebody else may have been faster.
+        # It was not there, or somebody else was faster.
         if call.request.if_exists and error.table_code == TableCode.table_not_found:
             return {"dropped": False}
         raise
@@ -248,7 +248,7 @@ async def alter_table(broker: Broker, call: Call) -> dict[str, Any]:
     request = call.request
     tables = await broker.tables.load()
     for attempt in range(1, _ALTER_ATTEMPTS + 1):
-        table = _table(broker, request.name)
+        table = await _newest_table(broker, request.name)
         set_properties, unset = _properties(request.set_properties), _unset(request.unset_properties)
         kept = table.properties.keys() - unset
         properties = {name: value for name, value in table.properties.items() if name in kept}
@@ -283,7 +283,7 @@ async def create_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
     """Add a table partition; one that exists already is fine."""
     from tidemill.tables.keys.partition_values import check_partition_value
 
-    table = _table(broker, call.request.table)
+    table = await _newest_table(broker, call.request.table)
     definition = (await broker.tables.load()).service.by_id(table.id)
     if definition.partition_column is not None:
         column = definition.schema.field(definition.partition_column)
@@ -300,11 +300,20 @@ async def create_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
 @table_handler
 async def drop_table_partition(broker: Broker, call: Call) -> dict[str, Any]:
     """Drop a table partition with everything in it."""
-    await broker.catalogue.drop_table_partition(_table(broker, call.request.table), call.request.value)
+    table = await _newest_table(broker, call.request.table)
+    if table.partition(call.request.value) is None:
+        await broker.controller.catch_up()
+        table = _table(broker, call.request.table)
+    await broker.catalogue.drop_table_partition(table, call.request.value)
     return {}
 
 
 # --- values
+
+
+async def _newest_table(broker: Broker, name: str) -> TableImage:
+    """The table that is to be changed, also if another node has created it a moment ago."""
+    return await CatchUp(broker.controller.catch_up).check(partial(_table, broker, name))
 
 
 def _table(broker: Broker, name: str) -> TableImage:

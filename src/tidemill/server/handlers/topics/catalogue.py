@@ -6,8 +6,9 @@ clients cannot create, delete or grow them.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from tidemill.config.topic import check_overrides
 from tidemill.config.topic_names import check_topic_name
 from tidemill.control.commands import Command, CreatePartitions, CreateTopic
 from tidemill.control.image import INTERNAL_TOPICS, TopicImage
+from tidemill.control.refusals import CatchUp
 from tidemill.coordination.turns import (
     distinct_in_slices,
     give_way,
@@ -45,8 +47,6 @@ _CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sens
 #: What planning refuses a deletion with that comes too late.
 _GONE: Final = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
-logger = logging.getLogger(__name__)
-
 
 # --- CreateTopics
 
@@ -57,16 +57,17 @@ async def create_topics(broker: Broker, call: Call) -> dict[str, Any]:
     request = call.request
     twice = await repeated_in_slices(topic.name for topic in request.topics)
     planned: dict[str, CreateTopic | TidemillError] = {}
+    catch_up = CatchUp(broker.controller.catch_up)
     for topic in request.topics:
         try:
             if topic.name in twice:
                 raise refused("the topic is named more than once in the request")
             call.authorize_creation(topic.name)
-            planned[topic.name] = _creation(broker, topic)
+            planned[topic.name] = await catch_up.check(partial(_creation, broker, topic))
         except TidemillError as error:
             planned[topic.name] = error
         await give_way()
-    done = await _run(broker, planned, check_only=request.validate_only)
+    done = await _run(broker, planned, catch_up, check_only=request.validate_only)
     created = (_created(broker, name, done[name], request.validate_only) for name in planned)
     return {"topics": await in_slices(created)}
 
@@ -137,6 +138,7 @@ async def create_partitions(broker: Broker, call: Call) -> dict[str, Any]:
     request = call.request
     twice = await repeated_in_slices(topic.name for topic in request.topics)
     planned: dict[str, CreatePartitions | TidemillError] = {}
+    catch_up = CatchUp(broker.controller.catch_up)
     for topic in request.topics:
         if topic.name in twice:
             planned[topic.name] = refused("the topic is named more than once in the request")
@@ -152,7 +154,7 @@ async def create_partitions(broker: Broker, call: Call) -> dict[str, Any]:
                 name=topic.name, new_count=topic.count, assignments=_added(topic.assignments)
             )
         await give_way()
-    done = await _run(broker, planned, check_only=request.validate_only)
+    done = await _run(broker, planned, catch_up, check_only=request.validate_only)
     return {"results": await in_slices(_grown(name, done[name]) for name in planned)}
 
 
@@ -165,7 +167,7 @@ def _added(assignments: Sequence[Any] | None) -> tuple[tuple[int, ...], ...] | N
 
 
 async def _run(
-    broker: Broker, planned: dict[str, Any], *, check_only: bool
+    broker: Broker, planned: dict[str, Any], catch_up: CatchUp, *, check_only: bool
 ) -> dict[str, TopicImage | TidemillError]:
     """Run commands; gives the result of each. An error among ``planned`` is its own result."""
     done: dict[str, TopicImage | TidemillError] = {}
@@ -174,7 +176,7 @@ async def _run(
         if isinstance(plan, TidemillError):
             done[name] = plan
         elif check_only:
-            done[name] = _check(broker, plan)
+            done[name] = await _check(broker, plan, catch_up)
         else:
             commands[name] = plan
         await give_way()
@@ -189,9 +191,11 @@ async def _run(
     return done
 
 
-def _check(broker: Broker, command: Command[TopicImage]) -> TopicImage | TidemillError:
+async def _check(
+    broker: Broker, command: Command[TopicImage], catch_up: CatchUp
+) -> TopicImage | TidemillError:
     try:
-        return broker.controller.check(command)
+        return await catch_up.check(partial(broker.controller.check, command))
     except TidemillError as error:
         return error
 
@@ -210,6 +214,11 @@ async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
     await give_way()
     twice = await repeated_in_slices(pair for pair in asked if pair != (None, None))
     distinct = await distinct_in_slices(asked)
+    catch_up = CatchUp(broker.controller.catch_up)
+    if None in await in_slices(_found(broker, name, topic_id) for name, topic_id in distinct):
+        # Before anything is made of what the ids mean. A failure is told with what is still not found.
+        with contextlib.suppress(TidemillError):
+            await catch_up.once()
     # A name and an id in one request can mean the same topic.
     named = await in_slices(_found(broker, name, topic_id) for name, topic_id in distinct)
     topic_twice = await repeated_in_slices(topic.id for topic in named if topic is not None)
@@ -227,7 +236,7 @@ async def delete_topics(broker: Broker, call: Call) -> dict[str, Any]:
                 raise refusal(DELETE, TOPIC, forbidden)
             if (name, topic_id) in twice or (topic is not None and topic.id in topic_twice):
                 raise refused("the topic is named more than once in the request")
-            topic = broker.find.topic(name) if name is not None else broker.find.topic_by_id(topic_id)
+            topic = await catch_up.check(partial(_named, broker, name, topic_id))
             gone = ErrorCode.unknown_topic_id if name is None else ErrorCode.unknown_topic_or_partition
             await _delete(broker, topic, gone)
         except TidemillError as failure:
@@ -242,6 +251,10 @@ def _found(broker: Broker, name: str | None, topic_id: UUID | None) -> TopicImag
     if name is not None:
         return broker.image.topics.get(name) if topic_id is None else None
     return None if topic_id is None else broker.image.topic_by_id(topic_id)
+
+
+def _named(broker: Broker, name: str | None, topic_id: UUID | None) -> TopicImage:
+    return broker.find.topic_by_id(topic_id) if name is None else broker.find.topic(name)
 
 
 def _check_named_well(name: str | None, topic_id: UUID | None) -> None:
@@ -259,9 +272,7 @@ async def _delete(broker: Broker, topic: TopicImage, gone: ErrorCode) -> None:
         )
     try:
         await broker.catalogue.delete_topic(topic)
-    except TidemillError as error:
-        if isinstance(error, ApiError) and error.code in _GONE:
+    except ApiError as error:
+        if error.code in _GONE:
             raise ApiError(gone, f"topic {topic.name!r} was deleted by somebody else meanwhile") from error
-        if broker.image.topic_by_id(topic.id) is not None:
-            raise
-        logger.warning("topic %s is deleted; cleaning up after it failed: %s", topic.name, error.message)
+        raise

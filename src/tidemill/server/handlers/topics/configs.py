@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 from tidemill.config.broker_keys import BROKER_KEYS, BrokerKey, apply_broker_changes, check_broker_overrides
@@ -33,6 +34,7 @@ from tidemill.config.topic import apply_changes, check_overrides
 from tidemill.config.topic_keys import TOPIC_KEYS, ConfigKey, ConfigKind
 from tidemill.config.topic_names import check_topic_name
 from tidemill.control.commands import SetGroupConfigs, SetNodeConfigs, SetTopicConfigs
+from tidemill.control.refusals import CatchUp
 from tidemill.coordination.turns import give_way, in_slices, repeated_in_slices, sorted_in_slices
 from tidemill.errors import ApiError, ErrorCode, MetadataConflict, TidemillError
 from tidemill.server.broker import Broker
@@ -371,9 +373,10 @@ async def incremental_alter_configs(broker: Broker, call: Call) -> dict[str, Any
 
 
 async def _alter(
-    broker: Broker, call: Call, change: Callable[[Broker, Call, Any], Awaitable[None]]
+    broker: Broker, call: Call, change: Callable[[Broker, Call, Any, CatchUp], Awaitable[None]]
 ) -> dict[str, Any]:
     resources = call.request.resources
+    catch_up = CatchUp(broker.controller.catch_up)
     twice = await repeated_in_slices(
         (resource.resource_type, resource.resource_name) for resource in resources
     )
@@ -388,8 +391,10 @@ async def _alter(
             if len(resource.configs) > _CONFIGS_MAX:
                 raise refused(f"{len(resource.configs)} configs of one resource, {_CONFIGS_MAX} are the most")
             if resource.resource_type == ConfigResourceType.TOPIC:
+                if resource.resource_name not in broker.image.topics:
+                    await catch_up.once()
                 _check_no_table(broker, resource.resource_name)
-            await change(broker, call, resource)
+            await change(broker, call, resource, catch_up)
         except TidemillError as failure:
             error = failure
         responses.append({**outcome(error), **_resource_fields(resource)})
@@ -452,7 +457,7 @@ def _check_dead_letter_topic(broker: Broker, configs: Mapping[str, str], stored:
         )
 
 
-async def _replace(broker: Broker, call: Call, resource: Any) -> None:
+async def _replace(broker: Broker, call: Call, resource: Any, catch_up: CatchUp) -> None:
     twice = repeated(config.name for config in resource.configs)
     if twice:
         raise refused(f"named more than once: {', '.join(sorted(twice))}; send one value per config")
@@ -466,21 +471,22 @@ async def _replace(broker: Broker, call: Call, resource: Any) -> None:
         stored = broker.image.group_configs.get(name) or {}
         check_group_overrides(configs, broker.settings, stored)
         _check_dead_letter_topic(broker, configs, stored)
-        await _store(broker, call, SetGroupConfigs(group_id=name, configs=configs))
+        await _store(broker, call, SetGroupConfigs(group_id=name, configs=configs), catch_up)
         return
     if resource.resource_type == ConfigResourceType.BROKER:
         check_broker_overrides(configs)
-        await _store(broker, call, SetNodeConfigs(node_id=_node_named(name), configs=configs))
+        await _store(broker, call, SetNodeConfigs(node_id=_node_named(name), configs=configs), catch_up)
         return
     check_overrides(configs, broker.settings.topic_defaults)
-    await _store(broker, call, SetTopicConfigs(name=name, configs=configs))
+    await _store(broker, call, SetTopicConfigs(name=name, configs=configs), catch_up)
 
 
-async def _change(broker: Broker, call: Call, resource: Any) -> None:
+async def _change(broker: Broker, call: Call, resource: Any, catch_up: CatchUp) -> None:
     changes = [(config.name, config.config_operation, config.value) for config in resource.configs]
     for _ in range(_CONFLICTS_MAX):
         try:
-            await _store(broker, call, _changed(broker, resource, changes))
+            command = await catch_up.check(partial(_changed, broker, resource, changes))
+            await _store(broker, call, command, catch_up)
         except MetadataConflict:
             continue
         return
@@ -509,9 +515,9 @@ def _changed(broker: Broker, resource: Any, changes: Sequence[tuple[str, int, st
     return SetTopicConfigs(name=name, configs=configs, base=base)
 
 
-async def _store(broker: Broker, call: Call, command: _Change) -> None:
+async def _store(broker: Broker, call: Call, command: _Change, catch_up: CatchUp) -> None:
     if call.request.validate_only:
-        broker.controller.check(command)
+        await catch_up.check(partial(broker.controller.check, command))
     else:
         await broker.controller.submit(command)
 
