@@ -204,7 +204,7 @@ class AsyncCursor(Unpicklable):
         return self._store
 
     def key_of(self, record: Delivery) -> bytes | None:
-        """The key of something that was delivered, whose order matters; None if it has none."""
+        """The key whose records stay in order: a record's key, or a row's primary key; None without one."""
         if isinstance(record, CursorRecord):
             return record.key
         table = self._plan.table
@@ -460,7 +460,7 @@ def _offsets(name: str, given: Any) -> Mapping[int, int] | None:
 
 
 def names_offsets(start: Start) -> bool:
-    """Whether it gives offsets, which no node has looked up: a log need not have them."""
+    """Whether ``start`` gives offsets itself. No node has looked those up, so a log may not have them."""
     return isinstance(start, Mapping) or parse_start(start, now_ms=0).kind == "offset"
 
 

@@ -654,7 +654,7 @@ def _parts(answers: Sequence[Any], name: str) -> list[Any]:
 
 
 def _place(entry: Any) -> tuple[int, int]:
-    """By this, entries of several nodes are in one order; those of one bucket stay in theirs."""
+    """The sort key of an entry in nodes' answers: table partition and bucket."""
     return entry.partition_id, entry.bucket
 
 

@@ -577,7 +577,7 @@ def _is_behind(cursor: AsyncCursor) -> bool:
 
 
 def _upto(cursor: AsyncCursor, left: Sequence[Delivery]) -> dict[int, int]:
-    """By partition, the offset behind the last record that is done, when these are left of what came."""
+    """By partition, the offset behind the last record that is done; those in ``left`` are not."""
     upto = {partition: position.offset for partition, position in cursor.positions.items()}
     for record in reversed(left):
         upto[record.partition] = record.offset

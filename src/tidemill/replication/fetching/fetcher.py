@@ -135,7 +135,7 @@ class ReplicaFetcher:
             logger.log(level, line)
 
     def replace(self, key: tuple[UUID, int], followed: _Followed) -> None:
-        """Another object stands for a partition that is followed."""
+        """Follow a partition through the ``Partition`` object that has replaced its old one."""
         self._followed[key] = self._followed[key][0], followed
 
     def _report(self, partition: Partition) -> None:
@@ -243,7 +243,7 @@ class _Followed:
         return self.records_ms is None or now_ms - self.records_ms > _IDLE_MS
 
     def failed(self, now_ms: int) -> None:
-        """Wait a little longer than the last time."""
+        """Note a failure: the next attempt waits a little longer than the last one."""
         self.retry_ms = now_ms + min(_LONGEST_PAUSE_MS, _FIRST_PAUSE_MS << min(self.failures, 10))
         self.failures += 1
 
@@ -370,7 +370,7 @@ class _LeaderLink:
                 self._release(followed)
 
     def _release(self, followed: _Followed) -> None:
-        """Ask for a partition again, unless something else stands for it now."""
+        """Let a partition be fetched again, unless another object has replaced it."""
         if self.partitions.get(followed.key) is followed:
             self._unasked[followed.key] = followed
             self._has_work.set()

@@ -105,7 +105,7 @@ class _Write:
 
 @dataclass(slots=True)
 class _Line:
-    """The calls for one share partition: one at a time. ``users`` have or wait for the lock."""
+    """The queue of calls about one share partition. ``users`` calls have the lock or wait for it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     writes: list[_Write] = field(default_factory=list)
@@ -243,7 +243,7 @@ class NodePersister:
         )
 
     async def close(self) -> None:
-        """Stop sending; whoever waits is told so."""
+        """Stop sending. Calls that wait end with an error."""
         senders = list(self._senders.values())
         for sender in senders:
             sender.cancel()

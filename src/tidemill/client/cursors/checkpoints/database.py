@@ -470,7 +470,7 @@ class DatabaseStore:
             )
 
     def _changed(self, partition: int, step: Step, checkpoint: bytes) -> bool:
-        """Change a row; gives whether it was as this owner believes."""
+        """Store a partition's position; False if its row is not as this owner has left it."""
         try:
             _, count = self._database.execute(
                 _COMMIT,
@@ -487,7 +487,7 @@ class DatabaseStore:
         return count == 1
 
     def _forget(self, partition: int, step: Step) -> None:
-        """Delete the notes of lanes that do not count any more."""
+        """Delete the rows about finished records that the new position covers."""
         try:
             if step.sought:
                 self._database.execute(_FORGET_ALL, name=self._name, partition=partition)
@@ -522,7 +522,7 @@ class DatabaseStore:
         )
 
     def _elsewhere(self, partition: int, step: Step, changed: Mapping[int, Step]) -> CursorError:
-        """The error for a commit that found another row than it believed.
+        """The error of a commit whose row in the database is not as this owner has left it.
 
         Rows that this commit has ``changed`` are as the caller's transaction sees them, which can only be
         rolled back: what is stored is what they were before.
@@ -568,7 +568,7 @@ class DatabaseStore:
     # --- what the cluster is shown
 
     def committed(self, steps: Mapping[int, Step]) -> None:
-        """The transaction with these steps is committed, which whoever commits it may tell."""
+        """Note that the caller's transaction with these steps is committed, and show that to the cluster."""
         self._unsettled.difference_update(steps)
         self._show({partition: step.after for partition, step in steps.items()})
 
