@@ -165,7 +165,7 @@ class ShardShell(ABC):
         try:
             result = self.call_now(key, handler)
         except ApiError:
-            # A refusal tells what is, too.
+            # A refusal, too, tells the client something about the state, which must be the newest.
             await self.confirm_newest()
             raise
         has_written = self._appended != appended

@@ -275,7 +275,7 @@ class AsyncCursor(Unpicklable):
         waiting = self._machine.waiting_records
         if self._store.is_paused or not waiting or waiting - limit >= min(limit, _WAITING_MAX):
             return
-        # What keeps it from being sent keeps the next poll from it, too, and is told there.
+        # The next poll meets the same error, and raises it.
         with contextlib.suppress(TidemillError):
             await self._reader.begin(self._fetch_positions(), _FETCH_WAIT_MS)
 

@@ -392,7 +392,7 @@ class NodeLink:
                 attempts += 1
                 await asyncio.sleep(backoff_ms(attempts, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS) / 1000)
         except BaseException:
-            # Nothing happens to those that the transaction has: they are not this member's any more.
+            # These were not accepted. Records that the transaction has are not this member's any more.
             for partition, entries in left.items():
                 for entry in entries:
                     self.outbox.put_range(partition, entry.first_offset, entry.last_offset, _RELEASE)

@@ -1,7 +1,7 @@
 """A record that a share group has handed to this consumer, and what can be done with it.
 
-Whoever has a record settles it once: ``accept``, ``release`` or ``reject``. The call does not wait: the node
-is told in the background, many records at a time (``AsyncShare.flush`` waits). It may come from any thread.
+The holder of a record settles it once: ``accept``, ``release`` or ``reject``. The call does not wait: the
+node is told in the background, many records at a time (``AsyncShare.flush`` waits). Any thread may call them.
 """
 
 from __future__ import annotations

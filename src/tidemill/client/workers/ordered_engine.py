@@ -194,7 +194,7 @@ class OrderedEngine:
                     raise
                 await self._pause(self._spend(error), f"{type(error).__name__}: {error}")
             finally:
-                # Nobody is to be told of one that is about to be closed.
+                # Taken away first: callers must not see a workspace that is about to be closed.
                 workspace, self._workspace = self._workspace, None
                 if workspace is not None:
                     await workspace.close()

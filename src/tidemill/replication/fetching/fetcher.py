@@ -102,7 +102,7 @@ class ReplicaFetcher:
             if (old_leader, followed.epoch) == (leader, epoch) and followed.partition is partition:
                 return
             if followed.partition is not partition and partition.failure is not None:
-                return  # It has moved away and back: this is the end of the one before, told late.
+                return  # The partition has moved away and back: this late call is about the object before.
             del self._followed[key]
             link = self._leaders[old_leader]
             link.remove(key)
@@ -433,7 +433,7 @@ class _LeaderLink:
         return is_new or (watermark, start) != (partition.high_watermark, partition.log_start_offset)
 
     def _cut(self, followed: _Followed, step: FollowerStep) -> None:
-        # Another object takes its place, so that it is not asked for when this Fetch is over.
+        # A new object takes the place of ``followed``, which the end of the Fetch would ask for again.
         cutting, key = _Followed(followed.partition, followed.epoch), followed.key
         if self.partitions.get(key) is not followed:
             return

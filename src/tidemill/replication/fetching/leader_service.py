@@ -226,7 +226,7 @@ class LeaderService:
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         """Answer a follower's Fetch, at the latest when it has waited as long as it wants to."""
         begin_slice()
-        # Who has not been heard of for half of the time must not look as if it lagged with the next record.
+        # A follower that waits here longer would seem to lag as soon as the next record comes.
         until = self._loop.time() + min(request.max_wait_ms, self.replica_lag_ms // 2) / 1000
         answers, readable = await self._let_in(request)
         found = await self._read(request, readable)

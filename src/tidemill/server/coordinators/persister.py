@@ -280,11 +280,11 @@ class NodePersister:
             for each in writes:
                 resolve(each.done, None)
         finally:
-            # Also when the one of them that does the work for all is cancelled.
+            # Also reached when the call that does the work for all of them is cancelled.
             for each in writes:
                 if not each.done.done():
                     each.done.set_exception(error)
-                    # The one who waits may be gone.
+                    # Read here, because nobody may wait for it any more: asyncio would log it.
                     each.done.exception()
 
     async def _retried(

@@ -405,7 +405,7 @@ class LedSharePartition:
     def _scanned(self, scanner: asyncio.Task[None]) -> None:
         self._scanner = None
         if not scanner.cancelled():
-            # It was raised to whoever asked, if anybody still does.
+            # Its waiters have got it, if there still are any.
             scanner.exception()
 
     async def _scan(self) -> None:

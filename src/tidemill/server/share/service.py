@@ -155,7 +155,7 @@ class ShareService:
             raise led.ended
         self._by_group.setdefault(key.group_id, {})[key] = led
         if not self.sessions.has_group(key.group_id):
-            # Now, for whoever describes it: without members it is dropped in a moment.
+            # Now, for requests that describe it: without members it is dropped in a moment.
             with contextlib.suppress(TidemillError):
                 await led.look_ahead()
             if not self.sessions.has_group(key.group_id):

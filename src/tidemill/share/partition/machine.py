@@ -916,7 +916,7 @@ class SharePartition:
             self._noted(first, last, now_ms, wall_ms)
         if write.start_offset > (start := self.start_offset):
             self._move_start(write.start_offset)
-            # Records that died may block their keys since the write began. With it they are gone.
+            # Records that died since the write began may block their keys; they are gone with the new start.
             self._release_keys(start, write.start_offset - 1, now_ms, wall_ms)
         for settlement in write.settlements:
             for first, last in settlement.ranges:

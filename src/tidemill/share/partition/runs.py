@@ -21,7 +21,7 @@ NEVER_MS = 2**62
 class Wait(IntEnum):
     """Why a record that is AVAILABLE is not handed out."""
 
-    #: It is handed out to whoever asks next.
+    #: It is handed out to the next member that asks.
     READY = 0
     #: Its time has not come.
     DELAYED = 1

@@ -224,7 +224,8 @@ class _Alchemy(Database):
     def driver(self) -> Any:
         pooled = self._connection.connection
         if callable(pooled):
-            pooled = pooled().connection  # A session's.
+            # A session has a method where a connection has a property.
+            pooled = pooled().connection
         return pooled.dbapi_connection
 
     def in_transaction(self) -> bool:
@@ -411,7 +412,7 @@ class DatabaseStore:
         except Exception:
             self._database.rollback()
             if self._row(partition) is None:
-                raise  # Not because another one was faster.
+                raise  # No other process has made the row, so the error has another reason.
 
     # --- commits
 
@@ -445,7 +446,7 @@ class DatabaseStore:
             if not self._changed(partition, step, written[partition]):
                 raise self._elsewhere(partition, step, changed)
             changed[partition] = step
-        # Only now: until here it is known what was finished before.
+        # Only after all rows are changed: an error above needs the rows of what was finished before.
         for partition, step in steps.items():
             self._forget(partition, step)
         self._checkpoints |= written
