@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -186,6 +187,36 @@ def test_a_call_loads_no_pydantic() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_written_for_every_shell(shell: str) -> None:
     assert b"_TIDEMILL_COMPLETE" in run("completion", shell).stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tidemill to", "topic"),
+        ("tidemill cursor re", "reset resume replay"),
+        ("tidemill topic consume --fr", "--from"),
+        ("tidemill completion ", "bash zsh fish"),
+    ],
+)
+def test_bash_completes_commands_options_and_values(typed: str, offered: str, tmp_path: Path) -> None:
+    launcher = tmp_path / "tidemill"
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tidemill "$@"\n')
+    launcher.chmod(0o755)
+    script = (
+        "source <(tidemill completion bash)\n"
+        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))\n'
+        '_tidemill_completion tidemill; echo "${COMPREPLY[*]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *typed.split(" ")],
+        env={**environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == offered.split()
+    assert done.stderr == ""
 
 
 def test_wrong_usage_exits_with_2_and_names_the_mistake() -> None:

@@ -129,6 +129,12 @@ def _completion(
     """Print the script that completes commands and options in your shell.
 
     For bash: tidemill completion bash > ~/.local/share/bash-completion/completions/tidemill
+
+    For zsh: tidemill completion zsh > DIRECTORY/_tidemill, in a directory of $fpath
+
+    For fish: tidemill completion fish > ~/.config/fish/completions/tidemill.fish
+
+    In bash, 'source <(tidemill completion bash)' is enough to try it.
     """
     os.environ["_TIDEMILL_COMPLETE"] = f"source_{shell.value}"
     sys.argv = ["tidemill"]

@@ -276,7 +276,7 @@ def _waiting(found: SharePartitionRecords) -> str:
 
 
 def _age(records: ShareRecords) -> str:
-    """How long they have been held, or have waited; "≥" if the leader took over meanwhile."""
+    """How long records have been held or have waited, with "≥" if the leader took over meanwhile."""
     return f"{'≥ ' if records.is_age_minimum else ''}{records.age_ms / 1000:.1f} s"
 
 

@@ -51,7 +51,7 @@ class LeaseReport:
         self._connection = connection
 
     def fileno(self) -> int:
-        """Readable when the supervisor is gone: it never writes."""
+        """The socket's descriptor, which becomes readable when the supervisor is gone: it never writes."""
         return self._connection.fileno()
 
     def tell(self, lease_id: int) -> None:

@@ -8,12 +8,25 @@ tidemill.errors.ConfigError: concurrency is a whole number of at least 1, not 0
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from tidemill.errors import ConfigError
 
-__all__ = ("Named", "chosen_partitions", "full_name", "millis", "shown", "topic_names", "whole")
+__all__ = (
+    "Named",
+    "chosen_partitions",
+    "flag",
+    "full_name",
+    "millis",
+    "names",
+    "optional_text",
+    "shown",
+    "text",
+    "topic_names",
+    "values_by_name",
+    "whole",
+)
 
 _SHOWN_CHARACTERS_MAX: Final = 60
 
@@ -31,8 +44,8 @@ def shown(value: object) -> str:
     >>> shown("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…"
     """
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}…"
+    found = repr(value)
+    return found if len(found) <= _SHOWN_CHARACTERS_MAX else f"{found[:_SHOWN_CHARACTERS_MAX]}…"
 
 
 def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
@@ -52,6 +65,46 @@ def millis(name: str, seconds: Any) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 2**53:
         raise ConfigError(f"{name} is a number of seconds of at least 0, not {shown(seconds)}")
     return round(seconds * 1000)
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` if it is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is True or False, not {shown(value)}")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """``value`` if it is text, which may be empty."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is text, not {shown(value)}")
+    return value
+
+
+def optional_text(name: str, value: Any) -> str | None:
+    """``value`` if it is text or None."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{name} is text or None, not {shown(value)}")
+    return value
+
+
+def names(name: str, value: Any) -> list[str]:
+    """A list of names, which may be empty; one name stands for a list of it."""
+    found = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"{name} is a name or a list of names, not {shown(value)}")
+    return found
+
+
+def values_by_name(name: str, value: Any) -> Mapping[str, Any]:
+    """Values by name; None stands for none."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is values by name, as in {{'user.owner': 'ann'}}, not {shown(value)}")
+    for each in value:
+        text(f"a name in {name}", each)
+    return value
 
 
 def full_name(what: str, name: Any) -> str:

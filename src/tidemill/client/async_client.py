@@ -8,7 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemill.client.arguments import full_name, millis, shown, topic_names, whole
+from tidemill.client.arguments import (
+    flag,
+    full_name,
+    millis,
+    names,
+    optional_text,
+    shown,
+    text,
+    topic_names,
+    whole,
+)
 from tidemill.client.cluster import Cluster
 from tidemill.client.process_bound import Unpicklable
 from tidemill.errors import ConfigError, TidemillError
@@ -72,6 +82,8 @@ async def connect_async(
             f"the servers are text like '127.0.0.1:9092', several separated by commas, not "
             f"{shown(bootstrap_servers)}"
         )
+    text("client_id", client_id)
+    whole("timeout_ms", timeout_ms, least=0)
     cluster = Cluster(bootstrap_servers, client_id=client_id, timeout_ms=timeout_ms)
     await cluster.connect()
     return AsyncTidemill(cluster, bootstrap_servers)
@@ -374,6 +386,7 @@ class AsyncTidemill(Unpicklable):
         """
         from tidemill.client.share.group_configs import named_configs, set_group_configs
 
+        full_name("the name of a share group", group)
         named = named_configs(
             start=start,
             lock=lock,
@@ -464,10 +477,10 @@ class AsyncTidemill(Unpicklable):
         from tidemill.client.tables.requests import pairs
 
         body = {
-            "name": name,
-            "comment": comment,
+            "name": text("a database's name", name),
+            "comment": optional_text("comment", comment),
             "properties": pairs(properties),
-            "if_not_exists": if_not_exists,
+            "if_not_exists": flag("if_not_exists", if_not_exists),
         }
         await self._ask("CreateDatabase", body, f"creating database {name!r}")
 
@@ -497,16 +510,20 @@ class AsyncTidemill(Unpicklable):
         from tidemill.client.tables.requests import pairs
 
         body = {
-            "name": name,
-            "comment": comment,
-            "set_properties": pairs(set_properties),
-            "unset_properties": list(unset_properties),
+            "name": text("a database's name", name),
+            "comment": optional_text("comment", comment),
+            "set_properties": pairs(set_properties, "set_properties"),
+            "unset_properties": names("unset_properties", unset_properties),
         }
         await self._ask("AlterDatabase", body, f"altering database {name!r}")
 
     async def drop_database(self, name: str, *, cascade: bool = False, if_exists: bool = False) -> None:
         """Drop a database. One that has tables only with ``cascade``, which drops them too."""
-        body = {"name": name, "cascade": cascade, "if_exists": if_exists}
+        body = {
+            "name": text("a database's name", name),
+            "cascade": flag("cascade", cascade),
+            "if_exists": flag("if_exists", if_exists),
+        }
         await self._ask("DropDatabase", body, f"dropping database {name!r}")
 
     # --- tables
@@ -539,16 +556,20 @@ class AsyncTidemill(Unpicklable):
         from tidemill.client.tables.requests import pairs
 
         body = creation_body(
-            name,
+            text("a table's name", name),
             schema,
-            primary_key=(primary_key,) if isinstance(primary_key, str) else tuple(primary_key),
+            primary_key=tuple(names("primary_key", primary_key)),
             buckets=buckets,
             boundaries=boundaries,
             partition_by=partition_by,
             row_format=row_format,
             key_format=key_format,
         )
-        body |= {"properties": pairs(properties), "comment": comment, "if_not_exists": if_not_exists}
+        body |= {
+            "properties": pairs(properties),
+            "comment": optional_text("comment", comment),
+            "if_not_exists": flag("if_not_exists", if_not_exists),
+        }
         await self._ask("CreateTable", body, f"creating table {name!r}")
         self.cluster.forget()
         return await self.table(name)
@@ -558,11 +579,13 @@ class AsyncTidemill(Unpicklable):
         from tidemill.client.tables.requests import definition_from
         from tidemill.client.tables.table import AsyncTable
 
+        text("a table's name", name)
         response = await self._ask("DescribeTable", {"name": name}, f"describing table {name!r}")
         return AsyncTable(self.cluster, definition_from(response.table))
 
     async def tables(self, database: str | None = None) -> list[TableInfo]:
         """The tables, by name, of one database or of all."""
+        optional_text("database, a name,", database)
         response = await self._ask("ListTables", {"database": database}, "listing tables")
         return [
             TableInfo(
@@ -580,7 +603,8 @@ class AsyncTidemill(Unpicklable):
 
     async def drop_table(self, name: str, *, if_exists: bool = False) -> None:
         """Drop a table with everything in it."""
-        await self._ask("DropTable", {"name": name, "if_exists": if_exists}, f"dropping table {name!r}")
+        body = {"name": text("a table's name", name), "if_exists": flag("if_exists", if_exists)}
+        await self._ask("DropTable", body, f"dropping table {name!r}")
         self.cluster.forget()
 
     async def leases(self) -> list[Lease]:
@@ -602,6 +626,7 @@ class AsyncTidemill(Unpicklable):
 
     async def release_lease(self, lease_id: str) -> None:
         """Release a lease by its id, for example one that somebody left behind."""
+        text("lease_id", lease_id)
         await self._ask("ReleaseLease", {"lease_id": lease_id}, f"releasing lease {lease_id!r}")
 
     async def _ask(self, name: str, body: dict[str, Any], what: str) -> Any:

@@ -220,7 +220,7 @@ class Cluster:
         self._stale = False
 
     def _believed(self, known: TopicInfo | None, told: TopicInfo) -> TopicInfo:
-        """What was told of a topic, but for partitions of which a newer leader is known."""
+        """The topic as a node has just described it, except for partitions whose known leader is newer."""
         now = asyncio.get_running_loop().time()
         is_same = known is not None and known.topic_id == told.topic_id
         epochs = [each.leader_epoch for each in known.partitions] if is_same and known is not None else []

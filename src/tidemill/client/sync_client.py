@@ -258,7 +258,7 @@ class _Opened:
         self.iterated: set[AsyncGenerator[Any]] = set()
 
     def close(self) -> None:
-        """Close iterators, connections and thread. Closing twice is fine, and so is any thread or process."""
+        """Close iterators, connections and thread. Any thread or process may call it, also twice."""
         iterated, self.iterated = self.iterated, set()
         # Refused in a forked process, and on the thread itself, where the garbage collector may call this;
         # and an iterator that another thread is waiting for ends with the connection.

@@ -57,7 +57,7 @@ class Scan(Blocking[AsyncScan]):
         return pl.from_arrow(self.to_arrow())
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as a stream of batches, for whoever reads Arrow."""
+        """The rows as a ``pyarrow.RecordBatchReader``, which gives them batch by batch."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tidemill.client.arguments import shown
 from tidemill.client.blocking import Blocking, blocking
 from tidemill.client.workers.handling import WorkerCounts
 from tidemill.client.workers.stopping import StopSignals
 from tidemill.client.workers.worker import AsyncWorker
+from tidemill.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidemill.client.sync_client import Tidemill
@@ -87,6 +89,9 @@ def run_workers(*workers: Worker, metrics: str | None = None, allow_unauthentica
     address ``host:port``, their metrics are served there as ``/metrics``, for Prometheus. One that other
     machines can reach needs ``allow_unauthenticated``.
     """
+    for worker in workers:
+        if not isinstance(worker, Worker):
+            raise ConfigError(f"a worker is what @db.worker(…) makes, not {shown(worker)}")
     begun: list[Worker] = []
     with StopSignals() as stopping, _serving(workers, metrics, allow_unauthenticated):
         try:

@@ -463,7 +463,7 @@ class HeartbeatRequest(ClusterRequest, frozen=True, tag="Heartbeat"):
 
 
 class HeartbeatResponse(ClusterResponse, frozen=True, tag="Heartbeat"):
-    """Heard. ``stale`` lists the partitions that the asking node does not lead, as far as is known here.
+    """The answer to a Heartbeat. ``stale``: partitions that the asking node does not lead, as known here.
 
     ``confirmed``, if it was asked for: those in which this node follows the asking one at the named epoch.
     """
@@ -483,7 +483,7 @@ class ProbeRequest(ClusterRequest, frozen=True, tag="Probe"):
 
 
 class ProbeResponse(ClusterResponse, frozen=True, tag="Probe"):
-    """Well; with the suspicions of the answering node."""
+    """The answer to a Probe: the node is well. It carries the suspicions of the answering node."""
 
     reached: bool = True
     suspects: dict[int, int] = {}

@@ -364,7 +364,7 @@ class Peers:
         if (address := self._address_of(node_id)) is None:
             raise NodeUnavailable(f"node {node_id} has no address: it is not registered in the cluster")
         link.opening = loop.create_future()
-        # Whoever asked for it may be gone when it fails.
+        # The caller that wanted the connection may be gone when it fails.
         link.opening.add_done_callback(lambda done: done.cancelled() or done.exception())
         link.task = loop.create_task(self._open(node_id, address, link, link.opening, backoff))
         return link.opening

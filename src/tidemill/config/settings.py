@@ -543,6 +543,17 @@ class Settings:
         for info in SETTINGS:
             info.check(getattr(self, info.name), "the program")
         self._check_pairs()
+        self._check_topic_defaults()
+
+    def _check_topic_defaults(self) -> None:
+        given: object = self.topic_defaults
+        if not isinstance(given, dict) or not all(
+            isinstance(each, str) for each in (*given, *given.values())
+        ):
+            raise ConfigError(
+                "setting topic_defaults is texts by the names of topic configs, as in "
+                f"{{'retention.ms': '3600000'}}, not {repr(given)[:200]}"
+            )
         try:
             check_overrides(self.topic_defaults)
         except ApiError as error:

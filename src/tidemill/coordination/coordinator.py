@@ -36,7 +36,7 @@ class Coordinator(ABC, Generic[S]):
         await self._shards.all()
 
     async def close(self) -> None:
-        """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all work."""
+        """Answer all waiting requests with COORDINATOR_NOT_AVAILABLE, and stop all work."""
         await self._shards.close()
 
     @abstractmethod

@@ -160,7 +160,7 @@ class Shards(Generic[S]):
             await pause(self._clock, _LOAD_RETRY_MS)
 
     async def close(self) -> None:
-        """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all timers."""
+        """Answer all waiting requests with COORDINATOR_NOT_AVAILABLE, and stop all timers."""
         self._closed = True
         for shard in tuple(self._unloaded):
             shard.stop(ErrorCode.coordinator_not_available)

@@ -100,7 +100,7 @@ class StateBatch(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """An offset of the log behind all that a state tells of, and the epoch of the record right below it.
+    """The offset behind the last record that a state knows of, and the leader epoch of that record.
 
     By it a later leader finds out whether its log is the one that the state was written for. -1: not known.
     ``history`` has the epochs of the writer's log, as in ``EpochHistory.to_bytes``: if the logs have parted,

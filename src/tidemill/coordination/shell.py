@@ -165,7 +165,7 @@ class ShardShell(ABC):
         try:
             result = self.call_now(key, handler)
         except ApiError:
-            # A refusal tells what is, too.
+            # A refusal, too, tells the client something about the state, which must be the newest.
             await self.confirm_newest()
             raise
         has_written = self._appended != appended
@@ -175,7 +175,7 @@ class ShardShell(ABC):
         return result
 
     async def change(self, key: str | None, handler: Callable[[int], None]) -> None:
-        """Run a handler of the node's own, which tells nobody anything; returns once that is committed."""
+        """Run a handler that answers no client; returns once its records are committed."""
         self.call_now(key, handler)
         await self.barrier()
 

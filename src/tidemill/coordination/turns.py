@@ -88,7 +88,7 @@ class TurnQueue:
         await place
 
     def _next_turn(self) -> None:
-        # What weighed more than a turn has room for takes that of the next ones.
+        # A task that weighed more than one turn allows has used up a part of the next turns.
         self._left = min(self._per_turn, self._left + self._per_turn)
         while self._left > 0 and self._waiting:
             place, weight = self._waiting.popleft()

@@ -168,7 +168,7 @@ class CursorMachine(Generic[R]):
     # --- records
 
     def arrived(self, arrivals: Iterable[Arrival[R]]) -> None:
-        """Take what was fetched. What does not begin where the last fetch ended is of before a rollback."""
+        """Take what was fetched. Answers to fetches from before a rollback or seek are dropped."""
         for arrival in arrivals:
             each = self._partitions.get(arrival.partition)
             if each is None or arrival.start != each.fetched:
@@ -209,7 +209,7 @@ class CursorMachine(Generic[R]):
             _pass(each.passed, offset, arrival.leader_epoch)
 
     def _pass_over(self) -> None:
-        """Go behind arrivals of which nothing is left to hand out."""
+        """Remove arrivals that are handed out completely, and move the delivered position behind them."""
         while self._waiting and self._waiting[0].next >= len(self._waiting[0].arrival.records):
             waiting = self._waiting.popleft()
             arrival = waiting.arrival

@@ -101,13 +101,13 @@ class GapBuffer:
         self._gaps.append(gap)
 
     def note_dropped(self, partition: int, last_offset: int, count: int) -> None:
-        """Count gaps up to ``last_offset`` whose ranges nobody has told."""
+        """Count gaps up to ``last_offset`` that an answer has counted without giving their ranges."""
         if count and last_offset >= self._noted.get(partition, 0):
             self._noted[partition] = last_offset + 1
             self._dropped += count
 
     def forget_above(self, partition: int, offset: int) -> None:
-        """Note gaps from ``offset`` on again: the cursor was sent back on purpose."""
+        """Accept gaps from ``offset`` on once more, because the cursor was sent back there on purpose."""
         self._noted[partition] = min(self._noted.get(partition, 0), offset)
 
     def take(self) -> Gaps:

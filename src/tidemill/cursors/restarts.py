@@ -33,10 +33,12 @@ class Bounded:
     within_seconds: float
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0:
-            raise ConfigError(f"max_restarts must be 0 or more, not {self.max_restarts}")
-        if not self.within_seconds > 0:
-            raise ConfigError(f"within_seconds must be more than 0, not {self.within_seconds}")
+        most: object = self.max_restarts
+        within: object = self.within_seconds
+        if not isinstance(most, int) or most < 0:
+            raise ConfigError(f"max_restarts is a whole number of at least 0, not {most!r:.60}")
+        if not isinstance(within, int | float) or not within > 0:
+            raise ConfigError(f"within_seconds is a number of seconds above 0, not {within!r:.60}")
 
 
 RestartPolicy = Once | Bounded

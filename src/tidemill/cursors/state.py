@@ -197,7 +197,7 @@ class CursorsState:
         cursor = self._found(name)
         held = {each: self._check_epoch(name, cursor, each, epoch) for each, epoch in epochs.items()}
         if release:
-            # Also the next coordinator knows then that nobody need be waited for.
+            # Written to the log, so that the next coordinator does not wait for this lease either.
             owned = ((each, stored) for each, stored in held.items() if stored.owner)
             self._write([(name, each, replace(stored, owner="")) for each, stored in owned])
         for partition in epochs:

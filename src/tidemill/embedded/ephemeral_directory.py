@@ -1,4 +1,4 @@
-"""Directories of nodes that keep nothing: removed when the node is closed, or after its process was killed.
+"""Data directories of ephemeral nodes: removed when the node is closed, or later if its process was killed.
 
 Each has a file that its process holds locked, so that whoever comes next can tell a directory whose owner is
 gone from one that is in use, also across containers that share it. The file is locked before it gets its

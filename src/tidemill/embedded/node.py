@@ -17,14 +17,16 @@ import threading
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import uvloop
 
+from tidemill.client.arguments import shown
 from tidemill.client.sync_client import Tidemill
-from tidemill.config.settings import Settings
+from tidemill.config.settings import SETTINGS, Settings
 from tidemill.config.values import Address, parse_address
 from tidemill.embedded.ephemeral_directory import EphemeralDirectory
+from tidemill.embedded.keywords import SettingKeywords
 from tidemill.errors import ConfigError
 from tidemill.server.node import Node
 from tidemill.server.running import run_until
@@ -151,36 +153,51 @@ def open_node(
     *,
     listen: str = "127.0.0.1:0",
     http: str | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingKeywords],
 ) -> EmbeddedNode:
     """Run a node inside this process.
 
     ``path`` is the data directory; without it the node is ephemeral: its data goes when it is closed, or when
     the program ends. It listens on a free port unless ``listen`` says otherwise; ``http``
     (``"127.0.0.1:0"``, say) adds health and metrics. Addresses that other machines can reach need
-    ``allow_unauthenticated=True``: there is no authentication yet. Further keyword arguments are settings, as
-    in ``tidemill settings``.
+    ``allow_unauthenticated=True``: there is no authentication yet. Further keyword arguments are settings;
+    ``tidemill settings`` lists them with their defaults.
 
     >>> import tidemill
-    >>> with tidemill.open(auto_create_topics=False) as node:
+    >>> with tidemill.open(auto_create_topics=False, kv_block_cache_bytes="64 MiB") as node:
     ...     ":" in node.bootstrap_servers
     True
     """
-    _check_names(settings)
-    if path is None:
-        # A reserve keeps data readable on a full disk; this data is removed with the node anyway.
-        settings.setdefault("disk_reserve_bytes", 0)
     chosen = Settings(
-        data_dir=Path(path or ""),
+        data_dir=_data_dir(path),
         listen=_address("listen", listen),
         http=_address("http", http) if http else None,
-        **settings,
+        # A reserve keeps data readable on a full disk; ephemeral data is removed with the node anyway.
+        **_read({"disk_reserve_bytes": 0, **settings} if path is None else settings),
     )
     if path is not None:
         return EmbeddedNode(chosen, None)
     # Made last, so that settings that are refused leave nothing behind.
     ephemeral = EphemeralDirectory()
     return EmbeddedNode(replace(chosen, data_dir=ephemeral.data_dir), ephemeral)
+
+
+def _data_dir(path: Any) -> Path:
+    try:
+        return Path(path or "")
+    except TypeError as error:
+        raise ConfigError(f"path is the data directory, as text or a path, not {shown(path)}") from error
+
+
+def _read(settings: Mapping[str, object]) -> dict[str, Any]:
+    """The values of settings, which may be given as text, as in the config file."""
+    _check_names(settings)
+    infos = {info.name: info for info in SETTINGS}
+    return {
+        # The defaults of topics are no row of the table; ``Settings`` checks them.
+        name: infos[name].read(value, "tidemill.open") if name in infos else value
+        for name, value in settings.items()
+    }
 
 
 def _check_names(settings: Mapping[str, object]) -> None:
@@ -195,8 +212,8 @@ def _check_names(settings: Mapping[str, object]) -> None:
         raise ConfigError(f"tidemill.open has no setting {name!r}: {hint}")
 
 
-def _address(setting: str, text: str) -> Address:
+def _address(setting: str, text: Any) -> Address:
     try:
-        return parse_address(text)
+        return parse_address(text if isinstance(text, str) else "")
     except ValueError as error:
         raise ConfigError(f"setting {setting} cannot be {text!r}: give it as {error}") from error

@@ -259,7 +259,7 @@ class DataDirectoryInUse(StorageError):
 
 
 def without_traceback(error: TidemillError) -> TidemillError:
-    """The error without the way that it took, for what was found wrong with large data.
+    """The error without its traceback, which would keep large data in memory.
 
     The way leads to frames that hold the error and the data: a circle, which would keep the bytes of a
     request, up to 100 MB, in memory and outside of the budget until the next collection.

@@ -1,6 +1,6 @@
 """The first files of a partition: its directory and its checkpoint, which the first append needs.
 
-Making them durable takes several syncs, too long for the event loop. So whoever is about to append to a
+Making them durable takes several syncs, too long for the event loop. So a caller that is about to append to a
 partition without files has this work done in a thread before. An append that comes without that does it
 itself, or waits for the thread that does.
 """

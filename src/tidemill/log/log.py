@@ -208,7 +208,7 @@ class PartitionLog(ReadableLog):
         return Appended(first.base_offset, last.last_offset, duplicate=False)
 
     def copied_compacted(self, offset: int) -> None:
-        """Note durably that the log, of which a part is there, is a copy of one that was compacted below.
+        """Note durably that this log is a copy of one that was compacted below ``offset``.
 
         If the log ends below the offset at the next start, the note goes: the copy has to begin anew then.
         """
@@ -640,7 +640,7 @@ class PartitionLog(ReadableLog):
             self.fail(error)
 
     def take_as_it_is(self) -> None:
-        """An operator has decided that what a repair has left counts. Raises ``StorageError``."""
+        """Accept what a repair has left as the log, as an operator decided. Raises ``StorageError``."""
         if self.is_repaired:
             unmark_repaired(self._storage, self.directory)
             self._storage.sync_dir(self.directory)

@@ -6,7 +6,7 @@ Rules:
 - A request goes out in the newest version that both sides and the calling code know.
 - Answers are matched to requests by correlation id, so any number may be under way.
 - A connection that failed once stays failed: every request under way and every later one gets the same
-  error. Whoever wants another try opens another connection.
+  error. For another try, open another connection.
 - A request that is not answered in time fails the connection: its answer could otherwise come at any time and
   hold up those behind it.
 """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Listener", "TcpTransport", "Transport")
 
-#: Whoever is accepted with TLS is not seen, and so not limited, by anybody else until this is over.
+#: A connection is seen, and limited, by the node only after its TLS handshake, which may take this long.
 _TLS_HANDSHAKE_SECONDS = 5.0
 
 

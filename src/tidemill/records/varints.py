@@ -10,7 +10,7 @@ _SHIFT_MAX = 63
 def read_varint(body: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
     """A zigzag number of at most ten bytes, and the position behind it.
 
-    Raises ``IndexError`` where the bytes end, ``OverflowError`` behind ten bytes: whoever reads says what
+    Raises ``IndexError`` where the bytes end, ``OverflowError`` behind ten bytes: the caller says what
     is wrong with the record.
     """
     byte = body[position]

@@ -141,7 +141,7 @@ class FollowerSide:
             self._partition.wake_readers()
 
     def flushed(self) -> None:
-        """More is on this disk: the leader has to hear of it."""
+        """Note that more is durable here, which the next report tells the leader."""
         self.follow_log_start()
         self.on_progress(self._partition)
 

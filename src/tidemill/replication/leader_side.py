@@ -118,7 +118,7 @@ class LeaderSide:
         )
 
     def offsets_moved(self, moved: bool) -> None:
-        """Tell whoever waits for the followers; ``moved`` says that the high watermark did."""
+        """Call those who wait for followers' offsets; ``moved`` says whether the high watermark has moved."""
         if moved:
             self._partition.high_watermark_moved()
         if self._start_waiters and self._state.in_sync is not None:
@@ -155,7 +155,7 @@ class LeaderSide:
         return proposal
 
     def proposal_ended(self, proposal: IsrProposal, *, refused: bool) -> None:
-        """A proposal is over: refused for good, or (not ``refused``) taken or lost, nobody knows."""
+        """End a proposal: it was ``refused`` for good, or its outcome is unknown."""
         if self._state.proposal_ended(proposal, refused=refused):
             self._partition.high_watermark_moved()
 
@@ -173,7 +173,7 @@ class LeaderSide:
             self._start_waiters.add(offset, waiter)
 
     def fail_waiters(self, error: TidemillError) -> None:
-        """Fail whoever waits for the in-sync replicas' log starts."""
+        """Call all who wait for the in-sync replicas' log starts with an error."""
         self._start_waiters.fail(error)
 
     # --- what followers ask and tell
@@ -319,7 +319,7 @@ class LeaderSide:
         self._tail_readers.pop(key, None)
 
     def wake_tail(self) -> None:
-        """There may be something to fetch, or the role is another one."""
+        """Wake followers that wait: there may be something to fetch, or the role has changed."""
         if self._tail_readers:
             waiting, self._tail_readers = self._tail_readers, {}
             for wake in waiting.values():

@@ -400,7 +400,7 @@ class Partition:
             self.apply(*deferred)
 
     def high_watermark_moved(self) -> None:
-        """Tell whoever waits for the high watermark, and readers."""
+        """Call those who wait for the high watermark, and wake readers."""
         self.local_log.note_high_watermark(self._state.high_watermark)
         self._waiters.reached(self._state.high_watermark)
         self._acknowledgements.reached(self._state.high_watermark)
@@ -504,7 +504,7 @@ class Partition:
         return is_open and entry is not None and entry.epoch == producer_epoch
 
     def _check_transaction(self, header: BatchHeader) -> None:
-        """A batch outside of a transaction that its coordinator knows of would hang for ever: refuse it."""
+        """Refuse a batch whose transaction no coordinator knows: it would stay open for ever."""
         if header.is_transactional:
             if not self.may_write(header.producer_id, header.producer_epoch):
                 raise ApiError(
@@ -840,7 +840,7 @@ class Partition:
         return cleanable.dirty_ratio if is_due(cleanable, log.config, now_ms) else None
 
     def _compaction_floor(self) -> int:
-        """From this offset on somebody needs every record; the leader knows of whom this node does not."""
+        """The offset from which on every record is still needed, as far as this node and the leader know."""
         following = self._state.following
         floor = self.retention_floor()
         return floor if following is None else min(floor, following.compaction_floor)

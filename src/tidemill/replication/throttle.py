@@ -92,7 +92,7 @@ class _Seen(NamedTuple):
 
 
 class MoveWatch:
-    """Which replicas that moves add do not come closer to their leaders.
+    """Finds replicas that moves add and that do not come closer to their leaders.
 
     >>> watch = MoveWatch()
     >>> for second in range(0, 91, 10):
@@ -118,5 +118,5 @@ class MoveWatch:
 
     @property
     def stalled(self) -> list[str]:
-        """Those that were no closer at the end of the last half minute than at its beginning."""
+        """The replicas that were no closer at the end of the last half minute than at its beginning."""
         return sorted(name for name, seen in self._seen.items() if seen.is_stalled)

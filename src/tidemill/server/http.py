@@ -23,7 +23,7 @@ _PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Streamed(StreamingResponse):
-    """An answer in parts. It does not look out for a client that leaves, which takes a large library."""
+    """An answer in parts, without Starlette's watch for clients that leave, which loads a large library."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all parts; those for a client that is gone go nowhere."""

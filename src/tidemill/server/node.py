@@ -79,7 +79,7 @@ class Node:
         on_lease: Callable[[int], None] | None = None,
     ) -> None:
         if settings.cluster is None and settings.default_replication == 0:
-            # So that clients are told what it comes to.
+            # A node that is alone has one replica of everything, and clients are told that number.
             settings = replace(settings, default_replication=1)
         self.settings = settings
         #: Decides who may do what; None lets everybody do everything.
@@ -482,7 +482,7 @@ class Node:
         if self.broker.tables.loaded is not None:
             for state in self.broker.tables.loaded.service.problems():
                 yield ProblemKind.TABLE_STATE, state
-        # Of a cluster's metadata the membership tells.
+        # In a cluster the membership reports problems of the metadata.
         if self.membership is None and self.broker.controller.failure is not None:
             yield ProblemKind.METADATA, f"metadata: {self.broker.controller.failure}"
 

@@ -1,4 +1,4 @@
-"""What a share partition asks of whoever writes its dead letters."""
+"""The interface through which a share partition has its dead letters written."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Made from the metadata, on the server and on the client alike, and never changed: a changed table gets a new
 one.
 
-Codecs are loaded when they are first used: whoever only asks where the rows are never needs them.
+Codecs are loaded when they are first used: code that only asks where the rows are never needs them.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class TransactionShard(ShardShell):
             async with self._one_draft:
                 published = await self._work_out(draft, begin)
         except ApiError:
-            # A refusal tells what is.
+            # A refusal, too, tells the client something about the state, which must be the newest.
             await self.confirm_newest()
             raise
         await self.barrier()
@@ -245,7 +245,7 @@ class TransactionShard(ShardShell):
             await side_by_side(((1, each) for each in work), _MARKERS_PER_TURN)
             await self._complete(decided)
         except TidemillError:
-            # The shard has stopped: whoever serves the partition next goes on from the log.
+            # The shard has stopped: the next leader of the partition goes on from the log.
             assert self.stopped is not None
         except Exception:
             _logger.exception("the decision on the transaction of %r is stuck", next(iter(decided)))

@@ -12,7 +12,7 @@ import tidemill
 from tidemill import Ordered, Retry
 from tidemill.client.cursors.admin import describe_cursor
 from tidemill.cursors.errors import CursorNotFound
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, TableError
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,106 @@ def _handler(record: Any) -> None:
 def test_everything_else(db: tidemill.Tidemill, call: Callable[[Any], None], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         call(db)
+
+
+_SCHEMA = "id bigint"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda db: tidemill.connect(5), "the servers are text like '127.0.0.1:9092'"),  # type: ignore[arg-type]
+        (
+            lambda db: tidemill.connect(db.bootstrap_servers, client_id=5),  # type: ignore[arg-type]
+            "client_id is text, not 5",
+        ),
+        (
+            lambda db: tidemill.connect(db.bootstrap_servers, timeout_ms="x"),  # type: ignore[arg-type]
+            "timeout_ms is a whole number of at least 0, not 'x'",
+        ),
+        (lambda db: db.create_database(5), "a database's name is text, not 5"),
+        (lambda db: db.create_database("d", comment=5), "comment is text or None, not 5"),
+        (
+            lambda db: db.create_database("d", properties=5),
+            "properties is values by name, as in {'user.owner'",
+        ),
+        (lambda db: db.create_database("d", if_not_exists=5), "if_not_exists is True or False, not 5"),
+        (lambda db: db.alter_database("d", set_properties=["a"]), "set_properties is values by name"),
+        (
+            lambda db: db.alter_database("d", unset_properties=5),
+            "unset_properties is a name or a list of names",
+        ),
+        (lambda db: db.drop_database("d", cascade="x"), "cascade is True or False, not 'x'"),
+        (lambda db: db.create_table(5, _SCHEMA), "a table's name is text, not 5"),
+        (lambda db: db.create_table("a.b", _SCHEMA, comment=5), "comment is text or None, not 5"),
+        (
+            lambda db: db.create_table("a.b", _SCHEMA, properties={5: "x"}),
+            "a name in properties is text, not 5",
+        ),
+        (
+            lambda db: db.create_table("a.b", _SCHEMA, primary_key=5),
+            "primary_key is a name or a list of names",
+        ),
+        (
+            lambda db: db.create_table("a.b", _SCHEMA, primary_key=[5]),
+            "primary_key is a name or a list of names",
+        ),
+        (
+            lambda db: db.create_table("a.b", _SCHEMA, boundaries=5),
+            "boundaries is a list of keys in rising order",
+        ),
+        (
+            lambda db: db.create_table("a.b", _SCHEMA, partition_by=5),
+            "partition_by, a column's name, is text",
+        ),
+        (lambda db: db.create_table("a.b", _SCHEMA, row_format=5), "row_format is text or None, not 5"),
+        (lambda db: db.create_table("a.b", _SCHEMA, key_format=5), "key_format is text or None, not 5"),
+        (lambda db: db.table(5), "a table's name is text, not 5"),
+        (lambda db: db.tables(5), "database, a name, is text or None, not 5"),
+        (lambda db: db.drop_table("a.b", if_exists=5), "if_exists is True or False, not 5"),
+        (lambda db: db.release_lease(5), "lease_id is text, not 5"),
+        (lambda db: db.configure_share(5), "the name of a share group is text of at least one character"),
+        (lambda db: tidemill.run_workers([5]), "a worker is what @db.worker(…) makes, not [5]"),  # type: ignore[arg-type]
+    ],
+)
+def test_databases_and_tables(db: tidemill.Tidemill, call: Callable[[Any], None], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        call(db)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda table: table.upsert([{"id": 9}], progress=5), "progress is a function of the number of rows"),
+        (lambda table: table.lookup(1, columns=5), "columns is a name or a list of names, not 5"),
+        (lambda table: table.scan([5]), "columns is a name or a list of names, not [5]"),
+        (lambda table: table.scan(lease=5), "lease, a lease or its id, is text or None, not 5"),
+        (lambda table: table.bucket_scanner(0, predicate="x"), "predicate is bytes or None, not 'x'"),
+        (lambda table: table.bucket_scanner(0, start_key=5), "start_key is bytes or None, not 5"),
+        (lambda table: table.bucket_scanner(0, limit="x"), "limit is a whole number of at least 0, not 'x'"),
+        (lambda table: table.bucket_scanner(0, pin_id=5), "pin_id is text or None, not 5"),
+        (lambda table: table.follow(snapshot="x"), "snapshot is True or False, not 'x'"),
+        (lambda table: table.follow(until_now=5), "until_now is True or False, not 5"),
+        (lambda table: table.follow(from_offsets=5), "from_offsets is offsets by (topic, bucket)"),
+        (
+            lambda table: table.follow(from_offsets={("shop.orders", 0): "x"}),
+            "the offset of ('shop.orders', 0) in from_offsets is a whole number of at least 0, not 'x'",
+        ),
+        (lambda table: table.lease(duration_ms="x"), "duration_ms is a whole number of at least 1, not 'x'"),
+        (lambda table: table.lease(holder=5), "holder is text, not 5"),
+        (lambda table: table.lease(fresh="x"), "fresh is True or False, not 'x'"),
+        (lambda table: table.alter(add_columns=5), "a schema is a pyarrow.Schema or text like"),
+        (lambda table: table.alter(set_properties=5), "set_properties is values by name"),
+        (lambda table: table.alter(unset_properties=[5]), "unset_properties is a name or a list of names"),
+        (lambda table: table.alter(comment=5), "comment is text or None, not 5"),
+        (lambda table: table.create_partition(5), "value, which names the partition, is text, not 5"),
+        (lambda table: table.drop_partition(5), "value, which names the partition, is text, not 5"),
+    ],
+)
+def test_calls_of_a_table(db: tidemill.Tidemill, call: Callable[[Any], None], said: str) -> None:
+    with pytest.raises((ConfigError, TableError), match=re.escape(said)):
+        call(db.table("shop.orders"))
+    assert db.table("shop.orders").lookup(9) is None
 
 
 def test_a_rejection_has_a_reason_that_is_text(db: tidemill.Tidemill) -> None:

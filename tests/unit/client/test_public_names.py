@@ -220,6 +220,9 @@ with tidemill.open() as db:
 with tidemill.connect("127.0.0.1:9092") as other:
     reveal_type(other)  # N: tidemill.client.sync_client.Tidemill
 
+tidemill.open(auto_create_topic=True)  # E: Unexpected keyword argument "auto_create_topic"
+tidemill.open(default_partitions="3")  # E: Argument "default_partitions" to "open_node" has
+tidemill.open("./data", kv_block_cache_bytes="64 MiB", advertised_listener="127.0.0.1:9092", rack=None)
 tidemill.opne()  # E: Module has no attribute "opne"
 orders.scan(colums=["id"])  # E: Unexpected keyword argument "colums"
 orders.scan(limit="ten")  # E: Argument "limit" has incompatible type "str"; expected "int | None"

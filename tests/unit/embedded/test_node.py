@@ -7,14 +7,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.request import urlopen
 
 import pytest
 
 import tidemill
-from tidemill.config.values import Address
+from tidemill.config.schema import Kind
+from tidemill.config.settings import SETTINGS
+from tidemill.config.values import MIB, Address
 from tidemill.embedded import node as embedded
+from tidemill.embedded.keywords import SettingKeywords
 from tidemill.errors import ConfigError, DataDirectoryInUse
 
 
@@ -59,14 +62,33 @@ def test_an_error_of_the_start_is_raised_in_the_caller(tmp_path: Path) -> None:
             tidemill.open(listen=first.bootstrap_servers)
 
 
-@pytest.mark.parametrize("bad", [{"listen": "no port"}, {"http": "no port"}, {"default_partitions": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"listen": "no port"},
+        {"listen": 9092},
+        {"http": "no port"},
+        {"default_partitions": 0},
+        {"advertised_listener": "no port"},
+        {"kv_block_cache_bytes": "much"},
+        {"topic_defaults": 5},
+        {"topic_defaults": {"retention.ms": 5}},
+        {"topic_defaults": {"retention.ms": "long"}},
+    ],
+)
 def test_settings_that_are_refused_leave_no_directory_behind(
     bad: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(ConfigError, match=f"setting {next(iter(bad))} "):
+    (name,) = bad
+    with pytest.raises(ConfigError, match=f"setting {'topic' if name == 'topic_defaults' else name}"):
         tidemill.open(**bad)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="path is the data directory, as text or a path, not 5"):
+        tidemill.open(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +138,45 @@ def test_settings_reach_the_node() -> None:
     with tidemill.open(auto_create_topics=False, default_partitions=3) as node:
         assert node._node.settings.auto_create_topics is False
         assert node._node.settings.default_partitions == 3
+
+
+def test_the_keyword_arguments_are_those_of_the_settings() -> None:
+    """Type checkers know every setting of ``tidemill.open``, and nothing else."""
+    types = {
+        Kind.ADDRESS: str | Address,
+        Kind.BYTES: int | str,
+        Kind.COUNT: int,
+        Kind.FILE: str | Path,
+        Kind.FLAG: bool,
+        Kind.MS: int,
+        Kind.NAME: str,
+        Kind.TEXT: str,
+    }
+    expected = {
+        info.name: types[info.spec.kind] | None if info.spec.optional else types[info.spec.kind]
+        for info in SETTINGS
+        if info.name not in ("data_dir", "listen", "http")
+    }
+    assert get_type_hints(SettingKeywords) == expected | {"topic_defaults": dict[str, str]}
+
+
+def test_settings_may_be_given_as_text(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    with tidemill.open(
+        advertised_listener="127.0.0.1:1",
+        kv_block_cache_bytes="64 MiB",
+        cluster_secret_file=str(secret),
+        rack=None,
+    ) as node:
+        settings = node._node.settings
+        assert settings.advertised_listener == Address("127.0.0.1", 1)
+        assert settings.kv_block_cache_bytes == 64 * MIB
+        assert settings.cluster_secret_file == secret
+
+
+def test_topic_defaults_reach_the_topics() -> None:
+    with tidemill.open(topic_defaults={"retention.ms": "3600000"}) as node:
+        assert node._node.settings.topic_defaults == {"retention.ms": "3600000"}
 
 
 def test_a_failure_inside_the_with_block_still_stops_the_node() -> None:

@@ -74,7 +74,7 @@ def _elect_preferred(session: Session, topic: str | None, partition: int | None)
         return await elect_leaders(cluster, wanted)
 
     outcomes = session.run(work)
-    # That a partition has its preferred leader is what was wanted.
+    # "Election not needed" is no failure: the partition has its preferred leader already.
     refused = {
         key: reason
         for key, reason in outcomes.items()

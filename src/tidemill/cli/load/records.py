@@ -71,7 +71,7 @@ class IntegrityCheck:
     _next: dict[int, int] = field(default_factory=dict)
 
     def note(self, partition: int, value: bytes | None) -> None:
-        """Check one record. Those of a partition come in their order."""
+        """Check one record. The records of a partition have to be given in the order of their offsets."""
         if value is None or len(value) < VALUE_BYTES_MIN:
             self.foreign += 1
             return

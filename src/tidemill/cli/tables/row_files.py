@@ -275,7 +275,7 @@ class _Blocks:
         return b"".join(parts)
 
     def position(self) -> int:
-        """About where in the file the rows of the next block end. To be asked once for each block."""
+        """The approximate place in the file where the rows of the next block end. Ask once for each block."""
         if self._ends:
             self._position = self._ends.popleft()
         return self._position

@@ -161,7 +161,7 @@ async def _describe_consumer_group(cluster: Cluster, group: str) -> GroupDescrip
 
 
 async def _not_such_a_group(cluster: Cluster, group: str) -> ApiError:
-    """That there is no consumer group, and whether it is a share group instead."""
+    """The error for a consumer group that does not exist; it says so if the name is a share group's."""
     try:
         response = await cluster.to_coordinator(group, "ShareGroupDescribe", {"group_ids": [group]})
     except ApiError as error:
@@ -230,7 +230,7 @@ async def commit_offsets(
     offsets: Mapping[TopicPartition, int],
     identity: Identity = NO_MEMBER,
 ) -> None:
-    """Commit offsets. Raises ``ApiError`` UNKNOWN_MEMBER_ID if the group has members and this is none."""
+    """Commit offsets. Raises ``ApiError`` UNKNOWN_MEMBER_ID if the group has members, but not this one."""
     topics: dict[str, list[dict[str, Any]]] = {}
     for (topic, index), offset in offsets.items():
         topics.setdefault(topic, []).append({"partition_index": index, "committed_offset": offset})

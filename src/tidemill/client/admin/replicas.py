@@ -342,7 +342,7 @@ async def describe_throttles(
 ) -> dict[int, NodeThrottle]:
     """The throttle of moves of each of these nodes, or of all, that can be asked."""
     if node_ids is None:
-        await cluster.all_topics()  # It brings the list of nodes.
+        await cluster.all_topics()  # Its answer also lists the nodes.
         node_ids = cluster.nodes
     found: dict[int, NodeThrottle] = {}
     for node_id in sorted(node_ids):

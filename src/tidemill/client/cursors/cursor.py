@@ -204,7 +204,7 @@ class AsyncCursor(Unpicklable):
         return self._store
 
     def key_of(self, record: Delivery) -> bytes | None:
-        """The key of something that was delivered, whose order matters; None if it has none."""
+        """The key whose records stay in order: a record's key, or a row's primary key; None without one."""
         if isinstance(record, CursorRecord):
             return record.key
         table = self._plan.table
@@ -275,7 +275,7 @@ class AsyncCursor(Unpicklable):
         waiting = self._machine.waiting_records
         if self._store.is_paused or not waiting or waiting - limit >= min(limit, _WAITING_MAX):
             return
-        # What keeps it from being sent keeps the next poll from it, too, and is told there.
+        # The next poll meets the same error, and raises it.
         with contextlib.suppress(TidemillError):
             await self._reader.begin(self._fetch_positions(), _FETCH_WAIT_MS)
 
@@ -460,7 +460,7 @@ def _offsets(name: str, given: Any) -> Mapping[int, int] | None:
 
 
 def names_offsets(start: Start) -> bool:
-    """Whether it gives offsets, which no node has looked up: a log need not have them."""
+    """Whether ``start`` gives offsets itself. No node has looked those up, so a log may not have them."""
     return isinstance(start, Mapping) or parse_start(start, now_ms=0).kind == "offset"
 
 

@@ -255,7 +255,7 @@ def _store(
         path = Path(checkpoint)
         if not str(checkpoint):
             raise ConfigError("checkpoint is an empty path: name the file that keeps the position")
-        # Whoever has the lock of the file need not wait for the lease of its earlier owner.
+        # The process that has the file's lock need not wait for the lease of an earlier owner.
         owner = f"{socket.gethostname()}:{path.absolute()}"
         return FileStore(path, name, region, registration(Home.FILE, owner), log_starts=log_starts)
     from tidemill.client.cursors.checkpoints.transaction import IN_TRANSACTION, TransactionStore

@@ -84,7 +84,7 @@ class RegionReader:
             if node_id not in self._fetches:
                 at = {index: positions[index] for _, index in partitions[:FETCHED_PARTITIONS_MAX]}
                 if len(at) < len(partitions):
-                    # The others come next, and soon: these go to the end, also those that have nothing.
+                    # The leader has more partitions than one request takes: these go to the end of the order.
                     for index in at:
                         self._order[index] = self._order.pop(index)
                     wait_ms = min(wait_ms, _SHARED_WAIT_MS)

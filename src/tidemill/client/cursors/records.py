@@ -94,11 +94,11 @@ def arrivals_of(entry: Any, topic: str, start: int, *, filtered: bool, decode: A
             decoded = [each for each in decoded if each.offset >= start]
         records += decoded
     else:
-        # Nothing is behind the last batch but what was passed over.
+        # The answer is complete: behind its last batch there are only offsets that were passed over.
         epoch = entry.leader_epoch if not records else max(epoch, entry.leader_epoch)
     if end > at or records:
         found = gaps.between(at, records, end)
-        # What was not told is in the last batch: an answer ends with that.
+        # Gaps that were counted without their ranges are in the answer's last batch.
         dropped = max(gaps.unexplained, entry.skipped_dropped) if end == entry.next_offset else 0
         arrivals.append(Arrival(partition, at, records, end, epoch, found, dropped))
     return arrivals

@@ -57,7 +57,7 @@ class Replayed:
 
 
 def check_replayable(name: str) -> None:
-    """Raise ``ConfigError`` for a worker whose name allows of no cursor that replays its letters."""
+    """Raise ``ConfigError`` if the worker's name cannot be used for the cursor that replays its letters."""
     try:
         check_cursor_name(_replays(name))
         check_transactional_name(_replays(name))
@@ -169,7 +169,7 @@ def _is_whole(record: CursorRecord) -> bool:
 
 
 def _choose(batch: list[Any], seen: _Seen, done: Replayed) -> list[tuple[Letter, Record]]:
-    """The letters of a batch whose records go back; those that were parked before are counted in ``done``."""
+    """Choose the letters of a batch to send back. A record that was parked twice goes back once."""
     chosen: list[tuple[Letter, Record]] = []
     for record in batch:
         letter = read_letter(record.headers)

@@ -31,7 +31,7 @@ __all__ = ("TransactionalProducer",)
 
 _TRANSACTION_MS: Final = 60_000
 _ANSWER_MS: Final = 60_000
-#: With it comes a new epoch for each transaction.
+#: The version of EndTxn whose answer brings a new producer epoch for the next transaction.
 _END_VERSIONS: Final[Versions] = (5, 5)
 
 

@@ -221,7 +221,7 @@ class AsyncShare(Unpicklable):
             record._settle(record._link.giving_back)
 
     async def until_failed(self) -> TidemillError:
-        """Wait for an error after which there is no going on."""
+        """Wait for an error that ends this consumer."""
         await self._has_failed.wait()
         assert self._failure is not None
         return self._failure
@@ -413,7 +413,7 @@ class AsyncShare(Unpicklable):
         return record
 
     def _tell_unseen(self, link: NodeLink, partition: TopicPartition, taken: Taken) -> None:
-        """Tell the node of offsets that were handed out and give no record."""
+        """Settle the offsets that this member was handed and that give no readable record."""
         for first, last in taken.gaps:
             link.outbox.put_range(partition, first, last, _GAP)
         for first, last in taken.unread:
@@ -488,7 +488,7 @@ class AsyncShare(Unpicklable):
         self._routing.moved()
 
     def failed(self, error: TidemillError) -> None:
-        """Hear of an error after which there is no going on: every reader gets it."""
+        """End this consumer because of an error, which every reader gets."""
         if self._failure is None and not self._closed:
             self._failure = error
             self._has_failed.set()

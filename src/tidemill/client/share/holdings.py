@@ -39,7 +39,7 @@ class ShareCounts:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What the passing of time asks for: locks to renew, and how many have ended."""
+    """The locks that have to be renewed now, and how many have ended."""
 
     to_renew: Sequence[ShareRecord]
     expired: int
@@ -173,7 +173,7 @@ class Holdings:
         return any(record._link is link for record in records)
 
     def raise_failures(self, group: str) -> None:
-        """Raise ``ApiError`` if the end of some records was not taken since this was last called."""
+        """Raise ``ApiError`` if nodes have refused settlements since the last call."""
         failures, self._failures = self._failures, []
         count, self._failure_count = self._failure_count, 0
         if count:

@@ -158,7 +158,7 @@ class NodeLink:
         self._tasks = [loop.create_task(self._report(work)) for work in (self._fetch_on(), self._tell_on())]
 
     async def _report(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do a part of the work of this link. Readers get what nobody expected: they would wait for ever."""
+        """Run a part of the link's work; readers get an unexpected error, or they would wait for ever."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - readers raise it
@@ -256,7 +256,7 @@ class NodeLink:
             self._is_answered.set()
 
     def _acknowledged_along(self) -> Parcel | None:
-        """What is to be acknowledged and can go with a fetch."""
+        """The acknowledgements that can be sent along with a fetch."""
         if not self._session.is_open:
             return None
         parcel = self.outbox.take(Way.ACKNOWLEDGE)
@@ -392,7 +392,7 @@ class NodeLink:
                 attempts += 1
                 await asyncio.sleep(backoff_ms(attempts, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS) / 1000)
         except BaseException:
-            # Nothing happens to those that the transaction has: they are not this member's any more.
+            # These were not accepted. Records that the transaction has are not this member's any more.
             for partition, entries in left.items():
                 for entry in entries:
                     self.outbox.put_range(partition, entry.first_offset, entry.last_offset, _RELEASE)

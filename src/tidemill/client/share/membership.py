@@ -82,7 +82,7 @@ class ShareMembership:
         )
 
     async def stay(self) -> None:
-        """Send heartbeats until this is cancelled. Raises ``TidemillError`` when there is no going on."""
+        """Send heartbeats until this is cancelled. Raises ``TidemillError`` when the membership is over."""
         while True:
             await asyncio.sleep(self._interval_seconds)
             if not await self._beat():

@@ -55,7 +55,7 @@ class Way(Enum):
 
 
 class Entry(NamedTuple):
-    """Offsets of one partition with one settlement. More than one only where nobody has seen the records."""
+    """Offsets of one partition with one settlement; several only if their records were not handed out."""
 
     first_offset: int
     last_offset: int
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
 
 
 class AckBatch(NamedTuple):
-    """Consecutive offsets as Kafka's requests name them. One type stands for all offsets."""
+    """Consecutive offsets in Kafka's form, with an acknowledge type for each or one for all."""
 
     first_offset: int
     last_offset: int
@@ -118,7 +118,7 @@ class Outbox:
         self._queued[way].setdefault(partition, {})[first_offset] = Entry(first_offset, last_offset, what)
 
     def take(self, way: Way | None = None) -> Parcel | None:
-        """The next parcel, of one way or of any. None if there is nothing to say."""
+        """The next parcel, of the given way or of any; None if nothing is queued."""
         if way is None and self._pieces:
             return self._pieces.popleft()
         # Renewals first: they are the ones with a deadline.

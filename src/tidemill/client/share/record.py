@@ -1,7 +1,7 @@
 """A record that a share group has handed to this consumer, and what can be done with it.
 
-Whoever has a record settles it once: ``accept``, ``release`` or ``reject``. The call does not wait: the node
-is told in the background, many records at a time (``AsyncShare.flush`` waits). It may come from any thread.
+The holder of a record settles it once: ``accept``, ``release`` or ``reject``. The call does not wait: the
+node is told in the background, many records at a time (``AsyncShare.flush`` waits). Any thread may call them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Settlement(NamedTuple):
 
 
 class FencingToken(NamedTuple):
-    """Rises with every delivery of a record: whatever a handler changes can refuse the late one.
+    """A number that rises with every delivery of a record, by which a database can refuse a late handler.
 
     A lock can end while its holder is still at work, and the record goes to somebody else. A store that
     keeps the highest token that it has seen of a record, and refuses lower ones, keeps the late holder out.
@@ -72,7 +72,7 @@ class FencingToken(NamedTuple):
 
 
 class RecordKeeper(Protocol):
-    """Who handed a record out, and tells the node what became of it. Called from any thread."""
+    """The consumer of a record, which tells the node what became of it. Any thread may call it."""
 
     def settle(self, record: ShareRecord, settlement: Settlement) -> None:
         """Tell the node what became of the record."""

@@ -134,7 +134,7 @@ async def _ends(cluster: Cluster, topic: str) -> dict[TopicPartition, int]:
 
 
 async def _unseen(cluster: Cluster, group: str, ends: Mapping[TopicPartition, int]) -> int:
-    """How many offsets below these ends nobody of the group has, or was ever given."""
+    """How many offsets below these ends no member of the group holds or was ever given."""
     unseen = 0
     for partition, end in ends.items():
         found = await share_records(cluster, group, partition, limit=0)

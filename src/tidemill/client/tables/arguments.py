@@ -8,7 +8,8 @@ from datetime import date
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
-from tidemill.errors import TableCode, TableError
+from tidemill.client.arguments import optional_text, shown, whole
+from tidemill.errors import ConfigError, TableCode, TableError
 from tidemill.records.columns import compute as pc
 from tidemill.tables.definition import TableDefinition
 
@@ -21,9 +22,10 @@ __all__ = (
     "Row",
     "both_ends",
     "bound",
-    "check_buckets",
+    "check_offsets",
     "is_single_key",
     "key_bounds",
+    "lease_id_of",
     "narrowed",
     "prefix_values",
     "to_predicate",
@@ -96,15 +98,29 @@ def both_ends(key_range: Any) -> tuple[Any, Any]:
     )
 
 
-def check_buckets(buckets: Iterable[Any]) -> None:
-    """Raise ``TableError`` unless each of ``buckets`` is a pair of a topic and a number."""
-    for bucket in buckets:
+def check_offsets(name: str, offsets: Any) -> None:
+    """Raise an error unless ``offsets`` are whole numbers by pairs of a topic and a bucket, or None."""
+    if offsets is None:
+        return
+    if not isinstance(offsets, Mapping):
+        raise ConfigError(
+            f"{name} is offsets by (topic, bucket), as log_offsets of a scan or a lease has them, not "
+            f"{shown(offsets)}"
+        )
+    for bucket, offset in offsets.items():
         if not isinstance(bucket, tuple) or len(bucket) != _PAIR:
             raise TableError(
                 TableCode.bucket_not_found,
                 "offsets are by (topic, bucket), as log_offsets of a scan or a lease has them, not by "
                 f"{bucket!r}",
             )
+        whole(f"the offset of {bucket} in {name}", offset, least=0)
+
+
+def lease_id_of(lease: Any) -> str | None:
+    """The id of a lease that a caller names by id or by object. Raises ``ConfigError``."""
+    lease_id = lease if lease is None or isinstance(lease, str) else getattr(lease, "lease_id", lease)
+    return optional_text("lease, a lease or its id,", lease_id)
 
 
 def bound(definition: TableDefinition, key: Any) -> bytes | None:

@@ -1,4 +1,4 @@
-"""One bucket of a scan that goes on, where that can be honest, when the node that served it is gone.
+"""One bucket of a scan, read on from another node if its node is gone and the rows there are the same.
 
 - The rows of a leased snapshot are the same on every node: the scan goes on behind the last key.
 - Of a pin, another node knows nothing. A bucket of which no row was given yet may be read there as it is

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from tidemill.client.arguments import optional_text, shown
 from tidemill.client.tables.arguments import prefix_values, whole_number
-from tidemill.errors import TableCode, TableError
+from tidemill.errors import ConfigError, TableCode, TableError
 from tidemill.tables.definition import pack_schema
 from tidemill.tables.keys.codec import KeyCodec, check_key_columns, default_key_format
 from tidemill.tables.rows.types import normalise_schema, parse_columns
 
-__all__ = ("creation_body",)
+__all__ = ("creation_body", "given_schema")
+
+
+def given_schema(schema: pa.Schema | str) -> pa.Schema:
+    """The Arrow schema that a caller gives as one, or in Spark's words. Raises ``TableError``."""
+    if isinstance(schema, str):
+        return parse_columns(schema)
+    if not isinstance(schema, pa.Schema):
+        raise TableError(
+            TableCode.invalid_schema,
+            f"a schema is a pyarrow.Schema or text like 'id bigint, name string', not {shown(schema)}",
+        )
+    return schema
 
 
 def creation_body(
@@ -28,13 +41,13 @@ def creation_body(
     key_format: str | None,
 ) -> dict[str, Any]:
     """The fields of a CreateTable request that say what rows look like and where they live."""
-    if isinstance(schema, str):
-        schema = parse_columns(schema)
-    if not isinstance(schema, pa.Schema):
-        raise TableError(
-            TableCode.invalid_schema,
-            f"a schema is a pyarrow.Schema or text like 'id bigint, name string', not {schema!r:.60}",
-        )
+    schema = given_schema(schema)
+    optional_text("partition_by, a column's name,", partition_by)
+    optional_text("row_format", row_format)
+    optional_text("key_format", key_format)
+    if isinstance(boundaries, str | bytes) or not isinstance(boundaries, Iterable):
+        raise ConfigError(f"boundaries is a list of keys in rising order, not {shown(boundaries)}")
+    boundaries = list(boundaries)
     required = {*primary_key, *([partition_by] if partition_by else [])}
     schema = pa.schema(
         [field.with_nullable(field.nullable and field.name not in required) for field in schema]

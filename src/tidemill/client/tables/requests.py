@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from tidemill.client.arguments import values_by_name
 from tidemill.client.cluster import Cluster
 from tidemill.net.answers import checked
 from tidemill.net.connection import DEFAULT_TIMEOUT_MS
@@ -45,9 +46,10 @@ async def ask_soon_again(cluster: Cluster, action: Callable[[], Awaitable[_T]]) 
     return await cluster.retrying(action, policy=policy)
 
 
-def pairs(properties: Mapping[str, str] | None) -> list[dict[str, str]]:
-    """Properties as the list of names and values that requests have."""
-    return [{"key": name, "value": str(value)} for name, value in (properties or {}).items()]
+def pairs(properties: Mapping[str, str] | None, argument: str = "properties") -> list[dict[str, str]]:
+    """Properties as the list of names and values that requests have; ``argument`` is where they come from."""
+    given = values_by_name(argument, properties)
+    return [{"key": name, "value": str(value)} for name, value in given.items()]
 
 
 def definition_from(table: Any) -> TableDefinition:

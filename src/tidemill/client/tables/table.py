@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import pyarrow as pa
 
 from tidemill.client.admin.topics import LATEST, list_offsets
+from tidemill.client.arguments import flag, names, optional_text, shown, text, whole
 from tidemill.client.cluster import Cluster
 from tidemill.client.process_bound import Unpicklable, opening_of_table
 from tidemill.client.tables.arguments import (
@@ -21,8 +22,9 @@ from tidemill.client.tables.arguments import (
     Row,
     both_ends,
     bound,
-    check_buckets,
+    check_offsets,
     is_single_key,
+    lease_id_of,
     narrowed,
     prefix_values,
     to_predicate,
@@ -49,7 +51,7 @@ from tidemill.client.tables.values import (
     Written,
     lease_from,
 )
-from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
+from tidemill.errors import ApiError, ConfigError, ErrorCode, TableCode, TableError
 from tidemill.records.columns import compute as pc
 from tidemill.tables.definition import TableDefinition, pack_schema
 from tidemill.tables.keys.partition_values import partition_texts
@@ -168,6 +170,8 @@ class AsyncTable(Unpicklable):
         from tidemill.client.tables.rows_in import as_tables
         from tidemill.client.tables.writer import prepare_upserts
 
+        if progress is not None and not callable(progress):
+            raise ConfigError(f"progress is a function of the number of rows, not {shown(progress)}")
         done, offsets = 0, dict[tuple[str, int], int]()
         iterator = as_tables(rows, self.schema)
         while (piece := await asyncio.to_thread(next, iterator, None)) is not None:
@@ -296,7 +300,7 @@ class AsyncTable(Unpicklable):
             predicate = to_predicate(where)
             start, end = narrowed(self.definition, predicate, start, end)
             encoded = encode(predicate)
-        lease_id = lease if lease is None or isinstance(lease, str) else lease.lease_id
+        lease_id = lease_id_of(lease)
         return AsyncScan(
             self,
             ScanOptions(
@@ -354,19 +358,24 @@ class AsyncTable(Unpicklable):
             raise TableError(
                 TableCode.partition_not_found, f"table {self.name!r} has no partition {partition!r}"
             )
+        for name, key in (("predicate", predicate), ("start_key", start_key), ("end_key", end_key)):
+            if key is not None and not isinstance(key, bytes):
+                raise ConfigError(f"{name} is bytes or None, not {shown(key)}")
         scan = BucketScan(
             table_id=self.definition.table_id,
             partition_id=matching[0].id,
             topic=matching[0].topic,
             bucket=bucket,
-            pin_id=pin_id,
-            lease_id=lease_id,
-            limit=limit,
+            pin_id=optional_text("pin_id", pin_id),
+            lease_id=optional_text("lease_id", lease_id),
+            limit=whole("limit", limit, least=0),
             columns=self._columns(columns),
             predicate=predicate,
             start_key=start_key,
             end_key=end_key,
         )
+        whole("fetch_max_bytes", fetch_max_bytes, least=1)
+        whole("timeout_ms", timeout_ms, least=0)
         return AsyncBucketScanner(self.cluster, scan, fetch_max_bytes=fetch_max_bytes, timeout_ms=timeout_ms)
 
     def follow(
@@ -385,7 +394,9 @@ class AsyncTable(Unpicklable):
         """
         from tidemill.client.tables.follow import AsyncFollow
 
-        check_buckets(from_offsets or ())
+        check_offsets("from_offsets", from_offsets)
+        flag("snapshot", snapshot)
+        flag("until_now", until_now)
         if not self.definition.has_primary_key or from_offsets is not None:
             snapshot = False
         scan = self.scan(lease=lease) if snapshot else None
@@ -484,6 +495,9 @@ class AsyncTable(Unpicklable):
         ``duration_ms``.
         """
         self._need_key()
+        whole("duration_ms", duration_ms, least=1)
+        text("holder", holder)
+        flag("fresh", fresh)
         return AsyncLease(self, duration_ms=duration_ms, holder=holder, fresh=fresh)
 
     async def leases(self) -> list[Lease]:
@@ -527,18 +541,16 @@ class AsyncTable(Unpicklable):
         comment: str | None = None,
     ) -> AsyncTable:
         """Add nullable columns, and set or take back properties. The object is up to date afterwards."""
-        if isinstance(add_columns, str):
-            from tidemill.tables.rows.types import parse_columns
+        from tidemill.client.tables.creating import given_schema
 
-            add_columns = parse_columns(add_columns)
         await self._ask(
             "AlterTable",
             {
                 "name": self.name,
-                "add_columns": None if add_columns is None else pack_schema(add_columns),
-                "set_properties": pairs(set_properties),
-                "unset_properties": list(unset_properties),
-                "comment": comment,
+                "add_columns": None if add_columns is None else pack_schema(given_schema(add_columns)),
+                "set_properties": pairs(set_properties, "set_properties"),
+                "unset_properties": names("unset_properties", unset_properties),
+                "comment": optional_text("comment", comment),
             },
         )
         return await self.refresh()
@@ -552,6 +564,7 @@ class AsyncTable(Unpicklable):
 
         Rows that are written through this client make their partitions themselves. One that is there is fine.
         """
+        text("value, which names the partition,", value)
         made = await self._ask("CreateTablePartition", {"table": self.name, "value": value})
         await self.refresh()
         topic: str = made.partition.topic
@@ -559,6 +572,7 @@ class AsyncTable(Unpicklable):
 
     async def drop_partition(self, value: str) -> None:
         """Drop one partition with everything in it."""
+        text("value, which names the partition,", value)
         await self._ask("DropTablePartition", {"table": self.name, "value": value})
         await self.refresh()
 
@@ -598,8 +612,7 @@ class AsyncTable(Unpicklable):
     def _columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         if columns is None:
             return ()
-        if isinstance(columns, str):
-            columns = [columns]
+        columns = names("columns", columns)
         unknown = [name for name in columns if self.schema.get_field_index(name) < 0]
         if unknown or not columns:
             raise TableError(
@@ -641,7 +654,7 @@ def _parts(answers: Sequence[Any], name: str) -> list[Any]:
 
 
 def _place(entry: Any) -> tuple[int, int]:
-    """By this, entries of several nodes are in one order; those of one bucket stay in theirs."""
+    """The sort key of an entry in nodes' answers: table partition and bucket."""
     return entry.partition_id, entry.bucket
 
 

@@ -1,4 +1,4 @@
-"""What runs inside a worker, and what its life is to it. Share groups and cursors each have an engine."""
+"""What a worker needs of its engine. There is one on share groups, and one on cursors."""
 
 from __future__ import annotations
 

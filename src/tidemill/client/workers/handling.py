@@ -49,7 +49,7 @@ def is_async_handler(handler: Any) -> bool:
 def _ends_task(error: BaseException) -> bool:
     """Whether what a handler raised is about its task, and not the handler's own failure."""
     if isinstance(error, asyncio.CancelledError):
-        # Something that the handler waited for may have been cancelled, and not the handler.
+        # The handler may only have waited for something that was cancelled, without being cancelled itself.
         task = asyncio.current_task()
         return task is None or task.cancelling() > 0
     return not isinstance(error, Exception | SystemExit)

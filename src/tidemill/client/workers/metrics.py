@@ -54,7 +54,7 @@ async def measure(worker: AsyncWorker) -> WorkerState:
     lag = None
     is_ordered = isinstance(engine, OrderedEngine)
     if isinstance(engine, OrderedEngine) and engine.cursor is not None:
-        # Whoever reads the page does not wait for nodes that are away.
+        # The page must not wait for nodes that are away.
         with contextlib.suppress(TidemillError, TimeoutError):
             async with asyncio.timeout(_LAG_SECONDS):
                 lag = await engine.cursor.lag()

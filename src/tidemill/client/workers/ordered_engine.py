@@ -194,7 +194,7 @@ class OrderedEngine:
                     raise
                 await self._pause(self._spend(error), f"{type(error).__name__}: {error}")
             finally:
-                # Nobody is to be told of one that is about to be closed.
+                # Taken away first: callers must not see a workspace that is about to be closed.
                 workspace, self._workspace = self._workspace, None
                 if workspace is not None:
                     await workspace.close()
@@ -577,7 +577,7 @@ def _is_behind(cursor: AsyncCursor) -> bool:
 
 
 def _upto(cursor: AsyncCursor, left: Sequence[Delivery]) -> dict[int, int]:
-    """By partition, the offset behind the last record that is done, when these are left of what came."""
+    """By partition, the offset behind the last record that is done; those in ``left`` are not."""
     upto = {partition: position.offset for partition, position in cursor.positions.items()}
     for record in reversed(left):
         upto[record.partition] = record.offset

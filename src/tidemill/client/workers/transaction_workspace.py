@@ -162,6 +162,6 @@ class _LoopCalls:
 
 
 def _cause(error: CheckpointWriteFailed) -> TidemillError:
-    """Nodes that cannot be reached, if that is why: the worker then opens the cursor again and goes on."""
+    """The error's cause if that may pass, after which the worker opens its cursor again; else the error."""
     cause = error.__cause__
     return cause if isinstance(cause, TidemillError) and is_transient(cause) else error

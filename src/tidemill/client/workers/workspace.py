@@ -46,7 +46,7 @@ class BatchEnd(NamedTuple):
 
 
 class Progress:
-    """How many records are done, for whoever gives up waiting for the others."""
+    """How many records are done, also if the caller stops waiting for the others."""
 
     __slots__ = ("done",)
 

@@ -228,7 +228,7 @@ class SegmentReader:
         return self._segment.base_offset + entry[0], entry[1]
 
     def _misfit(self, position: int, header: BatchHeader) -> str:
-        """The defect of a length that leads beyond the next batch that is known; empty if it does not."""
+        """The defect of a batch whose length reaches beyond the next known batch; empty if it does not."""
         room = self._next_anchor(position)[1] - position
         if header.size_bytes > room:
             return f"the batch needs {header.size_bytes} bytes, {room} are there"

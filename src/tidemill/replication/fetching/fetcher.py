@@ -102,7 +102,7 @@ class ReplicaFetcher:
             if (old_leader, followed.epoch) == (leader, epoch) and followed.partition is partition:
                 return
             if followed.partition is not partition and partition.failure is not None:
-                return  # It has moved away and back: this is the end of the one before, told late.
+                return  # The partition has moved away and back: this late call is about the object before.
             del self._followed[key]
             link = self._leaders[old_leader]
             link.remove(key)
@@ -135,7 +135,7 @@ class ReplicaFetcher:
             logger.log(level, line)
 
     def replace(self, key: tuple[UUID, int], followed: _Followed) -> None:
-        """Another object stands for a partition that is followed."""
+        """Follow a partition through the ``Partition`` object that has replaced its old one."""
         self._followed[key] = self._followed[key][0], followed
 
     def _report(self, partition: Partition) -> None:
@@ -243,7 +243,7 @@ class _Followed:
         return self.records_ms is None or now_ms - self.records_ms > _IDLE_MS
 
     def failed(self, now_ms: int) -> None:
-        """Wait a little longer than the last time."""
+        """Note a failure: the next attempt waits a little longer than the last one."""
         self.retry_ms = now_ms + min(_LONGEST_PAUSE_MS, _FIRST_PAUSE_MS << min(self.failures, 10))
         self.failures += 1
 
@@ -370,7 +370,7 @@ class _LeaderLink:
                 self._release(followed)
 
     def _release(self, followed: _Followed) -> None:
-        """Ask for a partition again, unless something else stands for it now."""
+        """Let a partition be fetched again, unless another object has replaced it."""
         if self.partitions.get(followed.key) is followed:
             self._unasked[followed.key] = followed
             self._has_work.set()
@@ -433,7 +433,7 @@ class _LeaderLink:
         return is_new or (watermark, start) != (partition.high_watermark, partition.log_start_offset)
 
     def _cut(self, followed: _Followed, step: FollowerStep) -> None:
-        # Another object takes its place, so that it is not asked for when this Fetch is over.
+        # A new object takes the place of ``followed``, which the end of the Fetch would ask for again.
         cutting, key = _Followed(followed.partition, followed.epoch), followed.key
         if self.partitions.get(key) is not followed:
             return

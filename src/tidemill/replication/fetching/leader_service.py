@@ -77,7 +77,7 @@ _NAMED_MAX: Final = 5
 
 
 class ProposalRefused(TidemillError):
-    """No attempt to send this proposal was taken, and none will be."""
+    """A proposal was refused for good: no attempt to send it was accepted, and none will be."""
 
 
 Propose = Callable[[Partition, IsrProposal], Awaitable[None]]
@@ -226,7 +226,7 @@ class LeaderService:
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         """Answer a follower's Fetch, at the latest when it has waited as long as it wants to."""
         begin_slice()
-        # Who has not been heard of for half of the time must not look as if it lagged with the next record.
+        # A follower that waits here longer would seem to lag as soon as the next record comes.
         until = self._loop.time() + min(request.max_wait_ms, self.replica_lag_ms // 2) / 1000
         answers, readable = await self._let_in(request)
         found = await self._read(request, readable)
@@ -256,7 +256,7 @@ class LeaderService:
     async def _let_in(
         self, request: FetchRequest
     ) -> tuple[list[FetchedPartition], list[tuple[Partition, FetchPartition]]]:
-        """Note how far the follower is. Answers for what it cannot have, and the partitions to read."""
+        """Note how far a follower is; gives answers for what it cannot read now, and what to read."""
         answers, readable = list[FetchedPartition](), list[tuple[Partition, FetchPartition]]()
         for wanted in request.partitions:
             self._let_in_one(request, wanted, answers, readable)
@@ -389,7 +389,7 @@ class LeaderService:
         )
 
     def _with_news(self, request: FetchRequest, found: list[_Found]) -> list[FetchedPartition]:
-        """The answers that tell something; the others are left out."""
+        """The answers that tell the follower something new."""
         source, now_ms, news = request.header.source, self._clock.now_ms(), []
         for partition, wanted, answer in found:
             is_told = self._is_told(source, partition, answer.high_watermark, answer.log_start_offset)

@@ -63,7 +63,7 @@ class FollowingState:
 
     @property
     def may_report(self) -> bool:
-        """Whether the leader may hear what is durable here: what is not a part of its log does not count."""
+        """Whether the durable offset may be reported: once this log is known to match the leader's."""
         return self.is_matched
 
     def reported_durable(self, durable_offset: int) -> int:

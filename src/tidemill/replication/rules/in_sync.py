@@ -38,7 +38,7 @@ SUSPECTED_LAG_MS = 3_000
 
 
 class StaleNodeEpoch(Exception):
-    """A message of a registration of the node that is over."""
+    """A message was sent under an earlier registration of its node."""
 
 
 class IsrProposal(NamedTuple):
@@ -144,7 +144,7 @@ class InSyncReplicas:
         return frozenset(known - {assignment.leader})
 
     def least(self, own_durable: int) -> int | None:
-        """The offset up to which everybody who counts is durable; None while nothing may be committed."""
+        """The offset up to which all replicas that count are durable; None while nothing may be committed."""
         if not self.has_enough:
             return None
         reached = own_durable
@@ -274,7 +274,7 @@ class InSyncReplicas:
         return True
 
     def proposal_ended(self, proposal: IsrProposal, *, refused: bool) -> bool:
-        """The question is over. ``refused``: it was not taken, and never will be; else nobody knows.
+        """End the proposal. ``refused``: it was not accepted and never will be; else its outcome is unknown.
 
         The members that it adds count on if the outcome is not known, until a newer record says who is in
         sync. True if the high watermark may move.

@@ -116,7 +116,7 @@ class ReplicationState:
         return self.in_sync is not None and self.in_sync.committed(assignment)
 
     def proposal_ended(self, proposal: IsrProposal, *, refused: bool) -> bool:
-        """A proposal is over, as in ``InSyncReplicas``. True if the high watermark moved."""
+        """End a proposal, as in ``InSyncReplicas``. True if the high watermark moved."""
         in_sync = self.in_sync
         return in_sync is not None and in_sync.proposal_ended(proposal, refused=refused) and self.advance()
 

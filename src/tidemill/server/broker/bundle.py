@@ -72,12 +72,12 @@ _FILES_PER_PARTITION = 3
 
 
 async def _no_ends(topic: TopicImage, indexes: Sequence[int]) -> Mapping[int, Ends]:
-    """The ends that a node which is alone asks for: nobody else has a replica."""
+    """No ends: a node that is alone has no others to ask for theirs."""
     return {}
 
 
 async def _no_leaders(topic: TopicImage, indexes: Sequence[int]) -> None:
-    """Leaders that a node which is alone asks to resign: there are none."""
+    """No leaders: a node that is alone has no others to ask to resign."""
 
 
 async def _append_at_nobody(

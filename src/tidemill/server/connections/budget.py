@@ -283,7 +283,7 @@ class ByteBudget:
     # --- counting
 
     def _used_by_others(self) -> int:
-        """Bytes in use, without the leader's frame and what arrived before there was memory for it."""
+        """Bytes in use, without the frame of ``_leader`` and bytes that came before memory was reserved."""
         return self.used_bytes - self._uncounted - self._led_bytes()
 
     def _led_bytes(self) -> int:

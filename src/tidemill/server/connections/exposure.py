@@ -1,6 +1,6 @@
 """Exposure of a node: only this machine can reach it, unless ``allow_unauthenticated`` is set.
 
-A node has no TLS, no authentication and no ACLs: whoever connects may read, write and delete everything.
+A node has no TLS, no authentication and no ACLs: every client may read, write and delete everything.
 So it listens on loopback addresses (127.0.0.0/8, ::1, and names that mean nothing else), and refuses any
 other until its owner has said that the network is trusted. That holds for Kafka's listener and for HTTP
 alike: metrics name topics and groups. Nodes of a cluster prove a secret to each other.

@@ -1,4 +1,4 @@
-"""A transactional producer inside of a node: for what the node itself must write all of or nothing.
+"""A transactional producer inside a node, for records that the node must write all or none of.
 
 It speaks to coordinators and leaders as a client of transactions V2 does, through the handlers of this node
 or, between nodes, through those of others: InitProducerId, Produce (between nodes: Append), EndTxn. Rules:

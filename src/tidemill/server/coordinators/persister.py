@@ -105,7 +105,7 @@ class _Write:
 
 @dataclass(slots=True)
 class _Line:
-    """The calls for one share partition: one at a time. ``users`` have or wait for the lock."""
+    """The queue of calls about one share partition. ``users`` calls have the lock or wait for it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     writes: list[_Write] = field(default_factory=list)
@@ -243,7 +243,7 @@ class NodePersister:
         )
 
     async def close(self) -> None:
-        """Stop sending; whoever waits is told so."""
+        """Stop sending. Calls that wait end with an error."""
         senders = list(self._senders.values())
         for sender in senders:
             sender.cancel()
@@ -280,11 +280,11 @@ class NodePersister:
             for each in writes:
                 resolve(each.done, None)
         finally:
-            # Also when the one of them that does the work for all is cancelled.
+            # Also reached when the call that does the work for all of them is cancelled.
             for each in writes:
                 if not each.done.done():
                     each.done.set_exception(error)
-                    # The one who waits may be gone.
+                    # Read here, because nobody may wait for it any more: asyncio would log it.
                     each.done.exception()
 
     async def _retried(

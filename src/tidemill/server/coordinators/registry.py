@@ -235,7 +235,7 @@ class Coordinators:
         try:
             await self.ensure_topic(row)
         except DiskFull:
-            # Clients retry the other code for ever without a word; this one they show to their application.
+            # Clients would retry the usual code silently and for ever; this one reaches the application.
             return ErrorCode.unknown_server_error
         except TidemillError:
             return ErrorCode.coordinator_not_available

@@ -246,7 +246,7 @@ def _count(body: Mapping[str, Any], enough: int) -> int:
     total = 0
     for value in body.values():
         if value is None or isinstance(value, int):
-            continue  # What most fields are.
+            continue  # Most fields are numbers.
         if isinstance(value, _TEXTS):
             total += len(value) // _TEXT_PER_ELEMENT
         elif isinstance(value, dict):

@@ -184,7 +184,7 @@ class _Writer:
                     letters = self._unfinished(await self._read_state(), letters)
                 await self._write_all(source, target, letters)
             except BaseException as error:
-                # Also if this node is no longer the leader, and this is cancelled.
+                # Also when this is cancelled because the node is no longer the leader.
                 self._producer.give_up()
                 if isinstance(error, TidemillError) and not isinstance(error, ApiError):
                     raise ApiError(error.code, error.message) from error

@@ -99,7 +99,7 @@ class KeptState:
         return self._position(min(end_offset, self._partition.log_end_offset))
 
     def written(self) -> None:
-        """A position was written: the state has the epochs of the log, which stay as they are."""
+        """Note that a position was written: the stored state has the log's epochs from now on."""
         self._has_history = True
 
     def _position(self, offset: int) -> LogPosition:

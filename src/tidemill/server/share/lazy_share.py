@@ -46,12 +46,12 @@ class LazyShare:
             await self.made.service.check_log_starts()
 
     def connection_closed(self, connection: int) -> None:
-        """A connection is gone, and the members that used it with it."""
+        """Release what the members of a closed connection hold."""
         if self.made is not None:
             self.made.service.connection_closed(connection)
 
     def stop(self) -> None:
-        """The node stops: no more state is written for share partitions that it leads."""
+        """Stop writing the state of share partitions, because the node stops."""
         if self.made is not None:
             self.made.service.close()
 

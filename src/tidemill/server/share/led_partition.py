@@ -259,7 +259,7 @@ class LedSharePartition:
         self.end(self.partition.not_leader())
 
     def end(self, error: TidemillError) -> None:
-        """Serve nothing from now on: whoever waits is told ``error`` or looks for another leader."""
+        """Serve nothing from now on. Requests that wait get ``error``, or look for another leader."""
         if self.ended is not None:
             return
         self.ended = error
@@ -405,7 +405,7 @@ class LedSharePartition:
     def _scanned(self, scanner: asyncio.Task[None]) -> None:
         self._scanner = None
         if not scanner.cancelled():
-            # It was raised to whoever asked, if anybody still does.
+            # Its waiters have got it, if there still are any.
             scanner.exception()
 
     async def _scan(self) -> None:
@@ -425,7 +425,7 @@ class LedSharePartition:
                 return
 
     async def _see(self, seen: Sequence[SeenRecord], first_offset: int, next_offset: int) -> None:
-        """Give records to the state machine that were looked at: some in each turn of the loop."""
+        """Tell the state machine keys and delivery times of records: some in each turn of the loop."""
         for chunk in in_chunks(seen, _SEEN_AT_ONCE) if seen else [seen]:
             if self.has_ended():
                 return
@@ -471,7 +471,7 @@ class LedSharePartition:
         return answer
 
     def release_members(self, members: Collection[str]) -> None:
-        """Members are gone: what they hold goes to others."""
+        """Give to others what these members hold, because they are gone."""
         if self.machine.release_members(members, *self._service.times()):
             self._changed()
 

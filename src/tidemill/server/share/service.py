@@ -155,7 +155,7 @@ class ShareService:
             raise led.ended
         self._by_group.setdefault(key.group_id, {})[key] = led
         if not self.sessions.has_group(key.group_id):
-            # Now, for whoever describes it: without members it is dropped in a moment.
+            # Now, for requests that describe it: without members it is dropped in a moment.
             with contextlib.suppress(TidemillError):
                 await led.look_ahead()
             if not self.sessions.has_group(key.group_id):
@@ -176,7 +176,7 @@ class ShareService:
         return partition
 
     def ended(self, led: LedSharePartition) -> None:
-        """A share partition is not served any more."""
+        """Forget a share partition that is not served any more."""
         group = self._by_group.get(led.key.group_id)
         if group is None or group.get(led.key) is not led:
             return
@@ -215,7 +215,7 @@ class ShareService:
             self._release(key.group_id, {key.member_id})
 
     def _release(self, group_id: str, members: Collection[str]) -> None:
-        """Give what members held to others, who have no sessions any more."""
+        """Give to others what members without a session held."""
         is_last = not self.sessions.has_group(group_id)
         for led in self.of_group(group_id):
             led.release_members(members)
@@ -224,7 +224,7 @@ class ShareService:
                 led.retire()
 
     def connection_closed(self, connection: int) -> None:
-        """A connection is gone, and the members that used it with it."""
+        """Release what the members of a closed connection hold."""
         gone: dict[str, set[str]] = {}
         for key in self.sessions.of_connection(connection):
             self.sessions.close(key)
@@ -250,7 +250,7 @@ class ShareService:
                 led.end(ApiError(ErrorCode.unknown_topic_id, f"the topic of {led.name} was deleted"))
 
     def close(self) -> None:
-        """The node stops: no more state is written."""
+        """Stop writing state, because the node stops."""
         stopping = TidemillError("the node stops", code=ErrorCode.not_leader_or_follower)
         for loading in list(self._loading.values()):
             loading.cancel()

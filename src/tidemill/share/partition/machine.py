@@ -401,7 +401,7 @@ class SharePartition:
             behind = last + 1
 
     def _hide(self, first: int, last: int) -> None:
-        """Offsets behind the window that have no record for anybody. The log tells so again at any time."""
+        """Pass over offsets behind the window without a record to deliver; the log says so again."""
         before = self._runs.runs[-1] if self._runs.runs else None
         if before is not None and self._is_done(before) and not _is_dead(before):
             before.last = last
@@ -785,7 +785,7 @@ class SharePartition:
 
     @property
     def has_pending(self) -> bool:
-        """Whether transactions hold records. It is dear to ask."""
+        """Whether transactions hold records. Costly: it looks at all runs."""
         return any(run.producer_id >= 0 for run in self._runs)
 
     def begin_pending_read(self) -> int:
@@ -828,7 +828,7 @@ class SharePartition:
 
     @property
     def may_write(self) -> bool:
-        """Whether ``next_write`` may have something; it is dear to ask."""
+        """Whether ``next_write`` may have something. Cheap, unlike the call itself."""
         if self._queued or self._dirty or self.start_offset != self._written_start:
             return True
         return bool(self._runs.runs) and self._is_done(self._runs.runs[0])
@@ -911,7 +911,7 @@ class SharePartition:
             self._noted(first, last, now_ms, wall_ms)
         if write.start_offset > (start := self.start_offset):
             self._move_start(write.start_offset)
-            # Records that died may block their keys since the write began. With it they are gone.
+            # Records that died since the write began may block their keys; they are gone with the new start.
             self._release_keys(start, write.start_offset - 1, now_ms, wall_ms)
         for settlement in write.settlements:
             for first, last in settlement.ranges:
@@ -989,7 +989,7 @@ class SharePartition:
             self._letters.append(DueLetter(run.first, run.last, run.count, run.reason))
 
     def _end_of_keys(self, run: Run, *, is_death: bool, now_ms: int, wall_ms: int) -> None:
-        """The end of these records is written: their keys go on, or stay blocked."""
+        """Let the keys of records whose end is written go on, or stay blocked."""
         first, last = run.first, run.last
         if is_death and self.policy.order_by_key and self.policy.dead_blocks_key:
             for offset in self._keys.between(first, last):
@@ -1048,7 +1048,7 @@ class SharePartition:
         return due
 
     def release_members(self, members: Collection[str], now_ms: int, wall_ms: int) -> int:
-        """Members are gone: what they hold goes back, without lowering the count. How many records.
+        """Take back what gone members hold, with the same delivery counts; gives how many records.
 
         Not more at once than ``tick`` would: the locks of the rest have ended, and ``tick`` goes on.
         """
@@ -1089,7 +1089,7 @@ class SharePartition:
         self._move_to(run, target, now_ms, wall_ms)
 
     def log_start_moved(self, offset: int, now_ms: int, wall_ms: int) -> int:
-        """Records below ``offset`` are gone. How many of them waited for their time or their key."""
+        """Forget the records below ``offset``, which are gone; gives how many waited for a time or a key."""
         if self.state is not PartitionState.ACTIVE or offset <= self.start_offset:
             return 0
         self._split(offset)
@@ -1110,7 +1110,7 @@ class SharePartition:
         return letters
 
     def letter_written(self, first: int, last: int) -> None:
-        """The dead letters of these records are written: the records are finished."""
+        """Finish records whose dead letters are written."""
         for run in self._cut_out(first, last):
             if run.state is _ARCHIVING:
                 self._leave(run)
@@ -1170,7 +1170,7 @@ def _unfinished_below(state: ShareState, offset: int) -> int:
 
 
 def finished_from(state: ShareState, offset: int) -> int:
-    """How many offsets from ``offset`` on the state calls finished; those below its start are."""
+    """How many offsets from ``offset`` on are finished in the state: all below its start, and some behind."""
     inside = sum(
         max(0, batch.last_offset + 1 - max(batch.first_offset, offset))
         for batch in state.batches

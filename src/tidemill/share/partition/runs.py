@@ -21,7 +21,7 @@ NEVER_MS = 2**62
 class Wait(IntEnum):
     """Why a record that is AVAILABLE is not handed out."""
 
-    #: It is handed out to whoever asks next.
+    #: It is handed out to the next member that asks.
     READY = 0
     #: Its time has not come.
     DELAYED = 1
@@ -164,7 +164,7 @@ class RunList:
         return iter(self.runs)
 
     def index_of(self, offset: int) -> int:
-        """The place of the run that holds ``offset``, or of the first one behind it."""
+        """The index of the run that holds ``offset``, or of the first one behind it."""
         index = bisect_right(self.firsts, offset) - 1
         if index >= 0 and self.runs[index].last >= offset:
             return index

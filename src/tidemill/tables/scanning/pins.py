@@ -98,7 +98,7 @@ class Pins:
         return own or [pin for pin in pins if pin.client.address == address]
 
     def check_unused(self, pin_id: str) -> None:
-        """Raise ``TableError`` if there is a pin of that id: whoever knows the id relies on its moment."""
+        """Raise ``TableError`` if there is a pin of that id: its readers rely on its moment."""
         if pin_id in self._pins:
             raise TableError(
                 TableCode.invalid_scan_request, "there is a pin of that id already; choose another one"

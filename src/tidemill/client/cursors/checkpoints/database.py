@@ -224,7 +224,8 @@ class _Alchemy(Database):
     def driver(self) -> Any:
         pooled = self._connection.connection
         if callable(pooled):
-            pooled = pooled().connection  # A session's.
+            # A session has a method where a connection has a property.
+            pooled = pooled().connection
         return pooled.dbapi_connection
 
     def in_transaction(self) -> bool:
@@ -411,7 +412,7 @@ class DatabaseStore:
         except Exception:
             self._database.rollback()
             if self._row(partition) is None:
-                raise  # Not because another one was faster.
+                raise  # No other process has made the row, so the error has another reason.
 
     # --- commits
 
@@ -445,7 +446,7 @@ class DatabaseStore:
             if not self._changed(partition, step, written[partition]):
                 raise self._elsewhere(partition, step, changed)
             changed[partition] = step
-        # Only now: until here it is known what was finished before.
+        # Only after all rows are changed: an error above needs the rows of what was finished before.
         for partition, step in steps.items():
             self._forget(partition, step)
         self._checkpoints |= written
@@ -470,7 +471,7 @@ class DatabaseStore:
             )
 
     def _changed(self, partition: int, step: Step, checkpoint: bytes) -> bool:
-        """Change a row; gives whether it was as this owner believes."""
+        """Store a partition's position; False if its row is not as this owner has left it."""
         try:
             _, count = self._database.execute(
                 _COMMIT,
@@ -487,7 +488,7 @@ class DatabaseStore:
         return count == 1
 
     def _forget(self, partition: int, step: Step) -> None:
-        """Delete the notes of lanes that do not count any more."""
+        """Delete the rows about finished records that the new position covers."""
         try:
             if step.sought:
                 self._database.execute(_FORGET_ALL, name=self._name, partition=partition)
@@ -522,7 +523,7 @@ class DatabaseStore:
         )
 
     def _elsewhere(self, partition: int, step: Step, changed: Mapping[int, Step]) -> CursorError:
-        """The error for a commit that found another row than it believed.
+        """The error of a commit whose row in the database is not as this owner has left it.
 
         Rows that this commit has ``changed`` are as the caller's transaction sees them, which can only be
         rolled back: what is stored is what they were before.
@@ -568,7 +569,7 @@ class DatabaseStore:
     # --- what the cluster is shown
 
     def committed(self, steps: Mapping[int, Step]) -> None:
-        """The transaction with these steps is committed, which whoever commits it may tell."""
+        """Note that the caller's transaction with these steps is committed, and show that to the cluster."""
         self._unsettled.difference_update(steps)
         self._show({partition: step.after for partition, step in steps.items()})
 

@@ -44,7 +44,7 @@ __all__ = ("create_partitions", "create_topics", "delete_topics")
 _DEFAULT: Final = -1
 _RESERVED: Final = INTERNAL_TOPICS | {"__cluster_metadata"}
 _CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
-#: What planning refuses a deletion with that comes too late.
+#: The codes with which planning refuses to delete a topic that is gone already.
 _GONE: Final = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
 

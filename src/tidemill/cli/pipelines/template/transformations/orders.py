@@ -9,7 +9,7 @@ SERVERS = str(spark.conf.get("spark.tidemill.servers"))
 
 @dp.temporary_view
 def order_events() -> DataFrame:
-    """What other flows read; each from where it was."""
+    """The order events as a stream. Each flow that reads it goes on where its last run ended."""
     return (
         spark.readStream.format("tidemill")
         .option("servers", SERVERS)
