@@ -18,8 +18,16 @@ from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.groups.classic.group import ClassicGroup
+from tidemill.groups.consumer.heartbeats import asked_bytes
 from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
-from tidemill.groups.member_memory import MemberMemory
+from tidemill.groups.memory import (
+    COMMITTED_BYTES_MAX,
+    GROUP_BYTES,
+    MEMBER_BYTES,
+    MEMBER_BYTES_MAX,
+    NO_MEMORY,
+    GroupMemory,
+)
 from tidemill.groups.messages import (
     DeleteOffsetsResult,
     FetchOffsetsResult,
@@ -96,12 +104,15 @@ class GroupCoordinator(Coordinator[Shard]):
                 one_draft,
                 self.share.delete_later,
                 self.member_memory,
+                self.committed_memory,
             ),
         )
         #: The memory of the members of all groups that this node serves.
-        self.member_memory = MemberMemory()
+        self.member_memory = GroupMemory(MEMBER_BYTES_MAX)
+        #: The memory of their committed offsets.
+        self.committed_memory = GroupMemory(COMMITTED_BYTES_MAX)
         super().__init__(shards)
-        self.share = ShareGroups(shards, persister, topics)
+        self.share = ShareGroups(shards, persister, topics, self.member_memory)
         self._ids = ids or RandomIds()
         self._settings = settings
 
@@ -123,6 +134,8 @@ class GroupCoordinator(Coordinator[Shard]):
         fresh_member_id = f"{prefix}-{self._ids.uuid()}"
         try:
             shard = await self._shards.of(request.group_id)
+            if not self._has_memory_for(shard, request):
+                return JoinReply(ErrorCode.group_max_size_reached, request.member_id)
             if shard.state.is_large_consumer_group(request.group_id):
                 done = await shard.on_draft(
                     request.group_id,
@@ -130,13 +143,12 @@ class GroupCoordinator(Coordinator[Shard]):
                     lambda draft: draft.handlers.join(
                         draft.group, request, None, fresh_member_id, draft.now_ms
                     ),
+                    request.client_host,
                 )
                 if done is not None:
                     (reply,) = done[0]
                     assert isinstance(reply.body, JoinReply), reply
                     return reply.body
-            if not self._has_memory_for(shard, request):
-                return JoinReply(ErrorCode.group_max_size_reached, request.member_id)
             return await shard.request(
                 request.group_id,
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
@@ -146,8 +158,12 @@ class GroupCoordinator(Coordinator[Shard]):
 
     def _has_memory_for(self, shard: Shard, request: JoinRequest) -> bool:
         group = shard.state.groups.get(request.group_id)
-        known = group.metadata_bytes_of(request.member_id) if isinstance(group, ClassicGroup) else 0
-        return self.member_memory.has_capacity(request.client_host, request.metadata_bytes - known)
+        asked = MEMBER_BYTES + request.metadata_bytes
+        if group is None:
+            asked += GROUP_BYTES + len(request.group_id)
+        elif not isinstance(group, ShareGroup):
+            asked -= group.said_bytes_of(request.member_id)
+        return self.member_memory.has_capacity(request.client_host, asked)
 
     def _has_memory_for_assignments(self, shard: Shard, request: SyncRequest) -> bool:
         group = shard.state.groups.get(request.group_id)
@@ -240,11 +256,15 @@ class GroupCoordinator(Coordinator[Shard]):
         fresh_member_id = str(self._ids.uuid())
         try:
             shard = await self._shards.of(request.group_id)
+            asked = asked_bytes(shard.state.groups.get(request.group_id), request)
+            if not self.member_memory.has_capacity(request.client_host, asked):
+                return ConsumerHeartbeatReply(ErrorCode.group_max_size_reached, NO_MEMORY)
             if shard.state.needs_draft(request):
                 done = await shard.on_draft(
                     request.group_id,
                     lambda: shard.state.needs_draft(request),
                     lambda draft: draft.handlers.heartbeat(request, fresh_member_id, draft.now_ms)[0],
+                    request.client_host if request.subscribes else None,
                 )
                 if done is not None:
                     return done[0]
@@ -265,6 +285,9 @@ class GroupCoordinator(Coordinator[Shard]):
         try:
             _require_encodable(request.group_id, *(entry.topic for entry in request.offsets))
             shard = await self._shards.of(request.group_id)
+            asked = shard.state.offsets.asked_bytes(request)
+            if not self.committed_memory.has_capacity(request.client_host, asked):
+                return _no_memory_for(request)
             return await shard.call(
                 request.group_id, lambda now_ms: shard.state.commit_offsets(request, now_ms)
             )
@@ -280,6 +303,9 @@ class GroupCoordinator(Coordinator[Shard]):
         try:
             _require_encodable(commit.group_id, *(entry.topic for entry in commit.offsets))
             shard = await self._shards.of(commit.group_id)
+            asked = shard.state.offsets.asked_bytes(commit, request.producer_id)
+            if not self.committed_memory.has_capacity(commit.client_host, asked):
+                return _no_memory_for(commit)
             return await shard.call(
                 commit.group_id, lambda now_ms: shard.state.commit_transactional_offsets(request, now_ms)
             )
@@ -450,6 +476,11 @@ class GroupCoordinator(Coordinator[Shard]):
             return await shard.call(group_id, lambda now_ms: shard.state.delete_group(group_id, now_ms))
         except TidemillError as failure:
             return client_error(failure)
+
+
+def _no_memory_for(request: OffsetCommitRequest) -> dict[TopicPartition, ErrorCode]:
+    refused = ErrorCode.invalid_commit_offset_size
+    return {(entry.topic, entry.partition): refused for entry in request.offsets}
 
 
 def _is_group_id(group_id: str) -> bool:

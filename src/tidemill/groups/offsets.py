@@ -13,13 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ErrorCode
+from tidemill.groups.memory import GROUP_BYTES, OFFSET_BYTES
 from tidemill.groups.messages import CommittedOffset
 from tidemill.groups.records import OffsetCommit, OffsetCommitRecord
 from tidemill.wire.guard import MAX_STRING_BYTES
 from tidemill.wire.jobs import CURSOR_GROUP_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from tidemill.groups.consumer.handlers import Group
     from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TopicPartition
@@ -36,7 +37,63 @@ class OffsetStore:
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
-        self.pending = PendingOffsets()
+        self.pending = PendingOffsets(self._resize)
+        self._bytes_of: dict[str, int] = {}
+        #: By group: the host of the client that committed last. Unknown until one has since the start.
+        self._committer_hosts: dict[str, str] = {}
+        self._resized: set[str] = set()
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def bytes_by_host(self, group_id: str) -> dict[str, int]:
+        """About the memory of a group's offsets, which is that of the client that committed last."""
+        size = self._bytes_of.get(group_id)
+        return {} if size is None else {self._committer_hosts.get(group_id, ""): size}
+
+    def sized(self) -> Collection[str]:
+        """The groups that have offsets, also in open transactions."""
+        return self._bytes_of.keys()
+
+    def take_resized(self) -> set[str]:
+        """The groups whose ``bytes_by_host`` may have changed since this was last asked."""
+        resized, self._resized = self._resized, set()
+        return resized
+
+    def asked_bytes(self, request: OffsetCommitRequest, producer_id: int = NO_PRODUCER_ID) -> int:
+        """About how much more memory a commit asks for than what it replaces."""
+        group_id = request.group_id
+        topics = self._by_group.get(group_id, {})
+        asked = 0 if group_id in self._bytes_of else _group_bytes(group_id)
+        asked += sum(
+            _topic_bytes(name) for name in {entry.topic for entry in request.offsets} - topics.keys()
+        )
+        for entry in request.offsets:
+            size = OFFSET_BYTES + len(entry.metadata or "")
+            if producer_id == NO_PRODUCER_ID:
+                known = topics.get(entry.topic, {}).get(entry.partition)
+                asked += size - (0 if known is None else _offset_bytes(known))
+            elif not self.pending.has(group_id, (entry.topic, entry.partition), producer_id):
+                asked += OFFSET_BYTES + size
+        return asked
+
+    def note_committer(self, group_id: str, host: str) -> None:
+        """Count a group's offsets as those of a client that commits."""
+        if self._committer_hosts.get(group_id) != host:
+            self._committer_hosts[group_id] = host
+            self._resized.add(group_id)
+
+    def _resize(self, group_id: str, change: int) -> None:
+        size = self._bytes_of.get(group_id)
+        if size is None:
+            size = _group_bytes(group_id)
+        size += change
+        self._resized.add(group_id)
+        if size > _group_bytes(group_id):
+            self._bytes_of[group_id] = size
+        else:
+            # Nothing is left.
+            self._bytes_of.pop(group_id, None)
+            self._committer_hosts.pop(group_id, None)
 
     # -- change ----------------------------------------------------------------------------------------
 
@@ -54,16 +111,24 @@ class OffsetStore:
             self._apply(record)
 
     def _apply(self, record: OffsetCommitRecord) -> None:
+        group_id, topic = record.group_id, record.topic
+        topics = self._by_group.get(group_id, {})
+        partitions = topics.get(topic, {})
+        before = partitions.get(record.partition)
+        change = 0 if before is None else -_offset_bytes(before)
         if record.value is not None:
-            topics = self._by_group.setdefault(record.group_id, {})
-            topics.setdefault(record.topic, {})[record.partition] = record.value
-            return
-        topics = self._by_group.get(record.group_id, {})
-        partitions = topics.get(record.topic, {})
-        if partitions.pop(record.partition, None) is not None and not partitions:
-            del topics[record.topic]
-            if not topics:
-                del self._by_group[record.group_id]
+            change += _offset_bytes(record.value) + (0 if topic in topics else _topic_bytes(topic))
+            self._by_group.setdefault(group_id, topics).setdefault(topic, partitions)
+            partitions[record.partition] = record.value
+        elif before is not None:
+            del partitions[record.partition]
+            if not partitions:
+                change -= _topic_bytes(topic)
+                del topics[topic]
+                if not topics:
+                    del self._by_group[group_id]
+        if change:
+            self._resize(group_id, change)
 
     def commit(
         self, request: OffsetCommitRequest, settings: GroupSettings, now_ms: int
@@ -175,7 +240,9 @@ class PendingOffsets:
     They stand by group, partition and producer; None stands for a commit that is void already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resize: Callable[[str, int], None]) -> None:
+        #: Is told by how many bytes a group grows or shrinks.
+        self._resize = resize
         # The producers of one partition stand in the order of their last commits.
         self._by_group: dict[str, dict[TopicPartition, dict[int, OffsetCommit | None]]] = {}
         self._by_producer: dict[int, dict[tuple[str, TopicPartition], None]] = {}
@@ -186,8 +253,10 @@ class PendingOffsets:
         """Note a commit inside of the producer's transaction that is in the log now."""
         partition = (record.topic, record.partition)
         producers = self._by_group.setdefault(record.group_id, {}).setdefault(partition, {})
-        producers.pop(producer_id, None)
+        if producer_id in producers:
+            self._resize(record.group_id, -_pending_bytes(producers.pop(producer_id)))
         producers[producer_id] = record.value
+        self._resize(record.group_id, _pending_bytes(record.value))
         self._by_producer.setdefault(producer_id, {})[record.group_id, partition] = None
 
     def overtake(self, record: OffsetCommitRecord) -> None:
@@ -198,7 +267,7 @@ class PendingOffsets:
             if record.value is None:
                 self._remove(producer_id, record.group_id, partition)
             else:
-                producers[producer_id] = None
+                self._void(record.group_id, producers, producer_id)
 
     def end(self, producer_id: int, *, commit: bool) -> list[OffsetCommitRecord]:
         """Remove what is pending in a transaction that has ended; gives the records that it commits."""
@@ -211,14 +280,18 @@ class PendingOffsets:
                 for other_id in producers:
                     if other_id == producer_id:
                         break
-                    producers[other_id] = None
+                    self._void(group_id, producers, other_id)
             self._remove(producer_id, group_id, partition)
         return committed
+
+    def _void(self, group_id: str, producers: dict[int, OffsetCommit | None], producer_id: int) -> None:
+        self._resize(group_id, _pending_bytes(None) - _pending_bytes(producers[producer_id]))
+        producers[producer_id] = None
 
     def _remove(self, producer_id: int, group_id: str, partition: TopicPartition) -> None:
         partitions = self._by_group[group_id]
         producers = partitions[partition]
-        del producers[producer_id]
+        self._resize(group_id, -_pending_bytes(producers.pop(producer_id)))
         if not producers:
             del partitions[partition]
             if not partitions:
@@ -230,9 +303,10 @@ class PendingOffsets:
 
     # -- read ------------------------------------------------------------------------------------------
 
-    def has(self, group_id: str, partition: TopicPartition) -> bool:
-        """Whether an open transaction holds a commit of this group for this partition."""
-        return partition in self._by_group.get(group_id, ())
+    def has(self, group_id: str, partition: TopicPartition, producer_id: int | None = None) -> bool:
+        """Whether an open transaction, or that of this producer, holds a commit of this group for it."""
+        producers = self._by_group.get(group_id, {}).get(partition)
+        return producers is not None and (producer_id is None or producer_id in producers)
 
     def has_any(self, group_id: str) -> bool:
         """Whether an open transaction holds any commit of this group."""
@@ -254,6 +328,22 @@ class PendingOffsets:
             for partition in partitions
             if partition[0] in topics
         ]
+
+
+def _group_bytes(group_id: str) -> int:
+    return GROUP_BYTES + len(group_id)
+
+
+def _topic_bytes(topic: str) -> int:
+    return OFFSET_BYTES + len(topic)
+
+
+def _offset_bytes(commit: OffsetCommit) -> int:
+    return OFFSET_BYTES + len(commit.metadata)
+
+
+def _pending_bytes(commit: OffsetCommit | None) -> int:
+    return 2 * OFFSET_BYTES + (0 if commit is None else len(commit.metadata))
 
 
 def _check(entry: OffsetToCommit, settings: GroupSettings) -> ErrorCode:

@@ -260,6 +260,8 @@ class ShardState:
             return {(entry.topic, entry.partition): error for entry in request.offsets}
         records, results = self.offsets.commit(request, self.settings, now_ms)
         self._append_and_replay(records, now_ms)
+        if records:
+            self.offsets.note_committer(request.group_id, request.client_host)
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup) and not group.is_empty:
             group.touch(request.member_id, now_ms)
@@ -278,6 +280,7 @@ class ShardState:
             self._append(records, (request.producer_id, request.producer_epoch))
             for record in records:
                 self.replay(record, now_ms, request.producer_id)
+            self.offsets.note_committer(commit.group_id, commit.client_host)
         return results
 
     def _check_transactional_commit(self, request: OffsetCommitRequest) -> ErrorCode:

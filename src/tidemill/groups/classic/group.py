@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.groups.classic.roster import Member, Roster
+from tidemill.groups.memory import GROUP_BYTES, MEMBER_BYTES
 from tidemill.groups.messages import (
     GroupDescription,
     GroupListing,
@@ -115,6 +116,8 @@ class ClassicGroup:
         self._syncing: dict[str, object] = {}
         #: Member ids that were given out and have not joined yet. None of them is a member.
         self._pending_join: set[str] = set()
+        #: The host of the client that joined last; empty if nobody has since the group was loaded.
+        self._last_host = ""
         #: The members of the generation that have not asked for their assignment yet.
         self._pending_sync: set[str] = set()
         #: When sessions end. Members have one unless a request of theirs waits; announced ids have one, too.
@@ -267,6 +270,7 @@ class ClassicGroup:
         """JoinGroup. ``fresh_member_id``, which nobody has ever had, is for a request without an id."""
         event = _Event(now_ms)
         member_id = request.member_id
+        self._last_host = request.client_host
         if not self._has_capacity_for(member_id) or not self._has_memory_for(request):
             self._turn_away(event, member_id)
             event.reply(token, JoinReply(ErrorCode.group_max_size_reached))
@@ -301,13 +305,22 @@ class ClassicGroup:
 
     @property
     def bytes_by_host(self) -> Mapping[str, int]:
-        """The memory of the members, by the hosts of their clients."""
-        return self._roster.bytes_by_host
+        """The memory of the members, by the hosts of their clients; nothing if nobody was ever one.
 
-    def metadata_bytes_of(self, member_id: str) -> int:
-        """The size of a member's metadata; 0 if there is no such member."""
+        That of the group itself and of announced ids is the last one's who joined.
+        """
+        sizes = self._roster.bytes_by_host.copy()
+        if sizes or self._last_host or self.protocol_type is not None:
+            own = GROUP_BYTES + len(self.group_id) + MEMBER_BYTES * len(self._pending_join)
+            sizes[self._last_host] += own
+        return sizes
+
+    def said_bytes_of(self, member_id: str) -> int:
+        """About the memory for what a member says of itself; 0 if there is no such member."""
         known = self._roster.get(member_id)
-        return 0 if known is None else known.metadata_bytes
+        if known is None:
+            return MEMBER_BYTES if member_id in self._pending_join else 0
+        return MEMBER_BYTES + known.metadata_bytes
 
     def client_host_of(self, member_id: str) -> str:
         """The host of a member's client; empty if there is no such member."""

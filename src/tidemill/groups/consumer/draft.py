@@ -98,6 +98,8 @@ class GroupDraft:
         self._copy: ConsumerGroup | None = None
         self._version = 0
         self._deadlines = _DeadlineChanges([])
+        #: About the memory that the group takes when the draft is adopted.
+        self.size_bytes = 0
         if isinstance(self._original, ConsumerGroup):
             self._version = self._original.version
             self._deadlines = _DeadlineChanges(self._original.deadlines.due(now_ms))
@@ -118,6 +120,8 @@ class GroupDraft:
         result = event(self)
         if self._records:
             self._records[:0] = self._conversion
+        group = self._scratch.get(self._group_id)
+        self.size_bytes = 0 if group is None else sum(group.bytes_by_host.values())
         encoded = [encode_record(record) for record in self._records]
         size_bytes = sum(len(key) + len(value or b"") for key, value in encoded)
         if size_bytes > _RECORDS_BYTES_MAX:
