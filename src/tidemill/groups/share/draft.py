@@ -42,6 +42,11 @@ def needs_share_draft(group: object, topics: Topics, request: ShareHeartbeatRequ
             return False
         size += len(group.members) + sum(len(member.topics) for member in group.members.values())
         size += sum(len(topic.partitions) for topic in group.topics.initialized)
+        if group.seen_revision != topics.revision and size <= _LARGE:
+            # Topics may have more partitions now.
+            names = frozenset[str]().union(*(member.topics for member in group.members.values()))
+            found = (topics.find(name) for name in names)
+            size += sum(topic.partitions for topic in found if topic is not None)
     elif group is not None or request.member_epoch != JOIN_EPOCH:
         return False
     for name in request.topics or ():
