@@ -29,6 +29,7 @@ from tidemill.groups.memory import (
     GroupMemory,
 )
 from tidemill.groups.messages import (
+    CommittedOffset,
     DeleteOffsetsResult,
     FetchOffsetsResult,
     GroupDescription,
@@ -67,6 +68,7 @@ __all__ = ("GroupCoordinator",)
 
 _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
 _LISTED_AT_ONCE = 500
+_FETCHED_AT_ONCE = 2_000
 
 
 def _no_persister() -> Persister:
@@ -136,10 +138,10 @@ class GroupCoordinator(Coordinator[Shard]):
             shard = await self._shards.of(request.group_id)
             if not self._has_memory_for(shard, request):
                 return JoinReply(ErrorCode.group_max_size_reached, request.member_id)
-            if shard.state.is_large_consumer_group(request.group_id):
+            if shard.state.is_large_join(request.group_id):
                 done = await shard.on_draft(
                     request.group_id,
-                    lambda: shard.state.is_large_consumer_group(request.group_id),
+                    lambda: shard.state.is_large_join(request.group_id),
                     lambda draft: draft.handlers.join(
                         draft.group, request, None, fresh_member_id, draft.now_ms
                     ),
@@ -304,7 +306,9 @@ class GroupCoordinator(Coordinator[Shard]):
             _require_encodable(commit.group_id, *(entry.topic for entry in commit.offsets))
             shard = await self._shards.of(commit.group_id)
             asked = shard.state.offsets.asked_bytes(commit, request.producer_id)
-            if not self.committed_memory.has_capacity(commit.client_host, asked):
+            if shard.state.offsets.is_too_much(
+                commit, request.producer_id
+            ) or not self.committed_memory.has_capacity(commit.client_host, asked):
                 return _no_memory_for(commit)
             return await shard.call(
                 commit.group_id, lambda now_ms: shard.state.commit_transactional_offsets(request, now_ms)
@@ -341,14 +345,27 @@ class GroupCoordinator(Coordinator[Shard]):
 
         ``member``: id and epoch of the member that asks, if it says so.
         """
+        found: dict[TopicPartition, CommittedOffset] = {}
         try:
             shard = await self._shards.of(group_id)
-            return await shard.call(
-                None,
-                lambda _: shard.state.fetch_offsets(
-                    group_id, partitions, require_stable=require_stable, member=member
-                ),
-            )
+            asked = partitions
+            if asked is None:
+                asked = [(topic, index) for topic, index, _ in shard.state.offsets.of(group_id)]
+
+            def fetch(some: Sequence[TopicPartition], now_ms: int) -> FetchOffsetsResult:
+                del now_ms
+                return shard.state.fetch_offsets(group_id, some, require_stable=require_stable, member=member)
+
+            for some in in_chunks(asked, _FETCHED_AT_ONCE) if asked else [asked]:
+                result = await shard.call(None, partial(fetch, some))
+                if result.error is not ErrorCode.none:
+                    return result
+                found.update(result.offsets)
+                await give_way()
+            if partitions is None:
+                # Some may have been deleted meanwhile.
+                return FetchOffsetsResult(offsets={k: v for k, v in found.items() if v != CommittedOffset()})
+            return FetchOffsetsResult(offsets=found)
         except TidemillError as failure:
             return FetchOffsetsResult(client_error(failure))
 
@@ -385,7 +402,10 @@ class GroupCoordinator(Coordinator[Shard]):
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
         try:
-            await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
+            gone = frozenset(topics)
+            await self._shards.keep_up(
+                lambda shard, now_ms: shard.state.forget_topics(gone.__contains__, now_ms)
+            )
         finally:
             self._delete_share_state()
 
@@ -396,7 +416,7 @@ class GroupCoordinator(Coordinator[Shard]):
         """
         try:
             await self._shards.keep_up(
-                lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms)
+                lambda shard, now_ms: shard.state.forget_topics(lambda topic: not exists(topic), now_ms)
             )
         finally:
             self._delete_share_state()
@@ -473,7 +493,7 @@ class GroupCoordinator(Coordinator[Shard]):
             if isinstance(shard.state.groups.get(group_id), ShareGroup):
                 await self.share.delete_group(group_id)
                 return ErrorCode.none
-            return await shard.call(group_id, lambda now_ms: shard.state.delete_group(group_id, now_ms))
+            return await shard.delete_group(group_id)
         except TidemillError as failure:
             return client_error(failure)
 

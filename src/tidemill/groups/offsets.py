@@ -10,6 +10,7 @@ after the pending commit was written makes that one void, whatever becomes of it
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ErrorCode
@@ -30,6 +31,10 @@ __all__ = ("NO_PRODUCER_ID", "OffsetStore", "PendingOffsets")
 
 NO_PRODUCER_ID = -1
 """Stands for a producer id where a record is not part of any transaction."""
+
+
+#: Offsets that one transaction may have in one partition of ``__consumer_offsets``. Its marker settles all.
+_PENDING_MAX = 4_000
 
 
 class OffsetStore:
@@ -54,6 +59,12 @@ class OffsetStore:
         """The groups that have offsets, also in open transactions."""
         return self._bytes_of.keys()
 
+    def is_resized(self, group_id: str) -> bool:
+        """Whether ``bytes_by_host`` of a group may have changed; then it is taken to be known now."""
+        is_resized = group_id in self._resized
+        self._resized.discard(group_id)
+        return is_resized
+
     def take_resized(self) -> set[str]:
         """The groups whose ``bytes_by_host`` may have changed since this was last asked."""
         resized, self._resized = self._resized, set()
@@ -75,6 +86,10 @@ class OffsetStore:
             elif not self.pending.has(group_id, (entry.topic, entry.partition), producer_id):
                 asked += OFFSET_BYTES + size
         return asked
+
+    def is_too_much(self, request: OffsetCommitRequest, producer_id: int) -> bool:
+        """Whether a transaction would have more offsets here than can be settled in one turn."""
+        return self.pending.count(producer_id) + len(request.offsets) > _PENDING_MAX
 
     def note_committer(self, group_id: str, host: str) -> None:
         """Count a group's offsets as those of a client that commits."""
@@ -170,26 +185,27 @@ class OffsetStore:
         partitions |= dict.fromkeys(self.pending.of_group(group_id))
         return [OffsetCommitRecord(group_id, *partition, None) for partition in partitions]
 
-    def tombstones_of_topics(self, topics: Collection[str]) -> list[OffsetCommitRecord]:
-        """Tombstones for all that any group has committed for these topics."""
-        partitions = {
-            (group_id, (topic, partition)): None
-            for group_id, by_topic in self._by_group.items()
-            for topic in by_topic.keys() & set(topics)
-            for partition in by_topic[topic]
-        }
-        partitions |= dict.fromkeys(self.pending.of_topics(topics))
-        return [OffsetCommitRecord(group_id, *partition, None) for group_id, partition in partitions]
+    def tombstones_of_topics(
+        self, group_id: str, is_gone: Callable[[str], bool], most: int
+    ) -> list[OffsetCommitRecord]:
+        """Tombstones for what a group has committed for topics that are gone; so many at most."""
+        found: dict[TopicPartition, None] = {}
+        for topic, partitions in self._by_group.get(group_id, {}).items():
+            if len(found) < most and is_gone(topic):
+                found |= dict.fromkeys((topic, partition) for partition in partitions)
+        if len(found) < most:
+            found |= dict.fromkeys(each for each in self.pending.of_group(group_id) if is_gone(each[0]))
+        return [OffsetCommitRecord(group_id, *partition, None) for partition in islice(found, most)]
 
-    def expired(self, group: Group, settings: GroupSettings, now_ms: int) -> list[OffsetCommitRecord]:
+    def expired(self, group: Group, settings: GroupSettings, now_ms: int) -> Iterator[OffsetCommitRecord]:
         """Tombstones for the group's offsets that are past their retention."""
-        return [
-            OffsetCommitRecord(group.group_id, topic, partition, None)
-            for topic, partition, commit in self.of(group.group_id)
-            if not group.is_subscribed_to(topic)
-            and not self.pending.has(group.group_id, (topic, partition))
-            and _is_expired(group, commit, settings, now_ms)
-        ]
+        for topic, partitions in self._by_group.get(group.group_id, {}).items():
+            if group.is_subscribed_to(topic):
+                continue
+            for partition, commit in partitions.items():
+                is_pending = self.pending.has(group.group_id, (topic, partition))
+                if not is_pending and _is_expired(group, commit, settings, now_ms):
+                    yield OffsetCommitRecord(group.group_id, topic, partition, None)
 
     # -- read ------------------------------------------------------------------------------------------
 
@@ -203,10 +219,9 @@ class OffsetStore:
         """The groups that have committed anything."""
         return list(self._by_group)
 
-    def topics(self) -> set[str]:
-        """All topics for which any group has committed, also in open transactions."""
-        committed = {topic for by_topic in self._by_group.values() for topic in by_topic}
-        return committed | self.pending.topics()
+    def topic_count(self, group_id: str) -> int:
+        """The number of topics for which the group has committed."""
+        return len(self._by_group.get(group_id, ()))
 
     def count(self, group_id: str) -> int:
         """The number of partitions for which the group has committed."""
@@ -303,6 +318,10 @@ class PendingOffsets:
 
     # -- read ------------------------------------------------------------------------------------------
 
+    def count(self, producer_id: int) -> int:
+        """How many offsets the open transaction of a producer holds, of all groups."""
+        return len(self._by_producer.get(producer_id, ()))
+
     def has(self, group_id: str, partition: TopicPartition, producer_id: int | None = None) -> bool:
         """Whether an open transaction, or that of this producer, holds a commit of this group for it."""
         producers = self._by_group.get(group_id, {}).get(partition)
@@ -315,19 +334,6 @@ class PendingOffsets:
     def of_group(self, group_id: str) -> list[TopicPartition]:
         """The partitions that open transactions hold commits of this group for."""
         return list(self._by_group.get(group_id, ()))
-
-    def topics(self) -> set[str]:
-        """All topics that open transactions hold commits for."""
-        return {topic for partitions in self._by_group.values() for topic, _ in partitions}
-
-    def of_topics(self, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
-        """Groups and partitions of these topics that open transactions hold commits for."""
-        return [
-            (group_id, partition)
-            for group_id, partitions in self._by_group.items()
-            for partition in partitions
-            if partition[0] in topics
-        ]
 
 
 def _group_bytes(group_id: str) -> int:

@@ -155,7 +155,7 @@ class Shard(ShardShell):
         del now_ms
         if not draft.is_current():
             return False
-        more_bytes = draft.size_bytes - self._member_memory.of_group(group_id)
+        more_bytes = draft.size_bytes - self._member_memory.of_group(self.partition, group_id)
         if host is not None and not self._member_memory.has_capacity(host, more_bytes):
             raise Refused(
                 ErrorCode.group_max_size_reached,
@@ -210,6 +210,14 @@ class Shard(ShardShell):
         await self.confirm_newest()
         return reply
 
+    async def delete_group(self, group_id: str) -> ErrorCode:
+        """DeleteGroups for one group. If it has very many offsets, others have their turn in between."""
+        while True:
+            code = await self.call(group_id, lambda now_ms: self.state.delete_group(group_id, now_ms))
+            if code is not None:
+                return code
+            await asyncio.sleep(0)
+
     def send(self, replies: Iterable[Reply]) -> None:
         """Answer the requests that these replies are for, once everything appended so far is committed."""
         for reply in replies:
@@ -255,15 +263,16 @@ class Shard(ShardShell):
         return record is not None
 
     def _loaded(self, now_ms: int) -> Iterable[str]:
-        self.state.start(now_ms)
+        yield from self.state.start(now_ms)
         self._note_offsets()
-        return self.state.groups
 
     def _schedule(self, key: str) -> None:
         """Plan what is due in a group, of which something may have changed."""
         super()._schedule(key)
         group = self.state.groups.get(key)
-        self._member_memory.note(key, {} if group is None else group.bytes_by_host)
+        self._member_memory.note(self.partition, key, {} if group is None else group.bytes_by_host)
+        if self.state.offsets.is_resized(key):
+            self._committed_memory.note(self.partition, key, self.state.offsets.bytes_by_host(key))
 
     def call_now(self, key: str | None, handler: Callable[[int], _T]) -> _T:
         """Run a handler whose result may be told before anything is committed."""
@@ -276,7 +285,7 @@ class Shard(ShardShell):
     def _note_offsets(self) -> None:
         offsets = self.state.offsets
         for group_id in offsets.take_resized():
-            self._committed_memory.note(group_id, offsets.bytes_by_host(group_id))
+            self._committed_memory.note(self.partition, group_id, offsets.bytes_by_host(group_id))
 
     def _next_deadline_ms(self, key: str) -> int | None:
         group = self.state.groups.get(key)
@@ -304,8 +313,8 @@ class Shard(ShardShell):
                 self._schedule(group_id)
 
     def _die(self, code: ErrorCode) -> None:
-        self._member_memory.forget(self.state.groups)
-        self._committed_memory.forget(self.state.offsets.sized())
+        self._member_memory.forget(self.partition)
+        self._committed_memory.forget(self.partition)
         for reply in self.state.die(code):
             assert isinstance(reply.token, asyncio.Future), reply
             resolve(reply.token, reply.body)

@@ -33,9 +33,10 @@ from tidemill.groups.messages import (
 from tidemill.groups.records import OffsetCommitRecord, encode_record
 from tidemill.groups.settings import GroupSettings
 from tidemill.groups.share.messages import ShareHeartbeatRequest
+from tidemill.wire.consumer_protocol import pack_subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable
 
     from tidemill.errors import TidemillError
 
@@ -680,6 +681,61 @@ class TestMemoryOfOffsets:
         assert await node.commit(2, "new", client_host="10.0.0.2") is NONE
 
 
+class TestTurns:
+    """What is done for all groups, or for a group of very many offsets, is done in many turns of the loop."""
+
+    PARTITIONS = 3_500
+
+    async def turns_during(self, work: Awaitable[object]) -> int:
+        """How many turns others get while something is done."""
+        task, turns = asyncio.ensure_future(work), 0
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await task
+        return turns
+
+    @pytest.fixture
+    async def wide(self, node: Node) -> None:
+        entries = [OffsetToCommit("t", number, 1) for number in range(self.PARTITIONS)]
+        await node.coordinator.commit_offsets(OffsetCommitRequest("g", entries, retention_ms=0))
+
+    async def test_a_group_is_deleted_some_offsets_at_a_time(self, node: Node, wide: None) -> None:
+        assert await node.coordinator.delete_groups(["g"]) == {"g": NONE}
+        assert node.log.append_sizes[1:] == [1_000, 1_000, 1_000, 501]
+        assert await self.turns_during(node.coordinator.fetch_offsets("g", None)) < 10
+
+    async def test_offsets_of_a_topic_are_forgotten_some_at_a_time(self, node: Node, wide: None) -> None:
+        assert await self.turns_during(node.coordinator.on_topics_deleted(["t"])) > 3
+        assert await node.fetch() == -1
+
+    async def test_offsets_expire_some_at_a_time(self, node: Node, wide: None) -> None:
+        assert await self.turns_during(node.coordinator.expire()) > 3
+        assert await node.fetch() == -1
+        assert node.coordinator.committed_memory.taken_bytes == 0
+
+    async def test_very_many_groups_are_loaded_some_at_a_time(self, node: Node) -> None:
+        for number in range(2_000):
+            await node.commit(1, f"g{number}")
+        await node.coordinator.close()
+        node.coordinator = GroupCoordinator(node, node.settings, node.clock, node.topics)
+        assert await self.turns_during(node.coordinator.start()) > 10
+        assert await self.turns_during(node.coordinator.expire()) > 3
+        assert await node.fetch("g7") == 1
+
+    async def test_a_transaction_has_as_many_offsets_as_one_turn_can_settle(self, node: Node) -> None:
+        entries = [OffsetToCommit("t", number, 1) for number in range(2_500)]
+        request = TransactionalCommitRequest(OffsetCommitRequest("g", entries), 1, 0)
+        assert (await node.coordinator.commit_transactional_offsets(request))[T0] is NONE
+        refused = ErrorCode.invalid_commit_offset_size
+        assert (await node.coordinator.commit_transactional_offsets(request))[T0] is refused
+
+    async def test_ids_that_nobody_joins_with_are_bounded(self, node: Node) -> None:
+        for _ in range(5_000):
+            assert (await node.start_join(version=4)).error is ErrorCode.member_id_required
+        assert (await node.start_join(version=4)).error is ErrorCode.group_max_size_reached
+
+
 class TestPartitions:
     @pytest.mark.parametrize(
         ("group_id", "java_hash"),
@@ -733,6 +789,28 @@ def gate(node: Node, monkeypatch: pytest.MonkeyPatch) -> Gate:
 def heartbeat_of(member_id: str, epoch: int = 0, **fields: Any) -> ConsumerHeartbeatRequest:
     full: dict[str, Any] = {"owned": frozenset(), "regex": "t.*", "rebalance_timeout_ms": 60_000}
     return ConsumerHeartbeatRequest("g", member_id, epoch, **((full if epoch == 0 else {}) | fields))
+
+
+@pytest.mark.parametrize("how", ["pattern", "grown topic", "classic member"])
+async def test_a_wide_topic_is_assigned_in_a_thread_however_it_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    gate = Gate(monkeypatch)
+    node.topics.create("wide", 1)
+    first = heartbeat_of("a", regex=None, topics=frozenset(["wide"]))
+    if how == "pattern":
+        first = heartbeat_of("a", regex="wide")
+    else:
+        assert (await node.coordinator.consumer_heartbeat(first)).error is NONE
+        assert gate.runs == 0
+    node.topics.create("other" if how == "classic member" else "wide", 5_000)
+    if how == "classic member":
+        reply = await node.start_join(metadata=pack_subscription(["other"]))
+        assert reply.error is NONE
+    else:
+        again = first if how == "pattern" else heartbeat_of("a", 1)
+        assert (await node.coordinator.consumer_heartbeat(again)).error is NONE
+    assert gate.runs == 1
 
 
 async def test_a_large_group_is_changed_in_a_thread_and_is_durable(node: Node, gate: Gate) -> None:

@@ -51,6 +51,8 @@ __all__ = ("GROUP_METADATA_BYTES_MAX", "ClassicGroup", "Effects", "GroupState")
 
 _LARGEST_GENERATION: Final = 0x7FFFFFFF
 _POSTPONE_MIN_MS: Final = 1_000
+#: Member ids of one group that were given out and have not joined yet; all may time out together.
+_PENDING_JOIN_MAX: Final = 5_000
 
 GroupCheckpoint = dict[str, object]
 """State of a group before an event, which ``ClassicGroup.restore`` brings back."""
@@ -235,6 +237,11 @@ class ClassicGroup:
             self._prepare_rebalance(_Event(now_ms))
         return stored
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait in the group."""
+        return bool(self._joining or self._syncing)
+
     def die(self, error: ErrorCode) -> tuple[Reply, ...]:
         """Stop for good; gives the replies that tell ``error`` to every waiting request."""
         event = _Event(0)
@@ -289,6 +296,8 @@ class ClassicGroup:
         return event.effects()
 
     def _has_capacity_for(self, member_id: str) -> bool:
+        if not member_id and len(self._pending_join) >= _PENDING_JOIN_MAX:
+            return False
         if self.state in (GroupState.EMPTY, GroupState.DEAD):
             return True
         if self.state is GroupState.PREPARING_REBALANCE:

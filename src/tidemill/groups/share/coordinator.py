@@ -334,7 +334,7 @@ class ShareGroups:
             )
             for error in (await self._delete_states(shard, group_id, topics.deleting)).values():
                 raise error
-            code = await shard.call(group_id, lambda now_ms: shard.state.delete_group(group_id, now_ms))
+            code = await shard.delete_group(group_id)
         if code is not ErrorCode.none:
             raise ApiError(code, f"group {group_id!r} got members while it was deleted")
 
