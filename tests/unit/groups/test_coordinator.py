@@ -562,6 +562,8 @@ class TestMemory:
             if reply.error is self.REFUSED:
                 break
             assert (reply.error, reply.member_epoch) == (NONE, 1)
+        else:
+            raise AssertionError("never refused")
         assert 40 < number < 70
         assert "limits.md" in str(reply.message)
         # Those who are in stay, classic groups are refused as well, and other addresses have a share.

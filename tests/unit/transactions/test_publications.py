@@ -309,7 +309,9 @@ def test_jobs_are_listed_with_what_they_have_open() -> None:
     shard.published(4, shard.attempt(4))
     shard.attempt(5)
     shard.now_ms += 700
-    assert list(shard.publications.listing(shard.now_ms)) == [JobListing("j", 4, 1_000, 1, 700)]
+    assert list(shard.publications.listing(shard.publications.names(), shard.now_ms)) == [
+        JobListing("j", 4, 1_000, 1, 700)
+    ]
 
 
 @pytest.mark.parametrize(
