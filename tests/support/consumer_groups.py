@@ -78,6 +78,10 @@ class FakeTopics:
     def count(self) -> int:
         return len(self._topics)
 
+    @property
+    def partition_count(self) -> int:
+        return sum(topic.partitions for topic in self._topics.values())
+
     def frozen(self) -> FakeTopics:
         other = copy(self)
         other._topics = self._topics.copy()
@@ -300,5 +304,5 @@ class ConsumerScript:
 
     def restart(self) -> None:
         self.state = self.reloaded()
-        self.state.start(self.now_ms)
+        list(self.state.start(self.now_ms))
         check_groups(self.state)

@@ -212,7 +212,7 @@ class ShareScript:
             assert record is not None
             state.replay(record, self.now_ms)
         if start:
-            state.start(self.now_ms)
+            list(state.start(self.now_ms))
         return state
 
     def restart(self) -> None:

@@ -25,7 +25,7 @@ from tidemill.coordination.turns import give_way, pause_after
 from tidemill.errors import ApiError, CorruptData, ErrorCode, TidemillError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, LogAccess
@@ -168,12 +168,13 @@ class Shards(Generic[S]):
         for shard in tuple(self._shards.values()):
             await shard.close()
 
-    async def keep_up(self, action: Callable[[S, int], None]) -> None:
-        """Run an action on every shard of this node that is not damaged; returns once that is committed.
+    async def keep_up(self, steps: Callable[[S, int], Iterator[str | None]]) -> None:
+        """Run the steps of an action on every shard of this node that is not damaged, one after the other.
 
-        Raises the first error that kept a shard from it; the call can be repeated.
+        Returns once that is committed. Raises the first error that kept a shard from it; the call can be
+        repeated.
         """
-        for failure in await self._on_each(lambda shard: shard.change(None, partial(action, shard))):
+        for failure in await self._on_each(lambda shard: shard.change_in_steps(partial(steps, shard))):
             if not isinstance(failure, CorruptData):
                 raise failure
 

@@ -22,10 +22,11 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.coordination.log import ReplayedMarker
+from tidemill.coordination.turns import pause_after
 from tidemill.errors import ApiError, CorruptData, ErrorCode, StorageError, SyncFailed, TidemillError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from tidemill.coordination.clock import Clock, Timer
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
@@ -37,6 +38,7 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _RECORDS_PER_LOADING_STEP = 1_000
+_KEYS_PER_LOADING_STEP = 200
 TICK_RETRY_MS = 1_000
 _TICKS_PER_TURN = 10
 _LOST_LEADERSHIP = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.not_coordinator})
@@ -86,7 +88,7 @@ class ShardShell(ABC):
 
     @abstractmethod
     def _loaded(self, now_ms: int) -> Iterable[str]:
-        """Begin to serve what was replayed; gives all keys."""
+        """Begin to serve what was replayed; gives all keys, which others have turns between."""
 
     @abstractmethod
     def _next_deadline_ms(self, key: str) -> int | None:
@@ -124,8 +126,12 @@ class ShardShell(ABC):
             self._loading = None
         if self.stopped is not None:
             raise self.stopped
-        for key in self._loaded(self.clock.now_ms()):
+        for number, key in enumerate(self._loaded(self.clock.now_ms()), start=1):
             self._schedule(key)
+            # Clients can have made very many.
+            await pause_after(number, _KEYS_PER_LOADING_STEP)
+            if self.stopped is not None:
+                raise self.stopped
 
     async def _replay_below(self, end_offset: int) -> None:
         for count, entry in enumerate(self.log.replay(end_offset), start=1):
@@ -177,6 +183,28 @@ class ShardShell(ABC):
     async def change(self, key: str | None, handler: Callable[[int], None]) -> None:
         """Run a handler that answers no client; returns once its records are committed."""
         self.call_now(key, handler)
+        await self.barrier()
+
+    async def change_in_steps(self, steps: Callable[[int], Iterator[str | None]]) -> None:
+        """Run a long change of the node's own step by step; returns once all of it is committed.
+
+        ``steps`` yields between two steps: the key that the last one changed, if what is due or known of it
+        may be different now. Others have their turn then, so each step must be right by itself.
+        """
+        left = self.call_now(None, steps)
+
+        def step(now_ms: int) -> bool:
+            del now_ms
+            for key in left:
+                if key is not None:
+                    self._schedule(key)
+                return True
+            return False
+
+        is_over = False
+        while not is_over:
+            is_over = not self.call_now(None, step)
+            await pause_after(1, 1)
         await self.barrier()
 
     async def confirm_newest(self) -> None:

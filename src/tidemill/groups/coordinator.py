@@ -18,9 +18,18 @@ from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.turns import give_way, in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.groups.classic.group import ClassicGroup
+from tidemill.groups.consumer.heartbeats import asked_bytes
 from tidemill.groups.consumer.messages import ConsumerGroupDescription, ConsumerHeartbeatReply
-from tidemill.groups.member_memory import MemberMemory
+from tidemill.groups.memory import (
+    COMMITTED_BYTES_MAX,
+    GROUP_BYTES,
+    MEMBER_BYTES,
+    MEMBER_BYTES_MAX,
+    NO_MEMORY,
+    GroupMemory,
+)
 from tidemill.groups.messages import (
+    CommittedOffset,
     DeleteOffsetsResult,
     FetchOffsetsResult,
     GroupDescription,
@@ -59,6 +68,7 @@ __all__ = ("GroupCoordinator",)
 
 _LONGEST_CLIENT_ID_IN_MEMBER_ID = 255
 _LISTED_AT_ONCE = 500
+_FETCHED_AT_ONCE = 2_000
 
 
 def _no_persister() -> Persister:
@@ -96,12 +106,15 @@ class GroupCoordinator(Coordinator[Shard]):
                 one_draft,
                 self.share.delete_later,
                 self.member_memory,
+                self.committed_memory,
             ),
         )
         #: The memory of the members of all groups that this node serves.
-        self.member_memory = MemberMemory()
+        self.member_memory = GroupMemory(MEMBER_BYTES_MAX)
+        #: The memory of their committed offsets.
+        self.committed_memory = GroupMemory(COMMITTED_BYTES_MAX)
         super().__init__(shards)
-        self.share = ShareGroups(shards, persister, topics)
+        self.share = ShareGroups(shards, persister, topics, self.member_memory)
         self._ids = ids or RandomIds()
         self._settings = settings
 
@@ -123,20 +136,21 @@ class GroupCoordinator(Coordinator[Shard]):
         fresh_member_id = f"{prefix}-{self._ids.uuid()}"
         try:
             shard = await self._shards.of(request.group_id)
-            if shard.state.is_large_consumer_group(request.group_id):
+            if not self._has_memory_for(shard, request):
+                return JoinReply(ErrorCode.group_max_size_reached, request.member_id)
+            if shard.state.is_large_join(request.group_id):
                 done = await shard.on_draft(
                     request.group_id,
-                    lambda: shard.state.is_large_consumer_group(request.group_id),
+                    lambda: shard.state.is_large_join(request.group_id),
                     lambda draft: draft.handlers.join(
                         draft.group, request, None, fresh_member_id, draft.now_ms
                     ),
+                    request.client_host,
                 )
                 if done is not None:
                     (reply,) = done[0]
                     assert isinstance(reply.body, JoinReply), reply
                     return reply.body
-            if not self._has_memory_for(shard, request):
-                return JoinReply(ErrorCode.group_max_size_reached, request.member_id)
             return await shard.request(
                 request.group_id,
                 lambda token, now_ms: shard.state.join(request, token, fresh_member_id, now_ms),
@@ -146,8 +160,12 @@ class GroupCoordinator(Coordinator[Shard]):
 
     def _has_memory_for(self, shard: Shard, request: JoinRequest) -> bool:
         group = shard.state.groups.get(request.group_id)
-        known = group.metadata_bytes_of(request.member_id) if isinstance(group, ClassicGroup) else 0
-        return self.member_memory.has_capacity(request.client_host, request.metadata_bytes - known)
+        asked = MEMBER_BYTES + request.metadata_bytes
+        if group is None:
+            asked += GROUP_BYTES + len(request.group_id)
+        elif not isinstance(group, ShareGroup):
+            asked -= group.said_bytes_of(request.member_id)
+        return self.member_memory.has_capacity(request.client_host, asked)
 
     def _has_memory_for_assignments(self, shard: Shard, request: SyncRequest) -> bool:
         group = shard.state.groups.get(request.group_id)
@@ -240,11 +258,15 @@ class GroupCoordinator(Coordinator[Shard]):
         fresh_member_id = str(self._ids.uuid())
         try:
             shard = await self._shards.of(request.group_id)
+            asked = asked_bytes(shard.state.groups.get(request.group_id), request)
+            if not self.member_memory.has_capacity(request.client_host, asked):
+                return ConsumerHeartbeatReply(ErrorCode.group_max_size_reached, NO_MEMORY)
             if shard.state.needs_draft(request):
                 done = await shard.on_draft(
                     request.group_id,
                     lambda: shard.state.needs_draft(request),
                     lambda draft: draft.handlers.heartbeat(request, fresh_member_id, draft.now_ms)[0],
+                    request.client_host if request.subscribes else None,
                 )
                 if done is not None:
                     return done[0]
@@ -265,6 +287,9 @@ class GroupCoordinator(Coordinator[Shard]):
         try:
             _require_encodable(request.group_id, *(entry.topic for entry in request.offsets))
             shard = await self._shards.of(request.group_id)
+            asked = shard.state.offsets.asked_bytes(request)
+            if not self.committed_memory.has_capacity(request.client_host, asked):
+                return _no_memory_for(request)
             return await shard.call(
                 request.group_id, lambda now_ms: shard.state.commit_offsets(request, now_ms)
             )
@@ -280,6 +305,11 @@ class GroupCoordinator(Coordinator[Shard]):
         try:
             _require_encodable(commit.group_id, *(entry.topic for entry in commit.offsets))
             shard = await self._shards.of(commit.group_id)
+            asked = shard.state.offsets.asked_bytes(commit, request.producer_id)
+            if shard.state.offsets.is_too_much(
+                commit, request.producer_id
+            ) or not self.committed_memory.has_capacity(commit.client_host, asked):
+                return _no_memory_for(commit)
             return await shard.call(
                 commit.group_id, lambda now_ms: shard.state.commit_transactional_offsets(request, now_ms)
             )
@@ -315,14 +345,27 @@ class GroupCoordinator(Coordinator[Shard]):
 
         ``member``: id and epoch of the member that asks, if it says so.
         """
+        found: dict[TopicPartition, CommittedOffset] = {}
         try:
             shard = await self._shards.of(group_id)
-            return await shard.call(
-                None,
-                lambda _: shard.state.fetch_offsets(
-                    group_id, partitions, require_stable=require_stable, member=member
-                ),
-            )
+            asked = partitions
+            if asked is None:
+                asked = [(topic, index) for topic, index, _ in shard.state.offsets.of(group_id)]
+
+            def fetch(some: Sequence[TopicPartition], now_ms: int) -> FetchOffsetsResult:
+                del now_ms
+                return shard.state.fetch_offsets(group_id, some, require_stable=require_stable, member=member)
+
+            for some in in_chunks(asked, _FETCHED_AT_ONCE) if asked else [asked]:
+                result = await shard.call(None, partial(fetch, some))
+                if result.error is not ErrorCode.none:
+                    return result
+                found.update(result.offsets)
+                await give_way()
+            if partitions is None:
+                # Some may have been deleted meanwhile.
+                return FetchOffsetsResult(offsets={k: v for k, v in found.items() if v != CommittedOffset()})
+            return FetchOffsetsResult(offsets=found)
         except TidemillError as failure:
             return FetchOffsetsResult(client_error(failure))
 
@@ -359,7 +402,10 @@ class GroupCoordinator(Coordinator[Shard]):
         Raises the first error that kept a shard from doing so; the call can be repeated.
         """
         try:
-            await self._shards.keep_up(lambda shard, now_ms: shard.state.forget_topics(topics, now_ms))
+            gone = frozenset(topics)
+            await self._shards.keep_up(
+                lambda shard, now_ms: shard.state.forget_topics(gone.__contains__, now_ms)
+            )
         finally:
             self._delete_share_state()
 
@@ -370,7 +416,7 @@ class GroupCoordinator(Coordinator[Shard]):
         """
         try:
             await self._shards.keep_up(
-                lambda shard, now_ms: shard.state.forget_missing_topics(exists, now_ms)
+                lambda shard, now_ms: shard.state.forget_topics(lambda topic: not exists(topic), now_ms)
             )
         finally:
             self._delete_share_state()
@@ -447,9 +493,14 @@ class GroupCoordinator(Coordinator[Shard]):
             if isinstance(shard.state.groups.get(group_id), ShareGroup):
                 await self.share.delete_group(group_id)
                 return ErrorCode.none
-            return await shard.call(group_id, lambda now_ms: shard.state.delete_group(group_id, now_ms))
+            return await shard.delete_group(group_id)
         except TidemillError as failure:
             return client_error(failure)
+
+
+def _no_memory_for(request: OffsetCommitRequest) -> dict[TopicPartition, ErrorCode]:
+    refused = ErrorCode.invalid_commit_offset_size
+    return {(entry.topic, entry.partition): refused for entry in request.offsets}
 
 
 def _is_group_id(group_id: str) -> bool:

@@ -187,6 +187,7 @@ class OffsetCommitRequest(msgspec.Struct, frozen=True):
     instance_id: str | None = None
     retention_ms: int = -1
     version: int = 9
+    client_host: str = ""
 
 
 class TransactionalCommitRequest(msgspec.Struct, frozen=True):

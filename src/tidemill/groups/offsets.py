@@ -10,16 +10,18 @@ after the pending commit was written makes that one void, whatever becomes of it
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ErrorCode
+from tidemill.groups.memory import GROUP_BYTES, OFFSET_BYTES
 from tidemill.groups.messages import CommittedOffset
 from tidemill.groups.records import OffsetCommit, OffsetCommitRecord
 from tidemill.wire.guard import MAX_STRING_BYTES
 from tidemill.wire.jobs import CURSOR_GROUP_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from tidemill.groups.consumer.handlers import Group
     from tidemill.groups.messages import OffsetCommitRequest, OffsetToCommit, TopicPartition
@@ -31,12 +33,82 @@ NO_PRODUCER_ID = -1
 """Stands for a producer id where a record is not part of any transaction."""
 
 
+#: Offsets that one transaction may have in one partition of ``__consumer_offsets``. Its marker settles all.
+_PENDING_MAX = 4_000
+
+
 class OffsetStore:
     """The last committed offsets of one shard, by group, topic and partition."""
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
-        self.pending = PendingOffsets()
+        self.pending = PendingOffsets(self._resize)
+        self._bytes_of: dict[str, int] = {}
+        #: By group: the host of the client that committed last. Unknown until one has since the start.
+        self._committer_hosts: dict[str, str] = {}
+        self._resized: set[str] = set()
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def bytes_by_host(self, group_id: str) -> dict[str, int]:
+        """About the memory of a group's offsets, which is that of the client that committed last."""
+        size = self._bytes_of.get(group_id)
+        return {} if size is None else {self._committer_hosts.get(group_id, ""): size}
+
+    def sized(self) -> Collection[str]:
+        """The groups that have offsets, also in open transactions."""
+        return self._bytes_of.keys()
+
+    def is_resized(self, group_id: str) -> bool:
+        """Whether ``bytes_by_host`` of a group may have changed; then it is taken to be known now."""
+        is_resized = group_id in self._resized
+        self._resized.discard(group_id)
+        return is_resized
+
+    def take_resized(self) -> set[str]:
+        """The groups whose ``bytes_by_host`` may have changed since this was last asked."""
+        resized, self._resized = self._resized, set()
+        return resized
+
+    def asked_bytes(self, request: OffsetCommitRequest, producer_id: int = NO_PRODUCER_ID) -> int:
+        """About how much more memory a commit asks for than what it replaces."""
+        group_id = request.group_id
+        topics = self._by_group.get(group_id, {})
+        asked = 0 if group_id in self._bytes_of else _group_bytes(group_id)
+        asked += sum(
+            _topic_bytes(name) for name in {entry.topic for entry in request.offsets} - topics.keys()
+        )
+        for entry in request.offsets:
+            size = OFFSET_BYTES + len(entry.metadata or "")
+            if producer_id == NO_PRODUCER_ID:
+                known = topics.get(entry.topic, {}).get(entry.partition)
+                asked += size - (0 if known is None else _offset_bytes(known))
+            elif not self.pending.has(group_id, (entry.topic, entry.partition), producer_id):
+                asked += OFFSET_BYTES + size
+        return asked
+
+    def is_too_much(self, request: OffsetCommitRequest, producer_id: int) -> bool:
+        """Whether a transaction would have more offsets here than can be settled in one turn."""
+        return self.pending.count(producer_id) + len(request.offsets) > _PENDING_MAX
+
+    def note_committer(self, group_id: str, host: str) -> None:
+        """Count a group's offsets as those of a client that commits."""
+        if self._committer_hosts.get(group_id) != host:
+            self._committer_hosts[group_id] = host
+            self._resized.add(group_id)
+
+    def _resize(self, group_id: str, change: int) -> None:
+        size = self._bytes_of.get(group_id)
+        if size is None:
+            size = _group_bytes(group_id)
+        size += change
+        self._resized.add(group_id)
+        if size > _group_bytes(group_id):
+            self._bytes_of[group_id] = size
+        else:
+            # Nothing is left.
+            self._bytes_of.pop(group_id, None)
+            self._committer_hosts.pop(group_id, None)
 
     # -- change ----------------------------------------------------------------------------------------
 
@@ -54,16 +126,24 @@ class OffsetStore:
             self._apply(record)
 
     def _apply(self, record: OffsetCommitRecord) -> None:
+        group_id, topic = record.group_id, record.topic
+        topics = self._by_group.get(group_id, {})
+        partitions = topics.get(topic, {})
+        before = partitions.get(record.partition)
+        change = 0 if before is None else -_offset_bytes(before)
         if record.value is not None:
-            topics = self._by_group.setdefault(record.group_id, {})
-            topics.setdefault(record.topic, {})[record.partition] = record.value
-            return
-        topics = self._by_group.get(record.group_id, {})
-        partitions = topics.get(record.topic, {})
-        if partitions.pop(record.partition, None) is not None and not partitions:
-            del topics[record.topic]
-            if not topics:
-                del self._by_group[record.group_id]
+            change += _offset_bytes(record.value) + (0 if topic in topics else _topic_bytes(topic))
+            self._by_group.setdefault(group_id, topics).setdefault(topic, partitions)
+            partitions[record.partition] = record.value
+        elif before is not None:
+            del partitions[record.partition]
+            if not partitions:
+                change -= _topic_bytes(topic)
+                del topics[topic]
+                if not topics:
+                    del self._by_group[group_id]
+        if change:
+            self._resize(group_id, change)
 
     def commit(
         self, request: OffsetCommitRequest, settings: GroupSettings, now_ms: int
@@ -105,26 +185,27 @@ class OffsetStore:
         partitions |= dict.fromkeys(self.pending.of_group(group_id))
         return [OffsetCommitRecord(group_id, *partition, None) for partition in partitions]
 
-    def tombstones_of_topics(self, topics: Collection[str]) -> list[OffsetCommitRecord]:
-        """Tombstones for all that any group has committed for these topics."""
-        partitions = {
-            (group_id, (topic, partition)): None
-            for group_id, by_topic in self._by_group.items()
-            for topic in by_topic.keys() & set(topics)
-            for partition in by_topic[topic]
-        }
-        partitions |= dict.fromkeys(self.pending.of_topics(topics))
-        return [OffsetCommitRecord(group_id, *partition, None) for group_id, partition in partitions]
+    def tombstones_of_topics(
+        self, group_id: str, is_gone: Callable[[str], bool], most: int
+    ) -> list[OffsetCommitRecord]:
+        """Tombstones for what a group has committed for topics that are gone; so many at most."""
+        found: dict[TopicPartition, None] = {}
+        for topic, partitions in self._by_group.get(group_id, {}).items():
+            if len(found) < most and is_gone(topic):
+                found |= dict.fromkeys((topic, partition) for partition in partitions)
+        if len(found) < most:
+            found |= dict.fromkeys(each for each in self.pending.of_group(group_id) if is_gone(each[0]))
+        return [OffsetCommitRecord(group_id, *partition, None) for partition in islice(found, most)]
 
-    def expired(self, group: Group, settings: GroupSettings, now_ms: int) -> list[OffsetCommitRecord]:
+    def expired(self, group: Group, settings: GroupSettings, now_ms: int) -> Iterator[OffsetCommitRecord]:
         """Tombstones for the group's offsets that are past their retention."""
-        return [
-            OffsetCommitRecord(group.group_id, topic, partition, None)
-            for topic, partition, commit in self.of(group.group_id)
-            if not group.is_subscribed_to(topic)
-            and not self.pending.has(group.group_id, (topic, partition))
-            and _is_expired(group, commit, settings, now_ms)
-        ]
+        for topic, partitions in self._by_group.get(group.group_id, {}).items():
+            if group.is_subscribed_to(topic):
+                continue
+            for partition, commit in partitions.items():
+                is_pending = self.pending.has(group.group_id, (topic, partition))
+                if not is_pending and _is_expired(group, commit, settings, now_ms):
+                    yield OffsetCommitRecord(group.group_id, topic, partition, None)
 
     # -- read ------------------------------------------------------------------------------------------
 
@@ -138,10 +219,9 @@ class OffsetStore:
         """The groups that have committed anything."""
         return list(self._by_group)
 
-    def topics(self) -> set[str]:
-        """All topics for which any group has committed, also in open transactions."""
-        committed = {topic for by_topic in self._by_group.values() for topic in by_topic}
-        return committed | self.pending.topics()
+    def topic_count(self, group_id: str) -> int:
+        """The number of topics for which the group has committed."""
+        return len(self._by_group.get(group_id, ()))
 
     def count(self, group_id: str) -> int:
         """The number of partitions for which the group has committed."""
@@ -175,7 +255,9 @@ class PendingOffsets:
     They stand by group, partition and producer; None stands for a commit that is void already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resize: Callable[[str, int], None]) -> None:
+        #: Is told by how many bytes a group grows or shrinks.
+        self._resize = resize
         # The producers of one partition stand in the order of their last commits.
         self._by_group: dict[str, dict[TopicPartition, dict[int, OffsetCommit | None]]] = {}
         self._by_producer: dict[int, dict[tuple[str, TopicPartition], None]] = {}
@@ -186,8 +268,10 @@ class PendingOffsets:
         """Note a commit inside of the producer's transaction that is in the log now."""
         partition = (record.topic, record.partition)
         producers = self._by_group.setdefault(record.group_id, {}).setdefault(partition, {})
-        producers.pop(producer_id, None)
+        if producer_id in producers:
+            self._resize(record.group_id, -_pending_bytes(producers.pop(producer_id)))
         producers[producer_id] = record.value
+        self._resize(record.group_id, _pending_bytes(record.value))
         self._by_producer.setdefault(producer_id, {})[record.group_id, partition] = None
 
     def overtake(self, record: OffsetCommitRecord) -> None:
@@ -198,7 +282,7 @@ class PendingOffsets:
             if record.value is None:
                 self._remove(producer_id, record.group_id, partition)
             else:
-                producers[producer_id] = None
+                self._void(record.group_id, producers, producer_id)
 
     def end(self, producer_id: int, *, commit: bool) -> list[OffsetCommitRecord]:
         """Remove what is pending in a transaction that has ended; gives the records that it commits."""
@@ -211,14 +295,18 @@ class PendingOffsets:
                 for other_id in producers:
                     if other_id == producer_id:
                         break
-                    producers[other_id] = None
+                    self._void(group_id, producers, other_id)
             self._remove(producer_id, group_id, partition)
         return committed
+
+    def _void(self, group_id: str, producers: dict[int, OffsetCommit | None], producer_id: int) -> None:
+        self._resize(group_id, _pending_bytes(None) - _pending_bytes(producers[producer_id]))
+        producers[producer_id] = None
 
     def _remove(self, producer_id: int, group_id: str, partition: TopicPartition) -> None:
         partitions = self._by_group[group_id]
         producers = partitions[partition]
-        del producers[producer_id]
+        self._resize(group_id, -_pending_bytes(producers.pop(producer_id)))
         if not producers:
             del partitions[partition]
             if not partitions:
@@ -230,9 +318,14 @@ class PendingOffsets:
 
     # -- read ------------------------------------------------------------------------------------------
 
-    def has(self, group_id: str, partition: TopicPartition) -> bool:
-        """Whether an open transaction holds a commit of this group for this partition."""
-        return partition in self._by_group.get(group_id, ())
+    def count(self, producer_id: int) -> int:
+        """How many offsets the open transaction of a producer holds, of all groups."""
+        return len(self._by_producer.get(producer_id, ()))
+
+    def has(self, group_id: str, partition: TopicPartition, producer_id: int | None = None) -> bool:
+        """Whether an open transaction, or that of this producer, holds a commit of this group for it."""
+        producers = self._by_group.get(group_id, {}).get(partition)
+        return producers is not None and (producer_id is None or producer_id in producers)
 
     def has_any(self, group_id: str) -> bool:
         """Whether an open transaction holds any commit of this group."""
@@ -242,18 +335,21 @@ class PendingOffsets:
         """The partitions that open transactions hold commits of this group for."""
         return list(self._by_group.get(group_id, ()))
 
-    def topics(self) -> set[str]:
-        """All topics that open transactions hold commits for."""
-        return {topic for partitions in self._by_group.values() for topic, _ in partitions}
 
-    def of_topics(self, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
-        """Groups and partitions of these topics that open transactions hold commits for."""
-        return [
-            (group_id, partition)
-            for group_id, partitions in self._by_group.items()
-            for partition in partitions
-            if partition[0] in topics
-        ]
+def _group_bytes(group_id: str) -> int:
+    return GROUP_BYTES + len(group_id)
+
+
+def _topic_bytes(topic: str) -> int:
+    return OFFSET_BYTES + len(topic)
+
+
+def _offset_bytes(commit: OffsetCommit) -> int:
+    return OFFSET_BYTES + len(commit.metadata)
+
+
+def _pending_bytes(commit: OffsetCommit | None) -> int:
+    return 2 * OFFSET_BYTES + (0 if commit is None else len(commit.metadata))
 
 
 def _check(entry: OffsetToCommit, settings: GroupSettings) -> ErrorCode:

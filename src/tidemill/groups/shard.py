@@ -11,8 +11,9 @@ from tidemill.coordination.log import ReplayedMarker
 from tidemill.coordination.shards import client_error
 from tidemill.coordination.shell import TICK_RETRY_MS, ShardShell, resolve
 from tidemill.errors import DiskFull, ErrorCode, TidemillError
-from tidemill.groups.classic.group import ClassicGroup
 from tidemill.groups.consumer.group import ConsumerGroup
+from tidemill.groups.consumer.messages import Refused
+from tidemill.groups.memory import NO_MEMORY
 from tidemill.groups.records import OffsetCommitRecord, decode_record, encode_record
 from tidemill.groups.share.group import ShareGroup
 from tidemill.groups.state import ShardState
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tidemill.coordination.clock import Clock
     from tidemill.coordination.log import CoordinatorLog, ReplayedRecord
     from tidemill.groups.consumer.draft import GroupDraft
-    from tidemill.groups.member_memory import MemberMemory
+    from tidemill.groups.memory import GroupMemory
     from tidemill.groups.messages import Reply
     from tidemill.groups.records import GroupRecord
     from tidemill.groups.settings import GroupSettings
@@ -47,6 +48,10 @@ def membership_error(failure: TidemillError) -> ErrorCode:
 class _Draft(Protocol):
     """A change that was worked out apart from the state."""
 
+    @property
+    def size_bytes(self) -> int:
+        """About the memory that the group takes when it is adopted."""
+
     def is_current(self) -> bool:
         """Whether what it was worked out on is unchanged."""
 
@@ -67,7 +72,8 @@ class Shard(ShardShell):
         topics: Topics,
         one_draft: asyncio.Lock,
         delete_share_state: Callable[[Shard, str], None],
-        member_memory: MemberMemory,
+        member_memory: GroupMemory,
+        committed_memory: GroupMemory,
     ) -> None:
         super().__init__(GROUPS_TOPIC, partition, log, clock, on_stop)
         #: All shards share it. One thread is enough: threads that compute take turns with the event loop.
@@ -75,23 +81,30 @@ class Shard(ShardShell):
         self._removals: dict[str, asyncio.Task[None]] = {}
         self._delete_share_state = delete_share_state
         self._member_memory = member_memory
+        self._committed_memory = committed_memory
         self.state = ShardState(settings, self._append, topics)
 
     # -- large groups ----------------------------------------------------------------------------------
 
     async def on_draft(
-        self, group_id: str, needed: Callable[[], bool], event: Callable[[GroupDraft], _T]
+        self,
+        group_id: str,
+        needed: Callable[[], bool],
+        event: Callable[[GroupDraft], _T],
+        host: str | None = None,
     ) -> tuple[_T] | None:
         """Apply an event to a draft of a group, in a thread; gives its result once that is durable.
 
-        None if a draft is not ``needed`` any more when its turn comes. Then nothing has happened.
+        None if a draft is not ``needed`` any more when its turn comes. Then nothing has happened. ``host`` is
+        that of a client that asks for memory: then GROUP_MAX_SIZE_REACHED is raised if the group would take
+        more than it may have.
         """
 
         def make(now_ms: int) -> tuple[_Draft, Callable[[], tuple[_T, _Encoded]]]:
             draft = self.state.draft(group_id, now_ms)
             return draft, partial(draft.run, event)
 
-        return await self._work_out(group_id, needed, make)
+        return await self._work_out(group_id, needed, make, host)
 
     async def on_share_draft(
         self, request: ShareHeartbeatRequest, needed: Callable[[], bool]
@@ -102,7 +115,8 @@ class Shard(ShardShell):
             draft = self.state.share_draft(request, now_ms)
             return draft, draft.run
 
-        done = await self._work_out(request.group_id, needed, make)
+        host = request.client_host if request.topics else None
+        done = await self._work_out(request.group_id, needed, make, host)
         return None if done is None else done[0]
 
     async def _work_out(
@@ -110,6 +124,7 @@ class Shard(ShardShell):
         group_id: str,
         needed: Callable[[], bool],
         make: Callable[[int], tuple[_Draft, Callable[[], tuple[_T, _Encoded]]]],
+        host: str | None,
     ) -> tuple[_T] | None:
         """Work out a draft in a thread and adopt it. Again, if the group has changed meanwhile."""
         async with self._one_draft:
@@ -121,7 +136,7 @@ class Shard(ShardShell):
                 draft, run = make(self.clock.now_ms())
                 work = partial(self._run_draft, run)
                 result, batch = await asyncio.get_running_loop().run_in_executor(None, work)
-                if self.call_now(group_id, partial(self._adopt, draft, batch)):
+                if self.call_now(group_id, partial(self._adopt, group_id, draft, batch, host)):
                     break
         await self.barrier()
         if batch is None:
@@ -133,11 +148,19 @@ class Shard(ShardShell):
         result, records = run()
         return result, self.log.build(records) if records else None
 
-    def _adopt(self, draft: _Draft, batch: bytes | None, now_ms: int) -> bool:
+    def _adopt(
+        self, group_id: str, draft: _Draft, batch: bytes | None, host: str | None, now_ms: int
+    ) -> bool:
         """Replace a group by its draft; False if the group has changed since."""
         del now_ms
         if not draft.is_current():
             return False
+        more_bytes = draft.size_bytes - self._member_memory.of_group(self.partition, group_id)
+        if host is not None and not self._member_memory.has_capacity(host, more_bytes):
+            raise Refused(
+                ErrorCode.group_max_size_reached,
+                f"{NO_MEMORY}: group {group_id[:200]!r} would take {more_bytes} bytes more",
+            )
         if batch is not None:
             self._put(partial(self.log.append_built, batch), may_use_reserve=True)
         self.send(draft.adopt())
@@ -187,6 +210,14 @@ class Shard(ShardShell):
         await self.confirm_newest()
         return reply
 
+    async def delete_group(self, group_id: str) -> ErrorCode:
+        """DeleteGroups for one group. If it has very many offsets, others have their turn in between."""
+        while True:
+            code = await self.call(group_id, lambda now_ms: self.state.delete_group(group_id, now_ms))
+            if code is not None:
+                return code
+            await asyncio.sleep(0)
+
     def send(self, replies: Iterable[Reply]) -> None:
         """Answer the requests that these replies are for, once everything appended so far is committed."""
         for reply in replies:
@@ -232,14 +263,29 @@ class Shard(ShardShell):
         return record is not None
 
     def _loaded(self, now_ms: int) -> Iterable[str]:
-        self.state.start(now_ms)
-        return self.state.groups
+        yield from self.state.start(now_ms)
+        self._note_offsets()
 
     def _schedule(self, key: str) -> None:
         """Plan what is due in a group, of which something may have changed."""
         super()._schedule(key)
         group = self.state.groups.get(key)
-        self._member_memory.note(key, group.bytes_by_host if isinstance(group, ClassicGroup) else {})
+        self._member_memory.note(self.partition, key, {} if group is None else group.bytes_by_host)
+        if self.state.offsets.is_resized(key):
+            self._committed_memory.note(self.partition, key, self.state.offsets.bytes_by_host(key))
+
+    def call_now(self, key: str | None, handler: Callable[[int], _T]) -> _T:
+        """Run a handler whose result may be told before anything is committed."""
+        try:
+            return super().call_now(key, handler)
+        finally:
+            if self.stopped is None:
+                self._note_offsets()
+
+    def _note_offsets(self) -> None:
+        offsets = self.state.offsets
+        for group_id in offsets.take_resized():
+            self._committed_memory.note(self.partition, group_id, offsets.bytes_by_host(group_id))
 
     def _next_deadline_ms(self, key: str) -> int | None:
         group = self.state.groups.get(key)
@@ -267,7 +313,8 @@ class Shard(ShardShell):
                 self._schedule(group_id)
 
     def _die(self, code: ErrorCode) -> None:
-        self._member_memory.forget(self.state.groups)
+        self._member_memory.forget(self.partition)
+        self._committed_memory.forget(self.partition)
         for reply in self.state.die(code):
             assert isinstance(reply.token, asyncio.Future), reply
             resolve(reply.token, reply.body)

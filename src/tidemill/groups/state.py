@@ -8,6 +8,7 @@ does not.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import ErrorCode
@@ -34,7 +35,7 @@ from tidemill.groups.share.handlers import ShareGroupHandlers
 from tidemill.wire.consumer_protocol import CONSUMER_PROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tidemill.groups.consumer.handlers import Group
     from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 __all__ = ("NO_MEMBER", "ShardState")
 
 _RECORDS_PER_APPEND = 1_000
+#: Groups and offsets that are looked at in one step of a long change.
+_WEIGHT_PER_STEP = 1_000
 _FIRST_COMMIT_VERSION_WITH_GROUP_ID_NOT_FOUND = 9
 _FIRST_TRANSACTIONAL_COMMIT_WITH_GROUP_ID_NOT_FOUND = 6
 
@@ -219,14 +222,18 @@ class ShardState:
             return ()
         return () if group is None else self._settle(group, lambda: group.tick(now_ms))
 
-    def start(self, now_ms: int) -> None:
-        """Begin to serve what was loaded."""
-        for group in self.groups.values():
+    def start(self, now_ms: int) -> Iterator[str]:
+        """Begin to serve what was loaded; yields each group that has begun."""
+        for group_id, group in tuple(self.groups.items()):
             group.start(now_ms)
+            yield group_id
 
     def die(self, error: ErrorCode) -> Replies:
         """Stop for good; whoever waits in any group is told ``error``."""
-        return tuple(reply for group in self.groups.values() for reply in group.die(error))
+        waited_for = (
+            group for group in self.groups.values() if isinstance(group, ClassicGroup) and group.has_waiting
+        )
+        return tuple(reply for group in waited_for for reply in group.die(error))
 
     # -- large groups ----------------------------------------------------------------------------------
 
@@ -247,6 +254,13 @@ class ShardState:
         group = self.groups.get(group_id)
         return isinstance(group, ConsumerGroup) and not group.is_empty and is_large(group, self._topics)
 
+    def is_large_join(self, group_id: str) -> bool:
+        """Whether a JoinGroup in a consumer group may be long work: it may subscribe to any topics."""
+        group = self.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup) or group.is_empty:
+            return False
+        return is_large(group, self._topics, partitions=self._topics.partition_count)
+
     def draft(self, group_id: str, now_ms: int) -> GroupDraft:
         """A copy of a consumer group, or of what a classic one becomes. Raises ``Refused`` if it cannot."""
         return GroupDraft(group_id, self.settings, self.groups, self._topics, now_ms)
@@ -260,6 +274,8 @@ class ShardState:
             return {(entry.topic, entry.partition): error for entry in request.offsets}
         records, results = self.offsets.commit(request, self.settings, now_ms)
         self._append_and_replay(records, now_ms)
+        if records:
+            self.offsets.note_committer(request.group_id, request.client_host)
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup) and not group.is_empty:
             group.touch(request.member_id, now_ms)
@@ -278,6 +294,7 @@ class ShardState:
             self._append(records, (request.producer_id, request.producer_epoch))
             for record in records:
                 self.replay(record, now_ms, request.producer_id)
+            self.offsets.note_committer(commit.group_id, commit.client_host)
         return results
 
     def _check_transactional_commit(self, request: OffsetCommitRequest) -> ErrorCode:
@@ -338,54 +355,70 @@ class ShardState:
         self._append_and_replay(records, now_ms)
         return DeleteOffsetsResult(partitions=results)
 
-    def forget_missing_topics(self, exists: Callable[[str], bool], now_ms: int) -> None:
-        """Drop offsets of topics that do not exist: a crash may have come before ``forget_topics``."""
-        self.forget_topics([topic for topic in self.offsets.topics() if not exists(topic)], now_ms)
-        self._forget_share_state(now_ms)
+    def forget_topics(self, is_gone: Callable[[str], bool], now_ms: int) -> Iterator[str]:
+        """Delete the offsets committed for topics that are gone, and what share groups have of them.
 
-    def forget_topics(self, topics: Collection[str], now_ms: int) -> None:
-        """Delete the offsets committed for topics that were deleted."""
-        self._append_in_parts(self.offsets.tombstones_of_topics(topics), now_ms)
-        self._forget_share_state(now_ms)
-
-    def _forget_share_state(self, now_ms: int) -> None:
-        for group in self.groups.values():
+        Yields between the steps: the group that was looked at.
+        """
+        weight = 0
+        for group_id in {*self.groups, *self.offsets.sized()}:
+            group = self.groups.get(group_id)
             if isinstance(group, ShareGroup):
                 self.shares.forget_missing_topics(group, now_ms)
+                weight += len(group.topics.initialized)
+            weight += 1 + self.offsets.topic_count(group_id)
+            while records := self.offsets.tombstones_of_topics(group_id, is_gone, _RECORDS_PER_APPEND):
+                self._append_and_replay(records, now_ms)
+                yield group_id
+            if weight > _WEIGHT_PER_STEP:
+                yield group_id
+                weight = 0
 
-    def expire(self, now_ms: int) -> None:
-        """Delete offsets past their retention, and groups that have neither offsets nor members."""
-        for group in tuple(self.groups.values()):
-            if isinstance(group, ShareGroup):
-                continue
-            records: list[GroupRecord] = [*self.offsets.expired(group, self.settings, now_ms)]
-            is_used = not group.is_idle or self.offsets.pending.has_any(group.group_id)
-            if not is_used and len(records) == self.offsets.count(group.group_id):
-                records += group.tombstones()
-            self._append_in_parts(records, now_ms)
+    def expire(self, now_ms: int) -> Iterator[str]:
+        """Delete offsets past their retention, and groups that have neither offsets nor members.
 
-    def _append_in_parts(self, records: Sequence[GroupRecord], now_ms: int) -> None:
-        """Append deletions in several batches: they need not be atomic and may not fit into one."""
-        for start in range(0, len(records), _RECORDS_PER_APPEND):
-            self._append_and_replay(records[start : start + _RECORDS_PER_APPEND], now_ms)
+        Yields between the steps: the group that was looked at.
+        """
+        weight = 0
+        for group_id in tuple(self.groups):
+            while records := self._expired(group_id, now_ms):
+                self._append_and_replay(records, now_ms)
+                yield group_id
+            weight += 1 + self.offsets.count(group_id)
+            if weight > _WEIGHT_PER_STEP:
+                yield group_id
+                weight = 0
+
+    def _expired(self, group_id: str, now_ms: int) -> list[GroupRecord]:
+        """Tombstones for what is past its retention in a group: some of them, if there are very many."""
+        group = self.groups.get(group_id)
+        if group is None or isinstance(group, ShareGroup):
+            return []
+        expired = self.offsets.expired(group, self.settings, now_ms)
+        records: list[GroupRecord] = [*islice(expired, _RECORDS_PER_APPEND)]
+        is_used = not group.is_idle or self.offsets.pending.has_any(group_id)
+        if not is_used and len(records) == self.offsets.count(group_id):
+            records += group.tombstones()
+        return records
 
     # -- groups ----------------------------------------------------------------------------------------
 
-    def delete_group(self, group_id: str, now_ms: int) -> ErrorCode:
+    def delete_group(self, group_id: str, now_ms: int) -> ErrorCode | None:
         """DeleteGroups for one group: its offsets and the group itself.
 
-        The state of a share group must be deleted before.
+        The state of a share group must be deleted before. None: only a part of the offsets is deleted, as
+        there are very many; ask again.
         """
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found
         if not group.is_empty or (isinstance(group, ShareGroup) and group.has_state):
             return ErrorCode.non_empty_group
-        tombstones: list[GroupRecord] = [
-            *self.offsets.tombstones_of_group(group_id),
-            *group.tombstones(),
-        ]
-        self._append_in_parts(tombstones, now_ms)
+        offsets = self.offsets.tombstones_of_group(group_id)
+        if len(offsets) > _RECORDS_PER_APPEND:
+            self._append_and_replay(offsets[:_RECORDS_PER_APPEND], now_ms)
+            return None
+        self._append_and_replay([*offsets, *group.tombstones()], now_ms)
         return ErrorCode.none
 
     def list_groups(

@@ -43,6 +43,10 @@ class Topics(Protocol):
     def count(self) -> int:
         """About how many topics there are."""
 
+    @property
+    def partition_count(self) -> int:
+        """About how many partitions all topics have."""
+
     def frozen(self) -> Topics:
         """The topics as they are now, unaffected by later changes."""
 
@@ -75,6 +79,11 @@ class ImageTopics:
     def count(self) -> int:
         """The number of topics, internal ones included."""
         return len(self._image().topics)
+
+    @property
+    def partition_count(self) -> int:
+        """The number of replicas of all topics, internal ones included: at least that of partitions."""
+        return sum(self._image().replica_counts.values())
 
     def frozen(self) -> ImageTopics:
         """The topics of the present image."""

@@ -242,11 +242,7 @@ class TransactionCoordinator(Coordinator[TransactionShard]):
 
     def open_count(self) -> int:
         """The number of transactions under way in the shards that are loaded."""
-        return sum(
-            not value.is_idle
-            for shard in self._shards.loaded()
-            for value in shard.state.transactions.values()
-        )
+        return sum(shard.state.open_count for shard in self._shards.loaded())
 
     # -- housekeeping ----------------------------------------------------------------------------------
 

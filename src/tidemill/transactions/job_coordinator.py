@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidemill.coordination.shards import client_error
+from tidemill.coordination.turns import give_way, in_chunks, sorted_in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.transactions.attempts import check_count, check_job
 from tidemill.transactions.transaction import ProducerIdNeeded
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ("JobCoordinator", "JobsListed", "with_producer_id")
 
 _T = TypeVar("_T")
+
+
+_LISTED_AT_ONCE = 500
 
 
 class JobsListed(NamedTuple):
@@ -105,11 +109,17 @@ class JobCoordinator:
 
     async def listing(self) -> JobsListed:
         """The jobs of all shards of this node, by name."""
-        jobs: list[JobListing] = []
+        found: list[tuple[TransactionShard, list[str], int]] = []
         failures = await self._shards.read_all(
-            lambda shard, now_ms: jobs.extend(shard.publications.listing(now_ms))
+            lambda shard, now_ms: found.append((shard, shard.publications.names(), now_ms))
         )
-        return JobsListed(sorted(jobs), _for_client(failures[0]) if failures else None)
+        jobs: dict[str, JobListing] = {}
+        for shard, names, now_ms in found:
+            for some in in_chunks(names, _LISTED_AT_ONCE):
+                jobs |= {each.job: each for each in shard.publications.listing(some, now_ms)}
+                await give_way()
+        ordered = [jobs[name] for name in await sorted_in_slices(list(jobs))]
+        return JobsListed(ordered, _for_client(failures[0]) if failures else None)
 
     async def _wait_until_visible(self, shard: TransactionShard, job: str, batch: int) -> None:
         if not await shard.finished(shard.publications.unfinished(job), self._settings.publication_wait_ms):

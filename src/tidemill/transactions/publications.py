@@ -218,8 +218,13 @@ class Publications:
         if known is not None:
             known.alive_ms = now_ms
 
-    def listing(self, now_ms: int) -> Iterator[JobListing]:
-        for name in self._state.jobs.keys() | self._state.published.keys():
+    def names(self) -> list[str]:
+        """The jobs that are open or have published something."""
+        return [*self._state.jobs, *(name for name in self._state.published if name not in self._state.jobs)]
+
+    def listing(self, names: Iterable[str], now_ms: int) -> Iterator[JobListing]:
+        """The lines of these jobs in ListJobs."""
+        for name in names:
             published, known = self._published(name), self._state.jobs.get(name)
             alive_ms = published.published_ms if known is None else known.alive_ms
             open_attempts = 0 if known is None else len(known.open)

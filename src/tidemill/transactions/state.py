@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from tidemill.coordination.turns import in_chunks
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.transactions import attempts
 from tidemill.transactions import transaction as steps
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ("TransactionsState", "listing", "parse_states")
 
+#: Ids and jobs that are looked at in one step of expiry.
+_EXPIRED_PER_STEP = 1_000
+
 
 class Append(Protocol):
     """Puts records into the log as one batch, or raises and leaves the log as it was."""
@@ -50,6 +54,8 @@ class TransactionsState:
     def __init__(self, settings: TransactionSettings, append: Append) -> None:
         self.settings = settings
         self.transactions: dict[str, Transaction] = {}
+        #: How many of them are under way.
+        self.open_count = 0
         #: Jobs that have slots.
         self.jobs: dict[str, Job] = {}
         #: The last publication of each job, also of jobs that have no slots any more.
@@ -68,10 +74,11 @@ class TransactionsState:
             else:
                 self.published[job] = value
             return
-        if value is None:
-            self.transactions.pop(name, None)
-        else:
+        before = self.transactions.pop(name, None) if value is None else self.transactions.get(name)
+        if value is not None:
             self.transactions[name] = value
+            self.open_count += not value.is_idle
+        self.open_count -= before is not None and not before.is_idle
         slot = parse_slot(name)
         if slot is not None:
             job_of_slot = self.jobs.setdefault(slot[0], Job())
@@ -255,23 +262,35 @@ class TransactionsState:
         step = attempts.abort if attempts.is_open(value) else steps.abort_and_fence
         return step(value, now_ms)
 
-    def expire(self, now_ms: int) -> None:
-        """Forget ids that nobody has used for long, and publications of jobs that ended long ago."""
-        oldest_ms = now_ms - self.settings.expiration_ms
-        expired: list[StoredRecord] = [
-            (name, None)
-            for name, value in self.transactions.items()
-            if value.is_idle and not attempts.is_open(value) and value.updated_ms <= oldest_ms
-        ]
+    def expire(self, now_ms: int) -> Iterator[None]:
+        """Forget ids that nobody has used for long, and publications of jobs that ended long ago.
+
+        Yields between the steps.
+        """
+        for some in in_chunks(tuple(self.transactions), _EXPIRED_PER_STEP):
+            names = (name for name in some if self._is_unused(name, now_ms - self.settings.expiration_ms))
+            yield from self._forget(names)
         oldest_ms = now_ms - self.settings.publication_retention_ms
-        working = {name for name, job in self.jobs.items() if job.open or job.busy}
-        expired += [
-            (job_key(name), None)
-            for name, publication in self.published.items()
-            if publication.published_ms <= oldest_ms and name not in working
-        ]
-        for chunk in chunks(expired):
+        for some in in_chunks(tuple(self.published), _EXPIRED_PER_STEP):
+            jobs = (job_key(job) for job in some if self._is_over(job, oldest_ms))
+            yield from self._forget(jobs)
+
+    def _forget(self, names: Iterable[str]) -> Iterator[None]:
+        for chunk in chunks([(name, None) for name in names]):
             self.write(chunk)
+            yield
+        yield
+
+    def _is_unused(self, transactional_id: str, oldest_ms: int) -> bool:
+        value = self.transactions.get(transactional_id)
+        if value is None or not value.is_idle or attempts.is_open(value):
+            return False
+        return value.updated_ms <= oldest_ms
+
+    def _is_over(self, job: str, oldest_ms: int) -> bool:
+        publication, known = self.published.get(job), self.jobs.get(job)
+        is_worked_on = known is not None and (known.open or known.busy)
+        return publication is not None and publication.published_ms <= oldest_ms and not is_worked_on
 
     # -- looking ---------------------------------------------------------------------------------------
 

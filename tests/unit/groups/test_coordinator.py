@@ -16,6 +16,7 @@ from tidemill.errors import ApiError, DiskFull, ErrorCode
 from tidemill.groups.consumer.draft import GroupDraft
 from tidemill.groups.consumer.messages import ConsumerHeartbeatRequest
 from tidemill.groups.coordinator import GroupCoordinator
+from tidemill.groups.memory import MEMBER_BYTES
 from tidemill.groups.messages import (
     CommittedOffset,
     HeartbeatRequest,
@@ -27,12 +28,15 @@ from tidemill.groups.messages import (
     OffsetToCommit,
     SyncReply,
     SyncRequest,
+    TransactionalCommitRequest,
 )
 from tidemill.groups.records import OffsetCommitRecord, encode_record
 from tidemill.groups.settings import GroupSettings
+from tidemill.groups.share.messages import ShareHeartbeatRequest
+from tidemill.wire.consumer_protocol import pack_subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable
 
     from tidemill.errors import TidemillError
 
@@ -489,7 +493,7 @@ class TestMemory:
     async def fill(self, node: Node, host: str) -> int:
         """Have a client join one group after the other until it is refused; gives how many took it in."""
         for number in range(1_000):
-            join = node.start_join(group_id=f"{host}-{number}", client_host=host, metadata=bytes(1_000))
+            join = node.start_join(group_id=f"{host}-{number}", client_host=host, metadata=bytes(10_000))
             await settle()
             if join.done():
                 assert join.result().error is self.REFUSED
@@ -498,23 +502,23 @@ class TestMemory:
 
     @pytest.fixture(autouse=True)
     def small(self, node: Node) -> None:
-        node.coordinator.member_memory._limit_bytes = 100_000
+        node.coordinator.member_memory.limit_bytes = 1_300_000
 
     async def test_many_groups_of_one_client_leave_memory_to_others(self, node: Node) -> None:
         assert 60 < await self.fill(node, "10.0.0.1") < 76
         assert 10 < await self.fill(node, "10.0.0.2") < 20
-        assert node.coordinator.member_memory.taken_bytes < 100_000
+        assert node.coordinator.member_memory.taken_bytes < 1_300_000
 
     async def test_names_of_protocols_count_as_well(self, node: Node) -> None:
-        protocols = tuple(JoinProtocol(f"{number}".ljust(30_000), b"") for number in range(3))
+        protocols = tuple(JoinProtocol(f"{number}".ljust(30_000), b"") for number in range(35))
         request = JoinRequest("g", "", "consumer", protocols, 10_000)
         assert (await node.coordinator.join(request)).error is self.REFUSED
 
     async def test_a_member_that_comes_back_is_not_counted_twice(self, node: Node) -> None:
-        node.coordinator.member_memory._limit_bytes = 1_200
-        join = node.start_join(metadata=bytes(800))
+        node.coordinator.member_memory.limit_bytes = 30_000
+        join = node.start_join(metadata=bytes(15_000))
         await node.clock_until(join)
-        again = node.start_join(join.result().member_id, metadata=bytes(801))
+        again = node.start_join(join.result().member_id, metadata=bytes(15_001))
         await node.clock_until(again)
         assert again.result().error is NONE
 
@@ -522,17 +526,80 @@ class TestMemory:
         join = node.start_join()
         await node.clock_until(join)
         member_id, generation = join.result().member_id, join.result().generation
-        large = await node.start_sync(member_id, generation, **{member_id: bytes(80_000)})
+        large = await node.start_sync(member_id, generation, **{member_id: bytes(1_000_000)})
         assert large.error is self.REFUSED
-        small = await node.start_sync(member_id, generation, **{member_id: bytes(60_000)})
+        small = await node.start_sync(member_id, generation, **{member_id: bytes(900_000)})
         assert small.error is NONE
-        assert node.coordinator.member_memory.taken_bytes > 60_000
+        assert node.coordinator.member_memory.taken_bytes > 900_000
 
     async def test_what_members_took_is_free_when_they_leave(self, node: Node) -> None:
         member_id = await node.stable_member()
         assert node.coordinator.member_memory.taken_bytes > 0
+        with_member = node.coordinator.member_memory.taken_bytes
         await node.coordinator.leave("g", [LeavingMember(member_id)])
+        assert node.coordinator.member_memory.taken_bytes <= with_member - MEMBER_BYTES
+        await node.coordinator.delete_groups(["g"])
         assert node.coordinator.member_memory.taken_bytes == 0
+
+    async def test_groups_that_nobody_is_in_count_until_they_expire(self, node: Node) -> None:
+        for number in range(1_000):
+            reply = await node.start_join(group_id=f"never-{number}", client_host="h", version=4)
+            if reply.error is self.REFUSED:
+                break
+            assert reply.error is ErrorCode.member_id_required
+        assert 200 < number < 400
+        await node.clock.advance(30_000)
+        await node.coordinator.expire()
+        assert node.coordinator.member_memory.taken_bytes == 0
+
+    async def test_members_of_consumer_groups_share_the_memory(self, node: Node) -> None:
+        topics = frozenset(f"a-topic-that-does-not-exist-{number}" for number in range(100))
+        for number in range(1_000):
+            request = ConsumerHeartbeatRequest(
+                f"g{number}", "a", 0, None, None, 60_000, topics, owned=frozenset(), client_host="10.0.0.1"
+            )
+            reply = await node.coordinator.consumer_heartbeat(request)
+            if reply.error is self.REFUSED:
+                break
+            assert (reply.error, reply.member_epoch) == (NONE, 1)
+        else:
+            raise AssertionError("never refused")
+        assert 40 < number < 70
+        assert "limits.md" in str(reply.message)
+        # Those who are in stay, classic groups are refused as well, and other addresses have a share.
+        alive = ConsumerHeartbeatRequest("g0", "a", 1, client_host="10.0.0.1")
+        assert (await node.coordinator.consumer_heartbeat(alive)).error is NONE
+        assert await self.fill(node, "10.0.0.1") < 5
+        assert await self.fill(node, "10.0.0.2") > 10
+        leaving = ConsumerHeartbeatRequest("g0", "a", -1, client_host="10.0.0.1")
+        taken = node.coordinator.member_memory.taken_bytes
+        assert (await node.coordinator.consumer_heartbeat(leaving)).error is NONE
+        assert node.coordinator.member_memory.taken_bytes < taken - 10_000
+
+    async def test_what_is_assigned_in_a_large_group_counts_before_it_is_stored(self, node: Node) -> None:
+        node.topics.create("wide", 20_000)
+        request = heartbeat_of("a", regex="wide", client_host="h")
+        reply = await node.coordinator.consumer_heartbeat(request)
+        assert reply.error is self.REFUSED
+        assert node.log.entries == []
+        joining = ShareHeartbeatRequest("s", "m", 0, topics=frozenset(["wide"]), client_host="h")
+        assert (await node.coordinator.share.heartbeat(joining)).error is self.REFUSED
+        assert all(log.entries == [] for log in node.logs.values())
+
+    async def test_members_of_share_groups_share_the_memory(self, node: Node) -> None:
+        topics = frozenset(f"a-topic-that-does-not-exist-{number}" for number in range(100))
+        for number in range(1_000):
+            request = ShareHeartbeatRequest(f"s{number}", "m", 0, topics=topics, client_host="10.0.0.1")
+            reply = await node.coordinator.share.heartbeat(request)
+            if reply.error is self.REFUSED:
+                break
+            assert reply.error is NONE
+        assert 40 < number < 70
+        alive = ShareHeartbeatRequest("s0", "m", 1, client_host="10.0.0.1")
+        assert (await node.coordinator.share.heartbeat(alive)).error is NONE
+        await node.restart()
+        await node.coordinator.start()
+        assert node.coordinator.member_memory.taken_bytes > 700_000
 
     async def test_it_is_counted_again_after_a_restart(self, node: Node) -> None:
         await node.stable_member()
@@ -542,6 +609,133 @@ class TestMemory:
         assert old.member_memory.taken_bytes == 0
         await node.fetch()
         assert node.coordinator.member_memory.taken_bytes == taken > 0
+
+
+class TestMemoryOfOffsets:
+    """What groups commit is bounded for all groups of the node together."""
+
+    REFUSED = ErrorCode.invalid_commit_offset_size
+
+    @pytest.fixture(autouse=True)
+    def small(self, node: Node) -> None:
+        node.coordinator.committed_memory.limit_bytes = 1_000_000
+
+    async def fill(self, node: Node, host: str) -> int:
+        """Have a client commit in one group after the other until it is refused; gives how many took it."""
+        for number in range(10_000):
+            error = await node.commit(1, f"{host}-{number}", client_host=host)
+            if error is not NONE:
+                assert error is self.REFUSED
+                return number
+        raise AssertionError("never refused")
+
+    async def test_many_groups_of_one_client_leave_memory_to_others(self, node: Node) -> None:
+        assert 200 < await self.fill(node, "10.0.0.1") < 320
+        assert 40 < await self.fill(node, "10.0.0.2") < 80
+        assert node.coordinator.committed_memory.taken_bytes < 1_000_000
+        # Nobody is kept from going on.
+        assert await node.commit(2, "10.0.0.1-0", client_host="10.0.0.1") is NONE
+
+    async def test_metadata_counts_as_well(self, node: Node) -> None:
+        entries = [OffsetToCommit("t", number, 1, metadata="m" * 4_000) for number in range(250)]
+        request = OffsetCommitRequest("g", entries, client_host="h")
+        assert set((await node.coordinator.commit_offsets(request)).values()) == {self.REFUSED}
+        assert node.log.entries == []
+
+    async def test_what_is_pending_counts_until_its_transaction_ends(self, node: Node) -> None:
+        def asked(producer_id: int) -> TransactionalCommitRequest:
+            entries = [OffsetToCommit("t", number, 1, metadata="m" * 1_000) for number in range(100)]
+            return TransactionalCommitRequest(
+                OffsetCommitRequest("g", entries, client_host="h"), producer_id, 0
+            )
+
+        memory = node.coordinator.committed_memory
+        answers = [await node.coordinator.commit_transactional_offsets(asked(n)) for n in range(10)]
+        codes = [answer[T0] for answer in answers]
+        taken_in = codes.index(self.REFUSED)
+        assert 2 < taken_in < 8
+        assert codes == [NONE] * taken_in + [self.REFUSED] * (10 - taken_in)
+        assert await node.coordinator.commit_transactional_offsets(asked(0)) == answers[0], "the same again"
+        partition = partition_of_key("g", node.partitions)
+        for producer_id in range(taken_in):
+            await node.coordinator.complete_transaction(
+                partition, producer_id, 0, commit=producer_id == 0, coordinator_epoch=0
+            )
+        assert 120_000 < memory.taken_bytes < 140_000
+        await node.coordinator.on_topics_deleted(["t"])
+        assert memory.taken_bytes == 0
+
+    async def test_what_is_stored_is_loaded_whatever_the_limit(self, node: Node) -> None:
+        count = await self.fill(node, "10.0.0.1")
+        taken = node.coordinator.committed_memory.taken_bytes
+        old = node.coordinator
+        await node.restart()
+        assert old.committed_memory.taken_bytes == 0
+        memory = node.coordinator.committed_memory
+        memory.limit_bytes = 100_000
+        assert await node.fetch(f"10.0.0.1-{count - 1}") == 1
+        assert memory.taken_bytes == taken
+        # Whose they are is known again when somebody commits.
+        assert await node.commit(2, "10.0.0.1-0", client_host="10.0.0.1") is NONE
+        assert await node.commit(2, "new", client_host="10.0.0.2") is self.REFUSED
+        await node.coordinator.delete_groups([f"10.0.0.1-{number}" for number in range(count)])
+        assert memory.taken_bytes == 0
+        assert await node.commit(2, "new", client_host="10.0.0.2") is NONE
+
+
+class TestTurns:
+    """What is done for all groups, or for a group of very many offsets, is done in many turns of the loop."""
+
+    PARTITIONS = 3_500
+
+    async def turns_during(self, work: Awaitable[object]) -> int:
+        """How many turns others get while something is done."""
+        task, turns = asyncio.ensure_future(work), 0
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await task
+        return turns
+
+    @pytest.fixture
+    async def wide(self, node: Node) -> None:
+        entries = [OffsetToCommit("t", number, 1) for number in range(self.PARTITIONS)]
+        await node.coordinator.commit_offsets(OffsetCommitRequest("g", entries, retention_ms=0))
+
+    async def test_a_group_is_deleted_some_offsets_at_a_time(self, node: Node, wide: None) -> None:
+        assert await node.coordinator.delete_groups(["g"]) == {"g": NONE}
+        assert node.log.append_sizes[1:] == [1_000, 1_000, 1_000, 501]
+        assert await self.turns_during(node.coordinator.fetch_offsets("g", None)) < 10
+
+    async def test_offsets_of_a_topic_are_forgotten_some_at_a_time(self, node: Node, wide: None) -> None:
+        assert await self.turns_during(node.coordinator.on_topics_deleted(["t"])) > 3
+        assert await node.fetch() == -1
+
+    async def test_offsets_expire_some_at_a_time(self, node: Node, wide: None) -> None:
+        assert await self.turns_during(node.coordinator.expire()) > 3
+        assert await node.fetch() == -1
+        assert node.coordinator.committed_memory.taken_bytes == 0
+
+    async def test_very_many_groups_are_loaded_some_at_a_time(self, node: Node) -> None:
+        for number in range(2_000):
+            await node.commit(1, f"g{number}")
+        await node.coordinator.close()
+        node.coordinator = GroupCoordinator(node, node.settings, node.clock, node.topics)
+        assert await self.turns_during(node.coordinator.start()) > 10
+        assert await self.turns_during(node.coordinator.expire()) > 3
+        assert await node.fetch("g7") == 1
+
+    async def test_a_transaction_has_as_many_offsets_as_one_turn_can_settle(self, node: Node) -> None:
+        entries = [OffsetToCommit("t", number, 1) for number in range(2_500)]
+        request = TransactionalCommitRequest(OffsetCommitRequest("g", entries), 1, 0)
+        assert (await node.coordinator.commit_transactional_offsets(request))[T0] is NONE
+        refused = ErrorCode.invalid_commit_offset_size
+        assert (await node.coordinator.commit_transactional_offsets(request))[T0] is refused
+
+    async def test_ids_that_nobody_joins_with_are_bounded(self, node: Node) -> None:
+        for _ in range(5_000):
+            assert (await node.start_join(version=4)).error is ErrorCode.member_id_required
+        assert (await node.start_join(version=4)).error is ErrorCode.group_max_size_reached
 
 
 class TestPartitions:
@@ -597,6 +791,28 @@ def gate(node: Node, monkeypatch: pytest.MonkeyPatch) -> Gate:
 def heartbeat_of(member_id: str, epoch: int = 0, **fields: Any) -> ConsumerHeartbeatRequest:
     full: dict[str, Any] = {"owned": frozenset(), "regex": "t.*", "rebalance_timeout_ms": 60_000}
     return ConsumerHeartbeatRequest("g", member_id, epoch, **((full if epoch == 0 else {}) | fields))
+
+
+@pytest.mark.parametrize("how", ["pattern", "grown topic", "classic member"])
+async def test_a_wide_topic_is_assigned_in_a_thread_however_it_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    gate = Gate(monkeypatch)
+    node.topics.create("wide", 1)
+    first = heartbeat_of("a", regex=None, topics=frozenset(["wide"]))
+    if how == "pattern":
+        first = heartbeat_of("a", regex="wide")
+    else:
+        assert (await node.coordinator.consumer_heartbeat(first)).error is NONE
+        assert gate.runs == 0
+    node.topics.create("other" if how == "classic member" else "wide", 5_000)
+    if how == "classic member":
+        reply = await node.start_join(metadata=pack_subscription(["other"]))
+        assert reply.error is NONE
+    else:
+        again = first if how == "pattern" else heartbeat_of("a", 1)
+        assert (await node.coordinator.consumer_heartbeat(again)).error is NONE
+    assert gate.runs == 1
 
 
 async def test_a_large_group_is_changed_in_a_thread_and_is_durable(node: Node, gate: Gate) -> None:

@@ -302,7 +302,7 @@ class GroupHistories(RuleBasedStateMachine):
         if not really:
             return
         self.state = self.replayed()
-        self.state.start(self.now_ms)
+        list(self.state.start(self.now_ms))
         self.open_tokens.clear()
         self.forget_generations()
 

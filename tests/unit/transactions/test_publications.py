@@ -199,7 +199,7 @@ def test_idle_slots_expire_and_open_ones_do_not() -> None:
     used, held = shard.attempt(), shard.attempt(1, writes=False)
     shard.published(0, used)
     shard.now_ms += 8 * DAY_MS
-    shard.state.expire(shard.now_ms)
+    list(shard.state.expire(shard.now_ms))
     assert list(shard.state.transactions) == [held.transactional_id]
     assert not shard.publish(0), "what it has published is remembered for longer"
 
@@ -210,7 +210,7 @@ def test_a_job_is_forgotten_long_after_its_last_publication_but_not_while_it_wor
     shard.published(6, shard.attempt(6, job="busy"), job="busy")
     shard.now_ms += 91 * DAY_MS
     held = shard.attempt(7, job="busy")
-    shard.state.expire(shard.now_ms)
+    list(shard.state.expire(shard.now_ms))
     shard.restart()
     assert list(shard.state.published) == list(shard.state.jobs) == ["busy"]
     assert not shard.publish(6, job="busy")
@@ -309,7 +309,9 @@ def test_jobs_are_listed_with_what_they_have_open() -> None:
     shard.published(4, shard.attempt(4))
     shard.attempt(5)
     shard.now_ms += 700
-    assert list(shard.publications.listing(shard.now_ms)) == [JobListing("j", 4, 1_000, 1, 700)]
+    assert list(shard.publications.listing(shard.publications.names(), shard.now_ms)) == [
+        JobListing("j", 4, 1_000, 1, 700)
+    ]
 
 
 @pytest.mark.parametrize(

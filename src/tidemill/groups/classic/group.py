@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.groups.classic.roster import Member, Roster
+from tidemill.groups.memory import GROUP_BYTES, MEMBER_BYTES
 from tidemill.groups.messages import (
     GroupDescription,
     GroupListing,
@@ -50,6 +51,8 @@ __all__ = ("GROUP_METADATA_BYTES_MAX", "ClassicGroup", "Effects", "GroupState")
 
 _LARGEST_GENERATION: Final = 0x7FFFFFFF
 _POSTPONE_MIN_MS: Final = 1_000
+#: Member ids of one group that were given out and have not joined yet; all may time out together.
+_PENDING_JOIN_MAX: Final = 5_000
 
 GroupCheckpoint = dict[str, object]
 """State of a group before an event, which ``ClassicGroup.restore`` brings back."""
@@ -115,6 +118,8 @@ class ClassicGroup:
         self._syncing: dict[str, object] = {}
         #: Member ids that were given out and have not joined yet. None of them is a member.
         self._pending_join: set[str] = set()
+        #: The host of the client that joined last; empty if nobody has since the group was loaded.
+        self._last_host = ""
         #: The members of the generation that have not asked for their assignment yet.
         self._pending_sync: set[str] = set()
         #: When sessions end. Members have one unless a request of theirs waits; announced ids have one, too.
@@ -232,6 +237,11 @@ class ClassicGroup:
             self._prepare_rebalance(_Event(now_ms))
         return stored
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait in the group."""
+        return bool(self._joining or self._syncing)
+
     def die(self, error: ErrorCode) -> tuple[Reply, ...]:
         """Stop for good; gives the replies that tell ``error`` to every waiting request."""
         event = _Event(0)
@@ -267,6 +277,7 @@ class ClassicGroup:
         """JoinGroup. ``fresh_member_id``, which nobody has ever had, is for a request without an id."""
         event = _Event(now_ms)
         member_id = request.member_id
+        self._last_host = request.client_host
         if not self._has_capacity_for(member_id) or not self._has_memory_for(request):
             self._turn_away(event, member_id)
             event.reply(token, JoinReply(ErrorCode.group_max_size_reached))
@@ -285,6 +296,8 @@ class ClassicGroup:
         return event.effects()
 
     def _has_capacity_for(self, member_id: str) -> bool:
+        if not member_id and len(self._pending_join) >= _PENDING_JOIN_MAX:
+            return False
         if self.state in (GroupState.EMPTY, GroupState.DEAD):
             return True
         if self.state is GroupState.PREPARING_REBALANCE:
@@ -301,13 +314,22 @@ class ClassicGroup:
 
     @property
     def bytes_by_host(self) -> Mapping[str, int]:
-        """The memory of the members, by the hosts of their clients."""
-        return self._roster.bytes_by_host
+        """The memory of the members, by the hosts of their clients; nothing if nobody was ever one.
 
-    def metadata_bytes_of(self, member_id: str) -> int:
-        """The size of a member's metadata; 0 if there is no such member."""
+        That of the group itself and of announced ids is the last one's who joined.
+        """
+        sizes = self._roster.bytes_by_host.copy()
+        if sizes or self._last_host or self.protocol_type is not None:
+            own = GROUP_BYTES + len(self.group_id) + MEMBER_BYTES * len(self._pending_join)
+            sizes[self._last_host] += own
+        return sizes
+
+    def said_bytes_of(self, member_id: str) -> int:
+        """About the memory for what a member says of itself; 0 if there is no such member."""
         known = self._roster.get(member_id)
-        return 0 if known is None else known.metadata_bytes
+        if known is None:
+            return MEMBER_BYTES if member_id in self._pending_join else 0
+        return MEMBER_BYTES + known.metadata_bytes
 
     def client_host_of(self, member_id: str) -> str:
         """The host of a member's client; empty if there is no such member."""

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tidemill.groups.memory import MEMBER_BYTES
 from tidemill.groups.messages import JoinedMember
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Member:
     def size_bytes(self) -> int:
         """About the memory for what the member says of itself, and what it is assigned."""
         texts = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
-        return texts + self.metadata_bytes + len(self.assignment)
+        return MEMBER_BYTES + texts + self.metadata_bytes + len(self.assignment)
 
     @property
     def protocol_names(self) -> set[str]:

@@ -52,7 +52,7 @@ def needs_draft(group: Group | None, topics: Topics, request: ConsumerHeartbeatR
     elif request.member_epoch != JOIN_EPOCH or isinstance(group, ShareGroup):
         return False
     topic_count = topics.count if request.regex else 0
-    partitions = 0
+    partitions = topics.partition_count if request.regex else 0
     for name in request.topics or ():
         if (topic := topics.find(name)) is not None:
             topic_count += 1
@@ -67,11 +67,18 @@ def is_large(group: Group | None, topics: Topics, topic_count: int = 0, partitio
         members += len(group.members)
         topic_count += len(group.subscribed_topics) + (topics.count if group.patterns else 0)
         partitions += group.partition_count
+        if group.seen_revision != topics.revision and topic_count + partitions <= _LARGE:
+            # Topics may have more partitions now.
+            found = (topics.find(name) for name in group.subscribed_topics)
+            partitions += sum(topic.partitions for topic in found if topic is not None)
+            partitions += topics.partition_count if group.patterns else 0
     elif isinstance(group, ClassicGroup):
         members += len(group.members)
         # The subscriptions and assignments of a classic group would have to be parsed to be counted.
         topic_count += sum(member.metadata_bytes for member in group.members) // _BYTES_PER_NAME
         partitions += sum(len(member.assignment) for member in group.members) // _BYTES_PER_PARTITION
+        # What they subscribe to may be any topic.
+        partitions += topics.partition_count if group.members else 0
     return topic_count + partitions + members > _LARGE or topic_count * members > _LARGE_PRODUCT
 
 
@@ -98,6 +105,8 @@ class GroupDraft:
         self._copy: ConsumerGroup | None = None
         self._version = 0
         self._deadlines = _DeadlineChanges([])
+        #: About the memory that the group takes when the draft is adopted.
+        self.size_bytes = 0
         if isinstance(self._original, ConsumerGroup):
             self._version = self._original.version
             self._deadlines = _DeadlineChanges(self._original.deadlines.due(now_ms))
@@ -118,6 +127,8 @@ class GroupDraft:
         result = event(self)
         if self._records:
             self._records[:0] = self._conversion
+        group = self._scratch.get(self._group_id)
+        self.size_bytes = 0 if group is None else sum(group.bytes_by_host.values())
         encoded = [encode_record(record) for record in self._records]
         size_bytes = sum(len(key) + len(value or b"") for key, value in encoded)
         if size_bytes > _RECORDS_BYTES_MAX:

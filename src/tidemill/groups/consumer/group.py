@@ -43,6 +43,7 @@ from tidemill.groups.consumer.records import (
     TargetEpochRecord,
     TargetRecord,
 )
+from tidemill.groups.memory import GROUP_BYTES, NAME_BYTES, PARTITION_BYTES
 from tidemill.groups.messages import GroupDescription, GroupListing
 from tidemill.wire.consumer_protocol import CONSUMER_PROTOCOL
 
@@ -149,6 +150,11 @@ class ConsumerGroup:
         self._dead = False
         self._static: dict[str, str] = {}
         self._holders: dict[TopicIdPartition, str] = {}
+        #: What each member takes for what it says; the host of the one that joined last.
+        self._said_bytes: dict[str, int] = {}
+        self._last_host = ""
+        #: The version that ``bytes_by_host`` was last worked out for, and the result.
+        self._sizes: tuple[int, Mapping[str, int]] = (-1, {})
 
     # -- replay ----------------------------------------------------------------------------------------
 
@@ -167,10 +173,13 @@ class ConsumerGroup:
             case MemberMetadataRecord(value=None):
                 self._remove(record.member_id)
             case MemberMetadataRecord(value=MemberMetadata() as metadata):
-                self._put(metadata.applied_to(self._member_or_new(record.member_id)))
+                member = metadata.applied_to(self._member_or_new(record.member_id))
+                self._put(member)
+                self._said_bytes[member.member_id] = member.said_bytes
+                self._last_host = member.client_host
             case CurrentAssignmentRecord(value=None):
-                if (member := self.members.get(record.member_id)) is not None:
-                    self._put(_GONE.applied_to(member))
+                if (known := self.members.get(record.member_id)) is not None:
+                    self._put(_GONE.applied_to(known))
             case CurrentAssignmentRecord(value=CurrentAssignment() as current):
                 self._put(current.applied_to(self._member_or_new(record.member_id)))
             case TargetRecord():
@@ -192,6 +201,7 @@ class ConsumerGroup:
 
     def _remove(self, member_id: str) -> None:
         member = self.members.pop(member_id, None)
+        self._said_bytes.pop(member_id, None)
         if member is not None:
             self._unlink(member)
         for wait in Wait:
@@ -218,6 +228,8 @@ class ConsumerGroup:
         other.version, other.partition_count = self.version, self.partition_count
         other._static = self._static.copy()
         other._holders = self._holders.copy()
+        other._said_bytes = self._said_bytes.copy()
+        other._last_host = self._last_host
         return other
 
     # -- members ---------------------------------------------------------------------------------------
@@ -249,6 +261,29 @@ class ConsumerGroup:
         """Whether something of the member's target is still held by another member."""
         missing = self.target_of(member.member_id) - member.assigned
         return any(self.holder(partition) is not None for partition in missing)
+
+    @property
+    def bytes_by_host(self) -> Mapping[str, int]:
+        """About the memory for members and their assignments, by the hosts of their clients.
+
+        That of the group itself is the last one's who joined.
+        """
+        if self._sizes[0] != self.version:
+            self._sizes = self.version, self._count_bytes()
+        return self._sizes[1]
+
+    def _count_bytes(self) -> Mapping[str, int]:
+        names = len(self.subscribed_topics) + sum(len(found.topics) for found in self.patterns.values())
+        texts = len(self.group_id) + sum(map(len, self.patterns))
+        sizes = Counter({self._last_host: GROUP_BYTES + texts + NAME_BYTES * names})
+        for member_id, member in self.members.items():
+            partitions = len(member.assigned) + len(member.revoking) + len(self.target_of(member_id))
+            sizes[member.client_host] += self.said_bytes_of(member_id) + PARTITION_BYTES * partitions
+        return sizes
+
+    def said_bytes_of(self, member_id: str) -> int:
+        """About the memory for what a member says of itself; 0 if there is no such member."""
+        return self._said_bytes.get(member_id, 0)
 
     @property
     def assignor(self) -> str:

@@ -35,6 +35,7 @@ from tidemill.groups.consumer.records import (
     TargetRecord,
 )
 from tidemill.groups.consumer.target_assignment import advance
+from tidemill.groups.memory import GROUP_BYTES
 from tidemill.groups.patterns import check_pattern
 from tidemill.wire.guard import MAX_STRING_BYTES
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Planned",
+    "asked_bytes",
     "changes_nothing",
     "check_heartbeat",
     "plan_heartbeat",
@@ -140,6 +142,17 @@ def changes_nothing(group: ConsumerGroup, topics: Topics, request: ConsumerHeart
         and member.is_reconciled_to(group.target_epoch)
         and MemberMetadata.of(_asked(member, request)) == MemberMetadata.of(member)
     )
+
+
+def asked_bytes(group: object, request: ConsumerHeartbeatRequest) -> int:
+    """About the memory that a heartbeat asks for beside an assignment: for what is new in it."""
+    if not request.subscribes:
+        return 0
+    members = group.members if isinstance(group, ConsumerGroup) else {}
+    known = members.get(request.member_id)
+    asked = _asked(known or ConsumerMember(request.member_id), request)
+    new_group = GROUP_BYTES + len(request.group_id) if group is None else 0
+    return new_group + asked.said_bytes - (0 if known is None else known.said_bytes)
 
 
 def refuse_if_full(group: ConsumerGroup, member_id: str) -> None:

@@ -17,6 +17,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from tidemill.groups.memory import MEMBER_BYTES, NAME_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -106,6 +108,15 @@ class ConsumerMember:
     classic: ClassicMetadata | None = None
     assigned: Partitions = NO_PARTITIONS
     revoking: Partitions = NO_PARTITIONS
+
+    @property
+    def said_bytes(self) -> int:
+        """About the memory for what the member says of itself."""
+        texts = (self.member_id, self.instance_id, self.rack_id, self.client_id, self.regex)
+        names = sum(map(len, self.topics)) + NAME_BYTES * len(self.topics)
+        protocols = () if self.classic is None else self.classic.protocols
+        classic = sum(len(protocol.name) + len(protocol.metadata) for protocol in protocols)
+        return MEMBER_BYTES + sum(len(text or "") for text in texts) + names + classic
 
     @property
     def held(self) -> Partitions:

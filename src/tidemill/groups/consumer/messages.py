@@ -46,6 +46,12 @@ class ConsumerHeartbeatRequest(msgspec.Struct, frozen=True):
     version: int = 1
 
     @property
+    def subscribes(self) -> bool:
+        """Whether the member joins, or says anew what it subscribes to."""
+        is_said = self.topics is not None or self.regex is not None
+        return self.member_epoch == JOIN_EPOCH or (is_said and self.member_epoch > JOIN_EPOCH)
+
+    @property
     def is_full(self) -> bool:
         """Whether the member said everything, as it does when it joins and after an error."""
         says_all = self.rebalance_timeout_ms != -1 and self.owned is not None

@@ -23,7 +23,9 @@ from tidemill.coordination.share_state import SharePartitionKey
 from tidemill.coordination.turns import in_chunks
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.groups.consumer.member import JOIN_EPOCH
+from tidemill.groups.memory import NO_MEMORY, PARTITION_BYTES
 from tidemill.groups.shard import membership_error
+from tidemill.groups.share.heartbeats import asked_bytes
 from tidemill.groups.share.messages import (
     AlteredPartition,
     DeletedTopic,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tidemill.config.values import TopicPartition
     from tidemill.coordination.shards import Shards
     from tidemill.coordination.share_state import Persister
+    from tidemill.groups.memory import GroupMemory
     from tidemill.groups.shard import Shard
     from tidemill.groups.share.messages import Initialization, ShareHeartbeatRequest
     from tidemill.groups.share.records import StateTopic, StateTopics
@@ -71,8 +74,15 @@ Partition = tuple["UUID", int]
 class ShareGroups:
     """The share groups in the shards that this node serves."""
 
-    def __init__(self, shards: Shards[Shard], persister: Callable[[], Persister], topics: Topics) -> None:
+    def __init__(
+        self,
+        shards: Shards[Shard],
+        persister: Callable[[], Persister],
+        topics: Topics,
+        member_memory: GroupMemory,
+    ) -> None:
         self._shards = shards
+        self._member_memory = member_memory
         self._persister = persister
         self._topics = topics
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -93,6 +103,9 @@ class ShareGroups:
         """ShareGroupHeartbeat: join, stay in or leave a share group."""
         try:
             shard = await self._shards.of(request.group_id)
+            asked = asked_bytes(shard.state.groups.get(request.group_id), request)
+            if not self._member_memory.has_capacity(request.client_host, asked):
+                return ShareHeartbeatReply(ErrorCode.group_max_size_reached, NO_MEMORY)
             reply, work = await self._beat(shard, request)
         except TidemillError as failure:
             return ShareHeartbeatReply(membership_error(failure), failure.message)
@@ -231,17 +244,25 @@ class ShareGroups:
         return ShareGroupOffsets(group_id, topics=found)
 
     async def alter_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int]
+        self, group_id: str, offsets: Mapping[TopicPartition, int], host: str = ""
     ) -> dict[TopicPartition, AlteredPartition]:
-        """AlterShareGroupOffsets: move where a group without members starts. Raises TidemillError."""
-        return await self._to_the_end(self._alter_offsets(group_id, offsets))
+        """AlterShareGroupOffsets: move where a group without members starts. Raises TidemillError.
+
+        ``host`` is that of the client that asks.
+        """
+        return await self._to_the_end(self._alter_offsets(group_id, offsets, host))
 
     async def _alter_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int]
+        self, group_id: str, offsets: Mapping[TopicPartition, int], host: str
     ) -> dict[TopicPartition, AlteredPartition]:
         async with self._lock(group_id):
             shard = await self._shards.of(group_id)
-            await self._delete_states(shard, group_id, (await self._topics_of(shard, group_id)).deleting)
+            topics = await self._topics_of(shard, group_id)
+            await self._delete_states(shard, group_id, topics.deleting)
+            known = {topic.name: topic.partitions for topic in (*topics.initialized, *topics.initializing)}
+            new = [name for name, index in offsets if index not in known.get(name, ())]
+            if not self._member_memory.has_capacity(host, PARTITION_BYTES * len(new)):
+                raise ApiError(ErrorCode.group_max_size_reached, NO_MEMORY)
             results: dict[TopicPartition, AlteredPartition] = {}
             for some in in_chunks(tuple(offsets.items()), _ALTERED_AT_ONCE):
                 results |= await self._alter_some(shard, group_id, dict(some))
@@ -313,7 +334,7 @@ class ShareGroups:
             )
             for error in (await self._delete_states(shard, group_id, topics.deleting)).values():
                 raise error
-            code = await shard.call(group_id, lambda now_ms: shard.state.delete_group(group_id, now_ms))
+            code = await shard.delete_group(group_id)
         if code is not ErrorCode.none:
             raise ApiError(code, f"group {group_id!r} got members while it was deleted")
 

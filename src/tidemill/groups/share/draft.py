@@ -42,6 +42,11 @@ def needs_share_draft(group: object, topics: Topics, request: ShareHeartbeatRequ
             return False
         size += len(group.members) + sum(len(member.topics) for member in group.members.values())
         size += sum(len(topic.partitions) for topic in group.topics.initialized)
+        if group.seen_revision != topics.revision and size <= _LARGE:
+            # Topics may have more partitions now.
+            names = frozenset[str]().union(*(member.topics for member in group.members.values()))
+            found = (topics.find(name) for name in names)
+            size += sum(topic.partitions for topic in found if topic is not None)
     elif group is not None or request.member_epoch != JOIN_EPOCH:
         return False
     for name in request.topics or ():
@@ -69,10 +74,13 @@ class ShareDraft:
         self._find = find
         self._original = find(request.group_id)
         self._copy = handlers.group_for(request).copy()
+        self._version = self._copy.version
         self._topics = topics.frozen()
         self._request = request
         self._now_ms = now_ms
         self._plan: Planned | None = None
+        #: About the memory that the group takes when the draft is adopted.
+        self.size_bytes = 0
 
     def run(self) -> tuple[Planned, list[tuple[bytes, bytes | None]]]:
         """The plan, and the records to append."""
@@ -85,6 +93,9 @@ class ShareDraft:
                 f"group {self._request.group_id!r} would have {size_bytes} bytes of assignments to store; "
                 f"{_RECORDS_BYTES_MAX} are allowed: subscribe to fewer topics, or divide them among groups",
             )
+        for record in plan.records:
+            self._copy.replay(record)
+        self.size_bytes = sum(self._copy.bytes_by_host.values())
         return plan, encoded
 
     def is_current(self) -> bool:
@@ -92,7 +103,7 @@ class ShareDraft:
         group = self._find(self._request.group_id)
         if group is not self._original:
             return False
-        return not isinstance(group, ShareGroup) or group.version == self._copy.version
+        return not isinstance(group, ShareGroup) or group.version == self._version
 
     def adopt(self) -> tuple[Reply, ...]:
         """Make the plan part of the state; its records are in the log."""

@@ -20,12 +20,14 @@ that it had when that began.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from tidemill.errors import ErrorCode
 from tidemill.groups.consumer.group import Deadlines
 from tidemill.groups.consumer.member import NO_PARTITIONS
+from tidemill.groups.memory import GROUP_BYTES, NAME_BYTES, PARTITION_BYTES
 from tidemill.groups.messages import GroupDescription, GroupListing
 from tidemill.groups.share.member import ShareMember
 from tidemill.groups.share.records import (
@@ -42,6 +44,7 @@ from tidemill.groups.share.records import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from uuid import UUID
 
     from tidemill.groups.consumer.member import Partitions
@@ -91,6 +94,11 @@ class ShareGroup:
         self.awaited: frozenset[UUID] = frozenset()
         #: How often the state has changed: whoever worked on a copy sees whether it is still one.
         self.version = 0
+        #: What each member takes for what it says; the host of the one that joined last.
+        self._said_bytes: dict[str, int] = {}
+        self._last_host = ""
+        #: The version that ``bytes_by_host`` was last worked out for, and the result.
+        self._sizes: tuple[int, Mapping[str, int]] = (-1, {})
         self._failed_at_ms = -INITIALIZE_RETRY_MS
         self._dead = False
 
@@ -109,12 +117,16 @@ class ShareGroup:
                 self.target_epoch = target_epoch or 0
             case ShareMemberRecord(value=None):
                 self.members.pop(record.member_id, None)
+                self._said_bytes.pop(record.member_id, None)
                 self.sessions.cancel(record.member_id)
             case ShareMemberRecord(value=ShareMemberMetadata() as metadata):
-                self.members[record.member_id] = metadata.applied_to(self._member_or_new(record.member_id))
+                member = metadata.applied_to(self._member_or_new(record.member_id))
+                self.members[record.member_id] = member
+                self._said_bytes[record.member_id] = member.said_bytes
+                self._last_host = member.client_host
             case ShareAssignmentRecord(value=None):
-                if (member := self.members.get(record.member_id)) is not None:
-                    self.members[record.member_id] = _TOLD_NOTHING.applied_to(member)
+                if (known := self.members.get(record.member_id)) is not None:
+                    self.members[record.member_id] = _TOLD_NOTHING.applied_to(known)
             case ShareAssignmentRecord(value=ShareAssignment() as assignment):
                 self.members[record.member_id] = assignment.applied_to(self._member_or_new(record.member_id))
             case ShareTargetRecord(value=target):
@@ -136,6 +148,7 @@ class ShareGroup:
         other.topics = self.topics
         other.seen_revision, other.awaited = self.seen_revision, self.awaited
         other.version = self.version
+        other._said_bytes, other._last_host = self._said_bytes.copy(), self._last_host
         other._failed_at_ms = self._failed_at_ms
         return other
 
@@ -144,6 +157,29 @@ class ShareGroup:
     def target_of(self, member_id: str) -> Partitions:
         """The target assignment of the member."""
         return self.targets.get(member_id, NO_PARTITIONS)
+
+    @property
+    def bytes_by_host(self) -> Mapping[str, int]:
+        """About the memory for members and their assignments, by the hosts of their clients.
+
+        That of the group itself and of its topics with state is the last one's who joined.
+        """
+        if self._sizes[0] != self.version:
+            self._sizes = self.version, self._count_bytes()
+        return self._sizes[1]
+
+    def _count_bytes(self) -> Mapping[str, int]:
+        topics = (*self.topics.initializing, *self.topics.initialized, *self.topics.deleting)
+        state = sum(NAME_BYTES + PARTITION_BYTES * len(topic.partitions) for topic in topics)
+        sizes = Counter({self._last_host: GROUP_BYTES + len(self.group_id) + state})
+        for member_id, member in self.members.items():
+            partitions = len(member.assigned) + len(self.target_of(member_id))
+            sizes[member.client_host] += self.said_bytes_of(member_id) + PARTITION_BYTES * partitions
+        return sizes
+
+    def said_bytes_of(self, member_id: str) -> int:
+        """About the memory for what a member says of itself; 0 if there is no such member."""
+        return self._said_bytes.get(member_id, 0)
 
     @property
     def is_full(self) -> bool:

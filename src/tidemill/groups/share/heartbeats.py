@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 from tidemill.errors import ErrorCode
 from tidemill.groups.consumer.member import JOIN_EPOCH, LEAVE_EPOCH, NO_PARTITIONS
 from tidemill.groups.consumer.messages import Refused
+from tidemill.groups.memory import GROUP_BYTES
 from tidemill.groups.share.assignor import assign_partitions
+from tidemill.groups.share.group import ShareGroup
 from tidemill.groups.share.member import MEMBER_ID_CHARACTERS_MAX, ShareMember
 from tidemill.groups.share.messages import Initialization, ShareHeartbeatReply
 from tidemill.groups.share.records import (
@@ -41,13 +43,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tidemill.groups.consumer.member import Partitions
-    from tidemill.groups.share.group import ShareGroup
     from tidemill.groups.share.messages import ShareHeartbeatRequest
     from tidemill.groups.share.records import ShareRecord
     from tidemill.groups.topics import SubscribedTopic, Topics
 
 __all__ = (
     "Planned",
+    "asked_bytes",
     "check_heartbeat",
     "is_settled",
     "plan_heartbeat",
@@ -139,6 +141,17 @@ def _asked(member: ShareMember, request: ShareHeartbeatRequest) -> ShareMember:
         client_id=request.client_id,
         client_host=request.client_host,
     )
+
+
+def asked_bytes(group: object, request: ShareHeartbeatRequest) -> int:
+    """About the memory that a heartbeat asks for beside an assignment: for what is new in it."""
+    if request.member_epoch < JOIN_EPOCH or not request.topics:
+        return 0
+    members = group.members if isinstance(group, ShareGroup) else {}
+    known = members.get(request.member_id)
+    asked = _asked(known or ShareMember(request.member_id), request)
+    new_group = GROUP_BYTES + len(request.group_id) if group is None else 0
+    return new_group + asked.said_bytes - (0 if known is None else known.said_bytes)
 
 
 def is_settled(group: ShareGroup, topics: Topics, request: ShareHeartbeatRequest, now_ms: int) -> bool:

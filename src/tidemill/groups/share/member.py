@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tidemill.groups.consumer.member import JOIN_EPOCH, NO_PARTITIONS, Partitions
+from tidemill.groups.memory import MEMBER_BYTES, NAME_BYTES
 
 __all__ = ("MEMBER_ID_CHARACTERS_MAX", "ShareMember")
 
@@ -32,6 +33,12 @@ class ShareMember:
     client_host: str = ""
     topics: frozenset[str] = frozenset()
     assigned: Partitions = NO_PARTITIONS
+
+    @property
+    def said_bytes(self) -> int:
+        """About the memory for what the member says of itself."""
+        texts = len(self.member_id) + len(self.rack_id or "") + len(self.client_id)
+        return MEMBER_BYTES + texts + sum(map(len, self.topics)) + NAME_BYTES * len(self.topics)
 
     def moved_to(self, epoch: int, target: Partitions) -> ShareMember:
         """The member with its target of that epoch."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tidemill.control.image import GROUPS_TOPIC
+from tidemill.coordination.metrics import gauges
 from tidemill.server.coordinators.registry import CoordinatorRow
 from tidemill.server.requests.authorization import GROUP
 
@@ -64,5 +65,25 @@ GROUPS: Final = CoordinatorRow(
     make=_make,
     modules=("tidemill.groups.coordinator",),
     expire_interval_ms=10 * _MINUTE_MS,
+    metrics=(
+        gauges(
+            "tidemill_group_memory_bytes",
+            "About the memory that groups take: of members, and of committed offsets.",
+            ("of",),
+            lambda groups: [
+                (("members",), groups.member_memory.taken_bytes),
+                (("offsets",), groups.committed_memory.taken_bytes),
+            ],
+        ),
+        gauges(
+            "tidemill_group_memory_limit_bytes",
+            "The most memory that groups may take: of members, and of committed offsets.",
+            ("of",),
+            lambda groups: [
+                (("members",), groups.member_memory.limit_bytes),
+                (("offsets",), groups.committed_memory.limit_bytes),
+            ],
+        ),
+    ),
     compress_above_bytes=_COMPRESS_ABOVE_BYTES,
 )

@@ -465,7 +465,7 @@ class TestAfterARestart:
         leader, follower = script.stable("a", "b")
         script.wait(9_000)
         state = script.reload()
-        state.start(script.now_ms)
+        list(state.start(script.now_ms))
         check_groups(state)
         script.state = state
         script.wait(9_999)
@@ -476,7 +476,7 @@ class TestAfterARestart:
     def test_assignments_come_back(self, script: Script) -> None:
         _, follower = script.stable("a", "b")
         script.state = script.reload()
-        script.state.start(script.now_ms)
+        list(script.state.start(script.now_ms))
         assert script.send_sync("x", follower, 1).assignment == b"part-b"
 
     def test_a_group_over_a_lowered_limit_rebalances(self, make_script: type[Script]) -> None:
@@ -484,7 +484,7 @@ class TestAfterARestart:
         leader, follower = script.stable("a", "b")
         script.state.settings = replace(script.state.settings, max_size=1)
         script.state = script.reload()
-        script.state.start(script.now_ms)
+        list(script.state.start(script.now_ms))
         assert script.heartbeat(leader, 1) is ErrorCode.rebalance_in_progress
         assert script.send_join("a2", leader) is None
         assert script.send_join("b2", follower).error is ErrorCode.group_max_size_reached

@@ -202,7 +202,7 @@ class TestKinds:
         assert state.delete_offsets("g", [("t", 0)], script.now_ms).error is ErrorCode.group_id_not_found
         assert state.consumers.describe("g").error is ErrorCode.group_id_not_found
         assert state.describe_group("g").state == "Dead"
-        state.expire(script.now_ms + 10**12)
+        list(state.expire(script.now_ms + 10**12))
         assert len(script.log) == log
         (listing,) = state.list_groups(["g"], frozenset(), frozenset({"share"}))
         assert (listing.protocol_type, listing.state) == ("share", "Stable")
@@ -214,7 +214,7 @@ class TestKinds:
         (reply,) = script.state.join(join, "token", "fresh", script.now_ms)
         assert isinstance(reply.body, JoinReply)
         assert reply.body.error is ErrorCode.inconsistent_group_protocol
-        script.state.expire(script.now_ms + 10**12)
+        list(script.state.expire(script.now_ms + 10**12))
         assert str(script.group.state) == "Empty"
 
     def test_share_members_are_refused_by_other_groups(self, script: ShareScript) -> None:
@@ -390,7 +390,7 @@ class TestDeletion:
     ) -> None:
         ready(script, "m", topics=("t", "u"))
         script.topics.delete("u")
-        script.state.forget_topics(["u"], script.now_ms)
+        list(script.state.forget_topics("u".__eq__, script.now_ms))
         (deleting,) = script.group.topics.deleting
         assert (deleting.name, deleting.partitions) == ("u", frozenset({0, 1}))
         assert script.group.next_deadline_ms() == script.now_ms
@@ -455,6 +455,6 @@ def test_a_reload_finds_what_was_there(script: ShareScript) -> None:
 
 def test_a_stopped_group_is_dead(script: ShareScript) -> None:
     ready(script, "m")
-    script.state.die(ErrorCode.not_coordinator)
+    script.group.die(ErrorCode.not_coordinator)
     assert str(script.group.state) == "Dead"
     assert script.group.next_deadline_ms() is None

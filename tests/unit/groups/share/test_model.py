@@ -150,7 +150,7 @@ class ShareGroupHistories(RuleBasedStateMachine):
             self.script.topics.grow(name, partitions)
         elif partitions == 1:
             self.script.topics.delete(name)
-            self.attempt(lambda: self.script.state.forget_topics([name], self.script.now_ms))
+            self.attempt(lambda: list(self.script.state.forget_topics(name.__eq__, self.script.now_ms)))
 
     def in_use(self) -> Partitions:
         """The partitions that members may read."""

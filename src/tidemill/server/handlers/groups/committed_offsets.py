@@ -138,6 +138,7 @@ async def _commit(
             instance_id=call.field("group_instance_id"),
             retention_ms=ms(call.field("retention_time")),
             version=call.version,
+            client_host=call.client_host,
         )
     )
 

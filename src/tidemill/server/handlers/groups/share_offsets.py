@@ -187,7 +187,7 @@ async def alter_share_group_offsets(broker: Broker, call: Call) -> dict[str, Any
             if topic.topic_name in allowed
             for entry in topic.partitions
         }
-        results = await broker.groups.share.alter_offsets(request.group_id, offsets)
+        results = await broker.groups.share.alter_offsets(request.group_id, offsets, call.client_host)
     except TidemillError as error:
         return {"error_code": client_error(error), "error_message": error.message, "responses": []}
     responses = []

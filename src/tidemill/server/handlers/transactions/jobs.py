@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidemill.coordination.turns import in_slices
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.server.broker import Broker
 from tidemill.server.coordinators.transactions import TRANSACTIONS
@@ -77,7 +78,7 @@ async def list_jobs(broker: Broker, call: Call) -> dict[str, Any]:
     if listed.failure is not None:
         raise listed.failure
     shown = (each for each in listed.jobs if call.may(DESCRIBE, TRANSACTIONAL_ID, JOB_PREFIX + each.job))
-    return {"jobs": [each._asdict() for each in shown]}
+    return {"jobs": await in_slices(each._asdict() for each in shown)}
 
 
 def _attempts(request: Any) -> list[AttemptId]:

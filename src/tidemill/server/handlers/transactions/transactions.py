@@ -233,6 +233,7 @@ async def _commit_in_transaction(
         member_id=call.field("member_id", ""),
         instance_id=call.field("group_instance_id"),
         version=call.version,
+        client_host=call.client_host,
     )
     return await broker.groups.commit_transactional_offsets(
         TransactionalCommitRequest(commit, request.producer_id, request.producer_epoch)
