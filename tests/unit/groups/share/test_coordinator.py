@@ -66,7 +66,9 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    # A slow machine must not change what a join is answered.
+    monkeypatch.setattr("tidemill.groups.share.coordinator._JOIN_WAIT_S", 120.0)
     world = World()
     yield world
     await world.coordinator.close()
