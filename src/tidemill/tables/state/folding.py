@@ -27,8 +27,8 @@ from tidemill.tables.state.changes import Changes, prepare, state_values
 
 __all__ = ("PreparedChanges", "apply", "fold_batches", "read_for_fold", "until_taken")
 
-#: How many bytes of the log, and how many batches, one step of a fold reads: it does so on the event loop. While
-#: the step is folded, other buckets and the checks of batches wait for the thread.
+#: How many bytes of the log, and how many batches, one step of a fold reads: it does so on the event loop.
+#: While the step is folded, other buckets and the checks of batches wait for the thread.
 _STEP_BYTES = 256 * 1024
 _STEP_BATCHES = 500
 #: How many rows, and bytes of rows, are written to the engine at a time: Python's lock is held while rows are
