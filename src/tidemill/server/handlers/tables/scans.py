@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.control.tables.images import LeaseImage
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.server.broker import Broker
 from tidemill.server.handlers.outcome import refused
 from tidemill.server.handlers.tables.definitions import table_handler
@@ -195,7 +196,7 @@ async def acquire_lease(broker: Broker, call: Call) -> dict[str, Any]:
         fresh=request.fresh,
         named=_named(tables, request),
     )
-    return {"lease": _lease(broker, lease)}
+    return {"lease": await _lease(broker, lease)}
 
 
 @serves("ReleaseLease", for_each(READ, TOPIC))
@@ -213,9 +214,12 @@ async def release_lease(broker: Broker, call: Call) -> dict[str, Any]:
 @table_handler
 async def list_leases(broker: Broker, call: Call) -> dict[str, Any]:
     """List the leases of a table, or all."""
-    leases = (await broker.tables.load()).leases.of_table(call.request.table)
-    bodies = [_lease(broker, lease) for lease in leases]
-    return {"leases": [body for body in bodies if call.may(DESCRIBE, TOPIC, body["table"])]}
+    found = []
+    for lease in await (await broker.tables.load()).leases.of_table(call.request.table):
+        if call.may(DESCRIBE, TOPIC, _table_name(broker, lease)):
+            found.append(await _lease(broker, lease))
+        await give_way()
+    return {"leases": found}
 
 
 def _named(tables: NodeTables, request: Any) -> list[BucketKey]:
@@ -223,14 +227,19 @@ def _named(tables: NodeTables, request: Any) -> list[BucketKey]:
     return tables.named_buckets(request, tables.service.named(request.table).table_id)
 
 
-def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:
+def _table_name(broker: Broker, lease: LeaseImage) -> str:
+    """The name of the lease's table; empty if the table was dropped."""
     table = broker.image.tables_by_id.get(lease.table_id)
+    return "" if table is None else table.name
+
+
+async def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:
     return {
         "lease_id": lease.lease_id,
-        "table": "" if table is None else table.name,
+        "table": _table_name(broker, lease),
         "holder": lease.holder,
         "expires_at_ms": lease.expires_at_ms,
-        "snapshots": [
+        "snapshots": await in_slices(
             {
                 "partition_id": held.partition_id,
                 "bucket": held.bucket,
@@ -238,5 +247,5 @@ def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:
                 "log_offset": held.log_offset,
             }
             for held in lease.snapshots
-        ],
+        ),
     }
