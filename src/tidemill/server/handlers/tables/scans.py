@@ -117,14 +117,16 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
     tables = await broker.tables.load()
     if len(request.min_offsets) > _MIN_OFFSETS_MAX:
         raise refused(f"{len(request.min_offsets)} offsets to wait for, {_MIN_OFFSETS_MAX} are the most")
-    wanted = {tables.bucket_key(each, request.table_id): each.offset for each in request.min_offsets}
+    wanted = await in_slices(
+        (tables.bucket_key(each, request.table_id), each.offset) for each in request.min_offsets
+    )
     pin = await tables.scans.pin(
         request.table_id,
-        wanted,
+        dict(wanted),
         request.max_wait_ms,
         request.idle_ms,
         call.client,
-        named=tables.named_buckets(request, request.table_id),
+        named=await tables.named_buckets(request, request.table_id),
         pin_id=request.pin_id,
     )
     return {
@@ -161,7 +163,8 @@ async def release_pin(broker: Broker, call: Call) -> dict[str, Any]:
 async def table_stats(broker: Broker, call: Call) -> dict[str, Any]:
     """Report rows, bytes and offsets of every bucket."""
     tables = await broker.tables.load()
-    return {"buckets": await tables.statistics.of_buckets(call.request.table, _named(tables, call.request))}
+    named = await _named(tables, call.request)
+    return {"buckets": await tables.statistics.of_buckets(call.request.table, named)}
 
 
 @serves("ListSnapshots", for_one(DESCRIBE, TOPIC, "table"))
@@ -169,7 +172,7 @@ async def table_stats(broker: Broker, call: Call) -> dict[str, Any]:
 async def list_snapshots(broker: Broker, call: Call) -> dict[str, Any]:
     """List the durable snapshots of a table."""
     tables = await broker.tables.load()
-    named = _named(tables, call.request)
+    named = await _named(tables, call.request)
     return {"snapshots": await tables.statistics.of_snapshots(call.request.table, named)}
 
 
@@ -178,7 +181,7 @@ async def list_snapshots(broker: Broker, call: Call) -> dict[str, Any]:
 async def create_snapshot(broker: Broker, call: Call) -> dict[str, Any]:
     """Take a snapshot of every bucket."""
     tables = await broker.tables.load()
-    named = _named(tables, call.request)
+    named = await _named(tables, call.request)
     return {"snapshots": await tables.create_snapshots(call.request.table, named)}
 
 
@@ -194,7 +197,7 @@ async def acquire_lease(broker: Broker, call: Call) -> dict[str, Any]:
         request.holder,
         request.duration_ms,
         fresh=request.fresh,
-        named=_named(tables, request),
+        named=await _named(tables, request),
     )
     return {"lease": await _lease(broker, lease)}
 
@@ -222,9 +225,9 @@ async def list_leases(broker: Broker, call: Call) -> dict[str, Any]:
     return {"leases": found}
 
 
-def _named(tables: NodeTables, request: Any) -> list[BucketKey]:
+async def _named(tables: NodeTables, request: Any) -> list[BucketKey]:
     """The buckets that a request about a table by name is for; none if it is about all."""
-    return tables.named_buckets(request, tables.service.named(request.table).table_id)
+    return await tables.named_buckets(request, tables.service.named(request.table).table_id)
 
 
 def _table_name(broker: Broker, lease: LeaseImage) -> str:
