@@ -102,3 +102,17 @@ async def test_jobs(world: TableWorld, short_turns: Callable[[], None]) -> None:
     answer, count = await asked(world, "ListJobs")
     assert [each.job for each in answer.jobs] == [f"j{number:03}" for number in range(MANY)]
     assert count > 2 * MANY
+
+
+async def test_cursors(world: TableWorld, short_turns: Callable[[], None]) -> None:
+    await world.create("shop.orders")
+    topic = world.broker.image.topics["shop.orders"]
+    position = {"partition": 0, "offset": 0, "leader_epoch": 0, "started": True, "finished": b""}
+    body = {"topic": "shop.orders", "topic_id": topic.id, "region": b"", "shown": "", "owner": "me"}
+    body |= {"lease_ms": 60_000, "force": True, "partitions": [position]}
+    for number in reversed(range(MANY)):
+        await world.done("TakeCursor", name=f"c{number:03}", **body)
+    short_turns()
+    answer, count = await asked(world, "ListCursors", topic=None)
+    assert [each.name for each in answer.cursors] == [f"c{number:03}" for number in range(MANY)]
+    assert count > 4 * MANY
