@@ -123,10 +123,12 @@ async def drop_database(broker: Broker, call: Call) -> dict[str, Any]:
             return {"dropped": False}
     if request.cascade:
         # All are checked before the first is dropped: a request that is refused changes nothing.
-        for name in broker.image.catalog.table_names_in(request.name):
+        # A table that is created meanwhile is not dropped, and keeps the database from it.
+        names = broker.image.catalog.table_names_in(request.name)
+        for name in names:
             call.authorize(DELETE, TOPIC, name)
             await give_way()
-        for name in broker.image.catalog.table_names_in(request.name):
+        for name in names:
             # Somebody else may be dropping them, too.
             table = broker.image.tables.get(name)
             if table is not None:
