@@ -7,8 +7,11 @@ nor thrown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
+
+import pyarrow as pa
 
 from support.hostile import SMALL_SCHEMA, Address, Throw, create, create_table, table_client, table_of
 from support.raw import RawClient
@@ -25,14 +28,13 @@ SMALL: Final[dict[str, str]] = {
     "DeleteShareGroupState": _NODES_ONLY,
     "DescribeCluster": "it asks for the nodes, of which there are few",
     "DescribeNodes": "it asks for the nodes, of which there are few",
-    "DescribeTable": "one table, whose columns and properties are limited when it is made",
+    "DescribeTable": "one table, whose columns and properties are limited",
     "DropTablePartition": "it deletes one topic, as DropTable does several",
     "ElectReplica": _ONE_THING,
     "Heartbeat": _ONE_THING,
     "InitProducerId": _ONE_THING,
     "InitializeShareGroupState": _NODES_ONLY,
     "KeepJob": _ONE_THING,
-    "ListLeases": "leases are few: each is a record of the metadata",
     "OpenAttempt": _ONE_THING,
     "ReadShareGroupState": _NODES_ONLY,
     "ReadShareGroupStateSummary": _NODES_ONLY,
@@ -108,13 +110,36 @@ def list_transactions_by_a_pattern(address: Address) -> Throw:
     return "ListTransactions", 2, body | {"transactional_id_pattern": "(a|b|c)*" * 50 + "x"}
 
 
+def do_many(client: RawClient, api: str, bodies: Sequence[dict[str, Any]]) -> None:
+    """Send requests about definitions or jobs, none of which may be refused."""
+    refusals = {answer.error_message for answer in client.request_many(api, 0, bodies)}
+    assert refusals == {None}, (api, refusals)
+
+
 def list_many_jobs(address: Address) -> Throw:
+    def publish(numbers: range) -> None:
+        with RawClient(address, 300) as client:
+            client.request("ApiVersions", 2, {})
+            jobs = [f"job-{number}" for number in numbers]
+            do_many(client, "PublishAttempts", [{"job": job, "batch": 1, "attempts": []} for job in jobs])
+
+    publish(range(1))
+    with ThreadPoolExecutor(10) as threads:
+        # Each waits for the disk, so they go side by side.
+        list(threads.map(publish, (range(start, start + 2_000) for start in range(1, 20_000, 2_000))))
+    return "ListJobs", 0, {}
+
+
+def list_many_databases(address: Address) -> Throw:
+    """Nearly as many databases, and properties of all, as there can be; some have as many as one can have."""
+    small = [(f"of-many-{number}", 20) for number in range(7_000)]
+    fat = [(f"of-many-properties-{number}", 1_000) for number in range(60)]
+    common: dict[str, Any] = {"comment": None, "if_not_exists": True}
     with RawClient(address, 300) as client:
         client.request("ApiVersions", 2, {})
-        for number in range(1_000):
-            body = {"job": f"job-{number}", "batch": 1, "timeout_ms": 600_000}
-            client.request("OpenAttempt", 0, body)
-    return "ListJobs", 0, {}
+        made = [{"name": name, "properties": properties(count), **common} for name, count in small + fat]
+        do_many(client, "CreateDatabase", made)
+    return "ListDatabases", 0, {}
 
 
 def properties(count: int) -> list[dict[str, str]]:
@@ -144,7 +169,11 @@ def many_tables(address: Address, database: str, count: int) -> None:
 
 
 def list_many_tables(address: Address) -> Throw:
-    many_tables(address, "listed-tables", 300)
+    """Definitions that nobody has read yet, of tables that have no log."""
+    with table_client(address) as client:
+        schema = SMALL_SCHEMA.append(pa.field("day", pa.string(), nullable=False))
+        body = table_of(schema, "") | {"partition_column": "day", "primary_key": []}
+        do_many(client, "CreateTable", [body | {"name": f"hostile.of-many-{n}"} for n in range(3_000)])
     return "ListTables", 0, {"database": None}
 
 
@@ -158,31 +187,44 @@ def drop_a_wide_table(address: Address) -> Throw:
     return "DropTable", 0, {"name": "hostile.wide-dropped", "if_exists": False}
 
 
-def named_buckets(count: int) -> list[dict[str, int]]:
-    return [{"partition_id": 0, "bucket": n} for n in range(count)]
+def named_buckets() -> list[dict[str, int]]:
+    """As many as a request may name, each of a table's 100 buckets very often."""
+    return [{"partition_id": 0, "bucket": n % 100} for n in range(30_000)]
 
 
 def snapshot_many_buckets(address: Address) -> Throw:
     create_table(address, "snapped", buckets=100)
-    return "CreateSnapshot", 0, {"table": "hostile.snapped", "buckets": named_buckets(45_000)}
+    return "CreateSnapshot", 0, {"table": "hostile.snapped", "buckets": named_buckets()}
 
 
 def list_snapshots_of_many_buckets(address: Address) -> Throw:
     create_table(address, "shown", buckets=100)
-    return "ListSnapshots", 0, {"table": "hostile.shown", "buckets": named_buckets(45_000)}
+    return "ListSnapshots", 0, {"table": "hostile.shown", "buckets": named_buckets()}
 
 
 def lease_many_buckets(address: Address) -> Throw:
     create_table(address, "leased", buckets=100)
     body = {"lease_id": "of-many", "holder": "h" * 30_000, "duration_ms": 60_000, "fresh": True}
-    return "AcquireLease", 0, body | {"table": "hostile.leased", "buckets": named_buckets(45_000)}
+    return "AcquireLease", 0, body | {"table": "hostile.leased", "buckets": named_buckets()}
+
+
+def list_many_leases(address: Address) -> Throw:
+    """Half as many leased snapshots as there can be: to take leases takes long."""
+    create_table(address, "of-leases", buckets=256)
+    taking = {"lease_id": None, "holder": "h", "duration_ms": 86_400_000, "fresh": False}
+    with table_client(address) as client:
+        body = taking | {"table": "hostile.of-leases", "buckets": []}
+        client.request("AcquireLease", 0, body)
+        for _ in range(500):
+            assert client.request("AcquireLease", 0, body).error_code == 0
+    return "ListLeases", 0, {"table": None}
 
 
 def pin_behind_many_offsets(address: Address) -> Throw:
     table_id = create_table(address, "pinned-late")
     offset = {"partition_id": 0, "bucket": 0, "offset": 0}
     body = {"table_id": table_id, "min_offsets": [offset] * 30_000, "max_wait_ms": 0, "idle_ms": 1_000}
-    return "PinTable", 0, body
+    return "PinTable", 0, body | {"buckets": [{"partition_id": 0, "bucket": 0}] * 30_000}
 
 
 HOSTILE_ADMIN: dict[str, Callable[[Address], Throw]] = {
@@ -199,6 +241,8 @@ HOSTILE_ADMIN: dict[str, Callable[[Address], Throw]] = {
         create_database_with_many_properties,
         alter_a_database_with_many_properties,
         list_many_tables,
+        list_many_databases,
+        list_many_leases,
         drop_a_database_of_many,
         drop_a_wide_table,
         snapshot_many_buckets,

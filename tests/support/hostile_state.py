@@ -191,17 +191,6 @@ def join_with_long_names(address: Address) -> Throw:
     return "JoinGroup", 3, body | {"protocol_type": "consumer", "protocols": protocols}
 
 
-def list_very_many_jobs(address: Address) -> Throw:
-    """As many jobs as a client cares to begin: there is no limit."""
-    with RawClient(address, 300) as client:
-        client.request("ApiVersions", 2, {})
-        client.request("FindCoordinator", 2, {"key": "job", "key_type": 1})
-        bodies = [{"job": f"many-{number}", "batch": 1, "timeout_ms": 600_000} for number in range(5_000)]
-        for answer in client.request_many("OpenAttempt", 0, bodies):
-            assert answer.error_code == 0, answer
-    return "ListJobs", 0, {}
-
-
 def subscribe_to_a_wide_topic_by_a_pattern(address: Address) -> Throw:
     """One name that a pattern matches, with very many partitions."""
     group_coordinator(address)
@@ -224,7 +213,6 @@ HOSTILE_STATE: dict[str, Callable[[Address], Throw]] = {
         look_up_a_large_row_often,
         describe_a_fat_group,
         join_with_long_names,
-        list_very_many_jobs,
         subscribe_to_a_wide_topic_by_a_pattern,
     )
 }

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidemill.control.image import CURSORS_TOPIC
 from tidemill.coordination.coordinator import Coordinator
 from tidemill.coordination.shards import Shards, client_error
 from tidemill.coordination.shell import ShardShell
-from tidemill.coordination.turns import give_way
+from tidemill.coordination.turns import give_way, in_slices, sorted_in_slices
 from tidemill.cursors.state import CursorsState, Given, Held, Next
 from tidemill.cursors.stored import decode_record, encode_record
 from tidemill.errors import ApiError, ErrorCode, TableError, TidemillError
@@ -157,20 +156,22 @@ class CursorCoordinator(Coordinator[CursorShard]):
 
     async def listing(self, topic: str | None = None) -> Listed:
         """The cursors of all shards of this node, by name. Raises if a shard could not be read."""
-        found: list[tuple[str, StoredCursor, dict[int, Held]]] = []
+        found: dict[str, tuple[str, StoredCursor, dict[int, Held]]] = {}
         shards, failures = await self._shards.all()
         try:
             for shard in shards:
                 # Few at a time: nothing limits how many cursors there are. An empty shard is asked, too: that
                 # tells whether this node still leads it.
                 for some in shard.state.names() or [[]]:
-                    found += await shard.call(None, partial(shard.state.listing, some, topic))
+                    listed = await shard.call(None, partial(shard.state.listing, some, topic))
+                    found.update((each[0], each) for each in listed)
                     await give_way()
         except TidemillError as failure:
             failures.append(failure)
         if failures:
             raise _for_client(failures[0])
-        return Listed(sorted(found, key=itemgetter(0)), [shard.partition for shard in shards])
+        ordered = await in_slices(found[name] for name in await sorted_in_slices(tuple(found)))
+        return Listed(ordered, [shard.partition for shard in shards])
 
     def passed(self) -> dict[str, int]:
         """By cursor, how many offsets its commits have passed since its shard was loaded here."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidemill.coordination.shards import client_error
-from tidemill.coordination.turns import give_way, in_chunks, sorted_in_slices
+from tidemill.coordination.turns import give_way, in_chunks, in_slices, sorted_in_slices
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.transactions.attempts import check_count, check_job
 from tidemill.transactions.transaction import ProducerIdNeeded
@@ -118,7 +118,7 @@ class JobCoordinator:
             for some in in_chunks(names, _LISTED_AT_ONCE):
                 jobs |= {each.job: each for each in shard.publications.listing(some, now_ms)}
                 await give_way()
-        ordered = [jobs[name] for name in await sorted_in_slices(list(jobs))]
+        ordered = await in_slices(jobs[name] for name in await sorted_in_slices(tuple(jobs)))
         return JobsListed(ordered, _for_client(failures[0]) if failures else None)
 
     async def _wait_until_visible(self, shard: TransactionShard, job: str, batch: int) -> None:

@@ -143,6 +143,7 @@ class Publications:
         self._check_timeout(timeout_ms)
         if batch <= self._published(job).batch:
             return None
+        self._check_room(job)
         known = self._state.jobs.get(job, Job())
         number = known.next_slot()
         name = slot_id(job, number)
@@ -171,6 +172,7 @@ class Publications:
         published_batch = self._published(job).batch
         if batch <= published_batch:
             return None
+        self._check_room(job)
         if any(self._value(job, number).commits for number in known.busy):
             raise ApiError(
                 ErrorCode.concurrent_transactions,
@@ -223,8 +225,10 @@ class Publications:
         return [*self._state.jobs, *(name for name in self._state.published if name not in self._state.jobs)]
 
     def listing(self, names: Iterable[str], now_ms: int) -> Iterator[JobListing]:
-        """The lines of these jobs in ListJobs."""
+        """What is known of each job, without those that are not known any more."""
         for name in names:
+            if name not in self._state.jobs and name not in self._state.published:
+                continue
             published, known = self._published(name), self._state.jobs.get(name)
             alive_ms = published.published_ms if known is None else known.alive_ms
             open_attempts = 0 if known is None else len(known.open)
@@ -245,6 +249,19 @@ class Publications:
         steps.check_job(job)
         if batch < 0:
             raise ApiError(ErrorCode.invalid_request, f"job {job!r}: batches count from 0, not {batch}")
+
+    def _check_room(self, job: str) -> None:
+        """Raise POLICY_VIOLATION if this would be one job too many."""
+        jobs, published, most = self._state.jobs, self._state.published, self._state.settings.jobs_max
+        if job in jobs or job in published or len(jobs) + len(published) < most:
+            return
+        if len(self.names()) >= most:
+            raise ApiError(
+                ErrorCode.policy_violation,
+                f"there is no room for job {job!r}: the partition of the log of transactions it goes to has "
+                f"{most} jobs, which is the most; use the names of jobs again, or lower "
+                "job_publication_retention_ms",
+            )
 
     def _check_timeout(self, timeout_ms: int) -> None:
         longest_ms = self._state.settings.max_timeout_ms

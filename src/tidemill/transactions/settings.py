@@ -28,6 +28,7 @@ class TransactionSettings:
         publication_retention_ms: how long after a job's last publication it is remembered.
         attempts_max: the most attempts of one publication.
         slots_max: the most attempts that a job may have at a time, those that others left behind included.
+        jobs_max: the most jobs of a shard, those included of which only the last publication is remembered.
         publication_bytes_max: the most bytes that the records of one publication may have, before they are
             compressed.
     """
@@ -39,4 +40,5 @@ class TransactionSettings:
     publication_retention_ms: int = _NODE.job_publication_retention_ms
     attempts_max: int = 1_000
     slots_max: int = 2_000
+    jobs_max: int = 10_000
     publication_bytes_max: int = 64 * 1024 * 1024

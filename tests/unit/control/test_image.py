@@ -120,7 +120,13 @@ TABLE_COMMANDS = st.one_of(
                 table_id=st.integers(1, 3),
                 holder=st.just("me"),
                 expires_at_ms=st.integers(1, 9),
-                snapshots=st.sampled_from([(), (LeasedSnapshot(0, 0, 7, 100), LeasedSnapshot(0, 1, 8, 5))]),
+                snapshots=st.sampled_from(
+                    [
+                        (),
+                        (LeasedSnapshot(0, 0, 7, 100), LeasedSnapshot(0, 1, 8, 5)),
+                        (LeasedSnapshot(0, 1, 9, 4), LeasedSnapshot(0, 1, 10, 5)),
+                    ]
+                ),
             ),
             renew=st.booleans(),
         )
@@ -221,6 +227,29 @@ def test_tables_agree_with_their_topics_databases_and_leases(batches: Any) -> No
             leases = [image.leases[key] for key in sorted(image.leases)]
             assert list(image.leases_of(table_id)) == [each for each in leases if each.table_id == table_id]
             assert table_id in image.tables_by_id or not image.leases_of(table_id)
+
+
+@given(BATCHES)
+def test_what_is_counted_and_indexed_of_a_catalog_is_what_there_is(batches: Any) -> None:
+    history = History()
+    history.commit(NODE)
+    for commands in batches:
+        catalog = history.commit(*commands).catalog
+        for database in catalog.databases:
+            names = [name for name in sorted(catalog.tables) if name.startswith(f"{database}.")]
+            assert [table.name for table in catalog.tables_in(database)] == names
+        assert catalog.database_bytes == sum(each.size_bytes for each in catalog.databases.values())
+        assert catalog.table_bytes == sum(each.size_bytes for each in catalog.tables.values())
+        leased: dict[tuple[int, int, int], list[int]] = {}
+        for lease in catalog.leases.values():
+            for held in lease.snapshots:
+                bucket = lease.table_id, held.partition_id, held.bucket
+                leased.setdefault(bucket, []).append(held.log_offset)
+        assert catalog.leased_snapshots == sum(map(len, leased.values()))
+        assert set(catalog.leased_offsets) == {table_id for table_id, _, _ in leased}
+        for bucket, offsets in leased.items():
+            assert catalog.leased_offsets_of(*bucket) == tuple(sorted(offsets))
+        assert catalog.leased_offsets_of(1, 0, 10**6) == ()
 
 
 @given(BATCHES)

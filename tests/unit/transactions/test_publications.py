@@ -231,6 +231,20 @@ def test_limits_are_checked_before_anything_is_kept() -> None:
     assert {shard.value(each).state for each in opened} == {TransactionState.ONGOING}
 
 
+def test_a_shard_has_only_so_many_jobs() -> None:
+    shard = Shard(jobs_max=2)
+    # A job that has published and is at work is one.
+    shard.published(0, shard.attempt(job="a"), job="a")
+    shard.published(0, job="b")
+    before = len(shard.log)
+    for more in (lambda: shard.open(job="c"), lambda: shard.publish(0, job="c")):
+        error = refusal(more)
+        assert (error.code, "2 jobs" in error.message) == (ErrorCode.policy_violation, True)
+    assert len(shard.log) == before
+    shard.published(1, shard.attempt(1, job="a"), job="a")
+    shard.published(1, shard.attempt(1, job="b"), job="b")
+
+
 @pytest.mark.parametrize("change", ["write", "abort", "open", "publish"])
 def test_a_draft_rests_on_the_attempts_that_it_decides(change: str) -> None:
     shard = Shard()
@@ -309,9 +323,8 @@ def test_jobs_are_listed_with_what_they_have_open() -> None:
     shard.published(4, shard.attempt(4))
     shard.attempt(5)
     shard.now_ms += 700
-    assert list(shard.publications.listing(shard.publications.names(), shard.now_ms)) == [
-        JobListing("j", 4, 1_000, 1, 700)
-    ]
+    names = [*shard.publications.names(), "gone"]
+    assert list(shard.publications.listing(names, shard.now_ms)) == [JobListing("j", 4, 1_000, 1, 700)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ when the lease was taken (it expires, and table ids are not used again); and a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from uuid import UUID
@@ -40,6 +41,9 @@ __all__ = (
 
 FIRST_TABLE_ID = 1
 
+#: What a property takes besides its text, about; and what a database or table does.
+_ENTRY_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class DatabaseImage:
@@ -49,6 +53,11 @@ class DatabaseImage:
     comment: str | None
     properties: Mapping[str, str]
     created_ms: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of name, comment and properties, about."""
+        return _ENTRY_BYTES + _text_bytes(self.name, self.comment or "") + _entries_bytes(self.properties)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,13 @@ class TableImage:
     def database(self) -> str:
         """Name of the database that the table is in."""
         return self.name.partition(".")[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the definition, about. Partitions are not counted: each is a topic, too."""
+        entries = _entries_bytes(self.properties) + _entries_bytes(self.topic_configs)
+        texts = _text_bytes(self.name, self.comment or "", *self.primary_key)
+        return _ENTRY_BYTES + texts + entries + sum(map(len, self.schemas)) + len(self.bucket_map)
 
     def partition(self, value: str | None) -> TablePartition | None:
         """The partition of that value; None is the value of a table that is not partitioned."""
@@ -144,22 +160,33 @@ class LeaseImage:
     snapshots: tuple[LeasedSnapshot, ...]
 
 
+LeasedOffsets = Mapping[tuple[int, int], tuple[int, ...]]
+"""The offsets of leased snapshots, sorted, by table partition and bucket."""
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """All databases, tables and leases of an image.
 
     ``log_owners`` has the name of the table and the partition for each topic that is a table's log.
-    ``leases_by_table`` is sorted by lease id.
+    ``table_names`` has those of each database that has any, sorted. ``database_bytes`` and ``table_bytes``
+    are the memory of all definitions. ``leases_by_table`` is sorted by lease id; ``leased_offsets`` has, by
+    table and bucket, the offsets of all leased snapshots, sorted, and ``leased_snapshots`` is their number.
     """
 
-    databases: Mapping[str, DatabaseImage] = field(default_factory=lambda: MappingProxyType({}))
+    databases: SharedMap[str, DatabaseImage] = field(default_factory=SharedMap)
+    database_bytes: int = 0
     tables: SharedMap[str, TableImage] = field(default_factory=SharedMap)
+    table_names: SharedMap[str, tuple[str, ...]] = field(default_factory=SharedMap)
+    table_bytes: int = 0
     tables_by_id: SharedMap[int, TableImage] = field(default_factory=SharedMap)
     table_names_by_normalised: SharedMap[str, str] = field(default_factory=SharedMap)
     log_owners: SharedMap[UUID, tuple[str, TablePartition]] = field(default_factory=SharedMap)
     next_table_id: int = FIRST_TABLE_ID
     leases: SharedMap[str, LeaseImage] = field(default_factory=SharedMap)
     leases_by_table: SharedMap[int, tuple[LeaseImage, ...]] = field(default_factory=SharedMap)
+    leased_offsets: SharedMap[int, LeasedOffsets] = field(default_factory=SharedMap)
+    leased_snapshots: int = 0
 
     def database(self, name: str) -> DatabaseImage:
         """The database of that name. Raises ``TableError`` if there is none."""
@@ -177,8 +204,16 @@ class Catalog:
 
     def tables_in(self, database: str) -> tuple[TableImage, ...]:
         """The tables of a database, by name. Raises ``TableError`` if there is no such database."""
-        prefix = self.database(database).name + "."
-        return tuple(self.tables[name] for name in sorted(self.tables) if name.startswith(prefix))
+        return tuple(self.tables[name] for name in self.table_names_in(database))
+
+    def table_names_in(self, database: str) -> tuple[str, ...]:
+        """The names of a database's tables, sorted. Raises ``TableError`` if there is no such database."""
+        return self.table_names.get(self.database(database).name) or ()
+
+    def leased_offsets_of(self, table_id: int, partition_id: int, bucket: int) -> tuple[int, ...]:
+        """The offsets of a bucket's leased snapshots, sorted. Cheap: each fetch of a follower asks this."""
+        of_table = self.leased_offsets.get(table_id)
+        return () if of_table is None else of_table.get((partition_id, bucket), ())
 
     def table_of_topic(self, topic_id: UUID) -> tuple[TableImage, TablePartition] | None:
         """The table and the table partition whose log the topic is. Cheap: each Produce asks this."""
@@ -225,7 +260,6 @@ class CatalogFold:
         old = self._old
         if not self._touched:
             return old
-        databases = {**old.databases, **self._databases}
         tables: dict[str, TableImage | None] = {}
         by_id: dict[int, TableImage | None] = {}
         by_normalised: dict[str, str | None] = {}
@@ -237,16 +271,50 @@ class CatalogFold:
             if after is not None:
                 tables[after.name] = by_id[after.id] = after
                 by_normalised[normalised_name(after.name)] = after.name
+        leases_by_table = self._changed_leases()
         return Catalog(
-            databases=MappingProxyType({k: v for k, v in databases.items() if v is not None}),
+            databases=old.databases.update(self._databases),
+            database_bytes=old.database_bytes
+            + sum(_size(after) - _size(old.databases.get(name)) for name, after in self._databases.items()),
             tables=old.tables.update(tables),
+            table_names=old.table_names.update(self._changed_names()),
+            table_bytes=old.table_bytes + sum(_size(after) - _size(before) for before, after in self._tables),
             tables_by_id=old.tables_by_id.update(by_id),
             table_names_by_normalised=old.table_names_by_normalised.update(by_normalised),
             log_owners=old.log_owners.update(self._changed_owners()),
             next_table_id=self._next_table_id,
             leases=old.leases.update(self._leases),
-            leases_by_table=old.leases_by_table.update(self._changed_leases()),
+            leases_by_table=old.leases_by_table.update(leases_by_table),
+            leased_offsets=old.leased_offsets.update(self._changed_offsets(leases_by_table)),
+            leased_snapshots=old.leased_snapshots
+            + sum(
+                len(_snapshots(after)) - len(_snapshots(old.leases.get(lease_id)))
+                for lease_id, after in self._leases.items()
+            ),
         )
+
+    def _changed_names(self) -> dict[str, tuple[str, ...] | None]:
+        """The changed entries of ``table_names``. A new schema changes none."""
+        touched: dict[str, list[str]] = {}
+
+        def names_in(database: str) -> list[str]:
+            if database not in touched:
+                touched[database] = list(self._old.table_names.get(database) or ())
+            return touched[database]
+
+        renamed = [
+            (before, after)
+            for before, after in self._tables
+            if before is None or after is None or before.name != after.name
+        ]
+        for before, _ in renamed:
+            if before is not None:
+                names = names_in(before.database)
+                del names[bisect_left(names, before.name)]
+        for _, after in renamed:
+            if after is not None:
+                insort(names_in(after.database), after.name)
+        return {database: tuple(names) or None for database, names in touched.items()}
 
     def _changed_owners(self) -> dict[UUID, tuple[str, TablePartition] | None]:
         """The changed entries of ``log_owners``. A new schema of a table of 1,000 partitions changes none."""
@@ -278,6 +346,66 @@ class CatalogFold:
             for table_id, leases in touched.items()
         }
 
+    def _changed_offsets(
+        self, leases_by_table: Mapping[int, tuple[LeaseImage, ...] | None]
+    ) -> dict[int, LeasedOffsets | None]:
+        """The changed entries of ``leased_offsets``. To renew a lease changes none."""
+        old = self._old
+        # What a table has that has no lease any more goes at once.
+        changed: dict[int, LeasedOffsets | None] = {
+            table_id: None for table_id, left in leases_by_table.items() if not left
+        }
+        drafts: dict[int, _OffsetsDraft] = {}
+
+        def draft(table_id: int) -> _OffsetsDraft:
+            if table_id not in drafts:
+                drafts[table_id] = _OffsetsDraft(old.leased_offsets.get(table_id) or {})
+            return drafts[table_id]
+
+        for lease_id, after in self._leases.items():
+            before = old.leases.get(lease_id)
+            if before is not None and after is not None and _same_snapshots(before, after):
+                continue
+            if before is not None and before.table_id not in changed:
+                draft(before.table_id).remove(before.snapshots)
+            if after is not None:
+                draft(after.table_id).add(after.snapshots)
+        return changed | {table_id: each.finish() for table_id, each in drafts.items()}
+
+
+class _OffsetsDraft:
+    """The offsets of a table's leased snapshots while leases are changed: only what is touched is copied."""
+
+    def __init__(self, old: LeasedOffsets) -> None:
+        self._old = old
+        self._touched: dict[tuple[int, int], list[int]] = {}
+
+    def add(self, snapshots: Iterable[LeasedSnapshot]) -> None:
+        for held in snapshots:
+            insort(self._of_bucket(held), held.log_offset)
+
+    def remove(self, snapshots: Iterable[LeasedSnapshot]) -> None:
+        for held in snapshots:
+            offsets = self._of_bucket(held)
+            del offsets[bisect_left(offsets, held.log_offset)]
+
+    def _of_bucket(self, held: LeasedSnapshot) -> list[int]:
+        bucket = held.partition_id, held.bucket
+        offsets = self._touched.get(bucket)
+        if offsets is None:
+            offsets = self._touched[bucket] = list(self._old.get(bucket, ()))
+        return offsets
+
+    def finish(self) -> LeasedOffsets | None:
+        """What there is now; None if that is nothing."""
+        new = dict(self._old)
+        for bucket, offsets in self._touched.items():
+            if offsets:
+                new[bucket] = tuple(offsets)
+            else:
+                new.pop(bucket, None)
+        return new or None
+
 
 def table_changes(
     old: Catalog, new: Catalog
@@ -294,6 +422,26 @@ def table_changes(
         dropped += [before] if before is not None else []
         created += [after] if after is not None else []
     return tuple(created), tuple(dropped), tuple(changed)
+
+
+def _size(described: DatabaseImage | TableImage | None) -> int:
+    return 0 if described is None else described.size_bytes
+
+
+def _snapshots(lease: LeaseImage | None) -> tuple[LeasedSnapshot, ...]:
+    return () if lease is None else lease.snapshots
+
+
+def _same_snapshots(one: LeaseImage, other: LeaseImage) -> bool:
+    return one.table_id == other.table_id and one.snapshots == other.snapshots
+
+
+def _text_bytes(*texts: str) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def _entries_bytes(properties: Mapping[str, str]) -> int:
+    return sum(_ENTRY_BYTES + _text_bytes(key, value) for key, value in properties.items())
 
 
 def _owned(table: TableImage | None) -> dict[tuple[str, int, int], tuple[str, TablePartition]]:

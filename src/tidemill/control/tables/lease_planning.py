@@ -15,17 +15,32 @@ from tidemill.control.stores.store import TXN_OPERATIONS_MAX
 from tidemill.control.tables.commands import DropExpiredLeases, DropLease, PutLease
 from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
 from tidemill.control.tables.records import LeaseRecord, lease_key, table_key
-from tidemill.control.tables.rules import LEASES_PER_TABLE_MAX, check_lease
+from tidemill.control.tables.rules import LEASES_PER_TABLE_MAX, check_lease, check_leases
 from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidemill.control.image import MetadataImage
     from tidemill.control.placement import ControlLimits
 
-__all__ = ("LEASES_PER_DROP_MAX",)
+__all__ = ("LEASES_PER_DROP_MAX", "first_leases")
 
 LEASES_PER_DROP_MAX = TXN_OPERATIONS_MAX // 2
 """The most leases that one transaction drops: each takes a guard, to lose no renewal, and a delete."""
+
+_SNAPSHOTS_PER_DROP = 5_000
+"""Every node looks at all snapshots of the leases that one transaction drops, in one turn of its loop."""
+
+
+def first_leases(leases: Sequence[LeaseImage], most: int) -> tuple[LeaseImage, ...]:
+    """The first ``most`` of the leases, or fewer if those have very many snapshots; one at least."""
+    snapshots = 0
+    for count, lease in enumerate(leases[:most]):
+        snapshots += len(lease.snapshots)
+        if count and snapshots > _SNAPSHOTS_PER_DROP:
+            return tuple(leases[:count])
+    return tuple(leases[:most])
 
 
 @planner.register(PutLease)
@@ -53,6 +68,7 @@ def _(command: PutLease, image: MetadataImage, limits: ControlLimits) -> Plan[Le
     if command.add and there is not None:
         lease = replace(lease, snapshots=_with_added(there.snapshots, lease.snapshots))
         check_lease(lease)
+    check_leases(image.catalog, lease, there)
     key = lease_key(lease.lease_id)
     return Plan({key: encode(_record(lease))}, guards(image, (key, table_key(table.name))), lease)
 
@@ -71,7 +87,7 @@ def _(
 ) -> Plan[tuple[LeaseImage, ...]]:
     over = [lease for lease in image.leases.values() if lease.expires_at_ms <= command.now_ms]
     over.sort(key=lambda lease: (lease.expires_at_ms, lease.lease_id))
-    dropped = tuple(over[:LEASES_PER_DROP_MAX])
+    dropped = first_leases(over, LEASES_PER_DROP_MAX)
     keys = [lease_key(lease.lease_id) for lease in dropped]
     return Plan(dict.fromkeys(keys), guards(image, keys), dropped)
 

@@ -28,6 +28,7 @@ from tidemill.control.tables.commands import (
     DropTablePartition,
 )
 from tidemill.control.tables.images import DatabaseImage, TableImage, TablePartition
+from tidemill.control.tables.lease_planning import first_leases
 from tidemill.control.tables.records import (
     TABLE_IDS_KEY,
     UNPARTITIONED_ID,
@@ -39,6 +40,7 @@ from tidemill.control.tables.records import (
 )
 from tidemill.control.tables.rules import (
     check_database,
+    check_database_count,
     check_log_name,
     check_partition,
     check_table,
@@ -74,7 +76,7 @@ def _(command: CreateDatabase, image: MetadataImage, limits: ControlLimits) -> P
     database = DatabaseImage(
         command.name, command.comment, MappingProxyType(dict(command.properties)), command.created_ms
     )
-    check_database(database)
+    check_database(image.catalog, database)
     return _write_database(image, database)
 
 
@@ -88,15 +90,15 @@ def _(command: AlterDatabase, image: MetadataImage, limits: ControlLimits) -> Pl
     )
     if changed == old:
         return Plan({}, {}, old)
-    check_database(changed)
+    check_database(image.catalog, changed, old)
     return _write_database(image, changed)
 
 
 @planner.register(DropDatabase)
 def _(command: DropDatabase, image: MetadataImage, limits: ControlLimits) -> Plan[DatabaseImage]:
-    tables = image.catalog.tables_in(command.name)
+    tables = image.catalog.table_names_in(command.name)
     if tables:
-        names = ", ".join(table.name for table in tables[:3]) + (", ..." if len(tables) > 3 else "")
+        names = ", ".join(tables[:3]) + (", ..." if len(tables) > 3 else "")
         raise TableError(
             TableCode.database_not_empty,
             f"database {command.name!r} has {len(tables)} tables ({names}); drop them first",
@@ -118,9 +120,10 @@ def _(command: CreateTable, image: MetadataImage, limits: ControlLimits) -> Plan
         raise TableError(TableCode.table_already_exists, f"table {name!r} already exists")
     check_log_name(image, name, f"table {name!r}")
     table = _new_table(command, image.catalog.next_table_id)
-    check_table(table, limits)
+    check_table(image.catalog, table, limits)
     database = image.databases.get(table.database)
     if database is None:
+        check_database_count(image.catalog)
         database = DatabaseImage(table.database, None, MappingProxyType({}), command.created_ms)
     own = {
         table_key(name): encode(table.to_record()),
@@ -149,7 +152,7 @@ def _(command: AlterTable, image: MetadataImage, limits: ControlLimits) -> Plan[
         comment=table.comment if command.comment is None else command.comment,
         topic_configs=table.topic_configs if configs is None else MappingProxyType(dict(configs)),
     )
-    check_table(changed, limits)
+    check_table(image.catalog, changed, limits, table)
     logs = [] if configs is None else logs_to_alter(image, table, configs)
     if len(logs) > LOGS_PER_ALTER_MAX:
         raise _too_many_at_once(table, f"the configs of {len(logs)} logs of it cannot be changed at once")
@@ -167,7 +170,9 @@ def _(command: DropTable, image: MetadataImage, limits: ControlLimits) -> Plan[T
     if deletes_left < 0:
         raise _too_many_at_once(table, "it cannot be dropped at once; drop partitions of it first")
     # Leases beyond that expire by themselves: the table's id is not used again.
-    leases = {lease_key(lease.lease_id): None for lease in image.leases_of(table.id)[:deletes_left]}
+    there = image.leases_of(table.id)
+    dropped = there if len(there) <= deletes_left else first_leases(there, deletes_left)
+    leases = {lease_key(lease.lease_id): None for lease in dropped}
     return Plan(
         {table_key(table.name): None, **logs, **leases}, guards(image, (table_key(table.name),)), table
     )

@@ -18,12 +18,14 @@ from tidemill.errors import ApiError, ErrorCode, TableCode, TableError
 if TYPE_CHECKING:
     from tidemill.control.image import MetadataImage
     from tidemill.control.placement import ControlLimits
-    from tidemill.control.tables.images import DatabaseImage, LeaseImage, TableImage
+    from tidemill.control.tables.images import Catalog, DatabaseImage, LeaseImage, TableImage
 
 __all__ = (
     "PARTITIONS_PER_TABLE_MAX",
     "check_database",
+    "check_database_count",
     "check_lease",
+    "check_leases",
     "check_log_name",
     "check_partition",
     "check_table",
@@ -35,7 +37,19 @@ PARTITION_VALUE_CHARACTERS_MAX = 100
 SCHEMA_BYTES_MAX = 256 * 1024
 SCHEMAS_BYTES_MAX = 448 * 1024
 DESCRIPTION_BYTES_MAX = 128 * 1024
+PROPERTIES_MAX = 1_000
+"""The most properties of a database or a table."""
 
+DATABASES_MAX = 10_000
+DATABASE_BYTES_MAX = 16 * 1024 * 1024
+"""The most memory that all databases take with their comments and properties."""
+TABLES_MAX = 50_000
+TABLE_BYTES_MAX = 512 * 1024 * 1024
+"""The most memory that the definitions of all tables take, without their partitions."""
+
+LEASES_MAX = 10_000
+LEASED_SNAPSHOTS_MAX = 300_000
+"""The most snapshots of all leases: every node has them in memory."""
 LEASES_PER_TABLE_MAX = 1_000
 SNAPSHOTS_PER_LEASE_MAX = 30_000
 """The most snapshots of a lease, about 800 kB: every bucket of the largest table that a node can hold."""
@@ -47,8 +61,11 @@ _LEASE_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _NAME_RULE = "1 to 100 letters, digits, '_' and '-', and does not start with '__'"
 
 
-def check_database(database: DatabaseImage) -> None:
-    """Raise ``TableError`` unless name, comment and properties of the database are allowed."""
+def check_database(catalog: Catalog, database: DatabaseImage, old: DatabaseImage | None = None) -> None:
+    """Raise ``ApiError`` unless the database is allowed, and there is room for it or for what it grows by.
+
+    ``old`` is the one that it replaces: what makes a database smaller is always allowed.
+    """
     if not _NAME.fullmatch(database.name):
         raise _invalid(f"{database.name[:120]!r} cannot be a database's name: that has {_NAME_RULE}")
     described = sum(len(key) + len(value) for key, value in database.properties.items())
@@ -58,6 +75,36 @@ def check_database(database: DatabaseImage) -> None:
             f"the comment and properties of database {database.name!r} have {described} characters, over the"
             f" limit of {DESCRIPTION_BYTES_MAX}; shorten them"
         )
+    _check_properties(f"database {database.name!r}", database, old)
+    if old is None:
+        check_database_count(catalog)
+    before = 0 if old is None else old.size_bytes
+    size = catalog.database_bytes - before + database.size_bytes
+    if size > DATABASE_BYTES_MAX and database.size_bytes > before:
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"with database {database.name!r}, all databases would have {size} bytes of comments and"
+            f" properties, over the limit of {DATABASE_BYTES_MAX}; remove some that are not needed",
+        )
+
+
+def check_database_count(catalog: Catalog) -> None:
+    """Raise ``ApiError`` unless there can be one more database."""
+    if len(catalog.databases) >= DATABASES_MAX:
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"there are {len(catalog.databases)} databases, which is the limit; drop some that are not"
+            " needed",
+        )
+
+
+def _check_properties(
+    what: str, described: DatabaseImage | TableImage, old: DatabaseImage | TableImage | None
+) -> None:
+    """Raise ``TableError`` if there are too many properties, and more than before."""
+    count = len(described.properties)
+    if count > PROPERTIES_MAX and (old is None or count > len(old.properties)):
+        raise _invalid(f"{what} would have {count} properties, {PROPERTIES_MAX} are the most; unset some")
 
 
 def check_table_name(name: str) -> None:
@@ -70,8 +117,13 @@ def check_table_name(name: str) -> None:
             raise _invalid(f"{name[:240]!r} cannot be a table's name: each of its two parts has {_NAME_RULE}")
 
 
-def check_table(table: TableImage, limits: ControlLimits) -> None:
-    """Raise ``TableError`` unless the table is within the limits. Its name has been checked."""
+def check_table(
+    catalog: Catalog, table: TableImage, limits: ControlLimits, old: TableImage | None = None
+) -> None:
+    """Raise ``ApiError`` unless the table is within the limits. Its name has been checked.
+
+    ``old`` is the one that it replaces.
+    """
     if not 1 <= table.buckets <= limits.partitions_per_topic:
         raise _invalid(
             f"table {table.name!r} cannot have {table.buckets} buckets; ask for 1 to"
@@ -94,6 +146,20 @@ def check_table(table: TableImage, limits: ControlLimits) -> None:
         raise _invalid(
             f"comment, properties, keys and routing of table {table.name!r} have {described} bytes, over the"
             f" limit of {DESCRIPTION_BYTES_MAX}; shorten them"
+        )
+    _check_properties(f"table {table.name!r}", table, old)
+    if old is None and len(catalog.tables) >= TABLES_MAX:
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"there are {len(catalog.tables)} tables, which is the limit; drop some that are not needed",
+        )
+    before = 0 if old is None else old.size_bytes
+    size = catalog.table_bytes - before + table.size_bytes
+    if size > TABLE_BYTES_MAX and table.size_bytes > before:
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"with table {table.name!r}, all tables would have {size} bytes of schemas, comments and"
+            f" properties, over the limit of {TABLE_BYTES_MAX}; drop some that are not needed",
         )
 
 
@@ -140,6 +206,23 @@ def check_log_name(image: MetadataImage, topic: str, what: str) -> None:
                 f"{what} cannot be created: its name collides with that of {kind} {other!r}; names may not"
                 " differ by '.' and '_' only"
             )
+
+
+def check_leases(catalog: Catalog, lease: LeaseImage, old: LeaseImage | None) -> None:
+    """Raise ``ApiError`` unless there is room for the lease, or for what it has more than ``old``."""
+    before = 0 if old is None else len(old.snapshots)
+    snapshots = catalog.leased_snapshots - before + len(lease.snapshots)
+    if old is None and len(catalog.leases) >= LEASES_MAX:
+        problem = f"there are {len(catalog.leases)} leases"
+    elif snapshots > LEASED_SNAPSHOTS_MAX and len(lease.snapshots) > before:
+        problem = f"all leases would have {snapshots} snapshots, over the limit of {LEASED_SNAPSHOTS_MAX}"
+    else:
+        return
+    raise ApiError(
+        ErrorCode.policy_violation,
+        f"lease {lease.lease_id[:120]!r} cannot be taken: {problem}; release some, or wait until they are"
+        " over",
+    )
 
 
 def check_lease(lease: LeaseImage) -> None:

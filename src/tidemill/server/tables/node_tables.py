@@ -13,6 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from tidemill.coordination.turns import in_slices
 from tidemill.errors import ApiError, ErrorCode, StorageError, TidemillError
 from tidemill.kv.contract import KvEngine
 from tidemill.server.broker import Broker
@@ -116,14 +117,14 @@ class NodeTables:
             request.table_id if table_id is None else table_id, request.partition_id, request.bucket
         )
 
-    def named_buckets(self, request: Any, table_id: int) -> list[BucketKey]:
-        """The buckets that a request names; none if it is about the whole table."""
+    async def named_buckets(self, request: Any, table_id: int) -> list[BucketKey]:
+        """The buckets that a request names; none if it is about the whole table. Works in short turns."""
         if len(request.buckets) > _NAMED_BUCKETS_MAX:
             raise ApiError(
                 ErrorCode.invalid_request,
                 f"{len(request.buckets)} buckets in one request, {_NAMED_BUCKETS_MAX} are the most",
             )
-        return [self.bucket_key(each, table_id) for each in request.buckets]
+        return await in_slices(self.bucket_key(each, table_id) for each in request.buckets)
 
     def open_scan(self, request: Any) -> OpenScan:
         """The scan that a request opens."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from tidemill.control.tables.commands import DropExpiredLeases, DropLease, PutLease
 from tidemill.control.tables.images import LeasedSnapshot, LeaseImage
 from tidemill.control.tables.rules import HOLDER_CHARACTERS_MAX
+from tidemill.coordination.turns import pause_after, sorted_in_slices
 from tidemill.errors import TableCode, TableError
 from tidemill.kv.snapshots import SnapshotInfo
 from tidemill.tables.scanning.sessions import BucketKey
@@ -24,6 +25,7 @@ from tidemill.tables.state.snapshot_keeping import snapshots_of_one_moment
 __all__ = ("Leases",)
 
 _DURATION_MS_MAX = 30 * 24 * 3_600_000
+_LOOKED_AT_PER_TURN = 1_000
 
 
 class Leases:
@@ -125,16 +127,16 @@ class Leases:
             )
         return lease
 
-    def of_table(self, table_name: str | None) -> list[LeaseImage]:
-        """The leases that have not expired, of one table or of all."""
+    async def of_table(self, table_name: str | None) -> list[LeaseImage]:
+        """The leases that have not expired, of one table or of all, by lease id. Works in short turns."""
         host = self._service.host
-        now_ms = host.steady_ms()
-        table_id = None if table_name is None else self._service.named(table_name).table_id
-        return [
-            lease
-            for lease in (host.image.leases[lease_id] for lease_id in sorted(host.image.leases))
-            if lease.expires_at_ms > now_ms and table_id in (None, lease.table_id)
-        ]
+        image, now_ms = host.image, host.steady_ms()
+        if table_name is not None:
+            of_table = image.leases_of(self._service.named(table_name).table_id)
+        else:
+            lease_ids = await sorted_in_slices(tuple(image.leases))
+            of_table = tuple(image.leases[lease_id] for lease_id in lease_ids)
+        return [lease for lease in of_table if lease.expires_at_ms > now_ms]
 
     async def release(self, lease_id: str) -> None:
         """End a lease. Raises ``TableError`` if there is none."""
@@ -151,7 +153,8 @@ class Leases:
                 await self._prune(lease)
 
     async def _prune(self, lease: LeaseImage) -> None:
-        for held in lease.snapshots:
+        for number, held in enumerate(lease.snapshots, start=1):
+            await pause_after(number, _LOOKED_AT_PER_TURN)
             bucket = self._service.peek(BucketKey(lease.table_id, held.partition_id, held.bucket))
             if bucket is not None:
                 await self._service.keeper.prune(bucket)

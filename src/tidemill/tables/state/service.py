@@ -491,7 +491,10 @@ class TableService:
     def _leases_ended(self, old: MetadataImage, new: MetadataImage) -> None:
         """Have snapshots looked at that may have been kept for a lease only."""
         for lease_id in new.leases.differing_keys(old.leases):
-            if (lease := old.leases.get(lease_id)) is not None:
+            lease, now = old.leases.get(lease_id), new.leases.get(lease_id)
+            if lease is None or (now is not None and now.snapshots == lease.snapshots):
+                continue
+            if lease.table_id in new.tables_by_id:
                 for held in lease.snapshots:
                     self.keeper.look_again(BucketKey(lease.table_id, held.partition_id, held.bucket))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from uuid import UUID
@@ -74,18 +74,15 @@ class SnapshotKeeper:
     async def prune(self, bucket: Bucket) -> None:
         """Remove the snapshots that nobody needs."""
         async with bucket.snapshots_turn:
-            leased = set(self._leased_offsets(bucket.key))
+            leased = frozenset(self._leased_offsets(bucket.key))
             needed = {snapshot_id for key, snapshot_id in self._kept if key == bucket.key}
             work = partial(_prune, bucket.snapshots, self._newest_kept, needed, leased)
             floor = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         self._floors[bucket.log.topic_id, bucket.log.index] = floor
 
-    def _leased_offsets(self, key: BucketKey) -> Iterator[int]:
-        """The offsets of a bucket's leased snapshots, whichever node took them."""
-        for lease in self._image().leases_of(key.table_id):
-            for held in lease.snapshots:
-                if (held.partition_id, held.bucket) == (key.partition_id, key.bucket):
-                    yield held.log_offset
+    def _leased_offsets(self, key: BucketKey) -> tuple[int, ...]:
+        """The offsets of a bucket's leased snapshots, sorted, whichever node took them."""
+        return self._image().catalog.leased_offsets_of(key.table_id, key.partition_id, key.bucket)
 
     # --- floors
 
@@ -107,7 +104,7 @@ class SnapshotKeeper:
 
     def leased_floor(self, key: BucketKey) -> int:
         """The oldest leased offset of a bucket: from there on every replica keeps every record."""
-        return min(self._leased_offsets(key), default=NO_FLOOR)
+        return next(iter(self._leased_offsets(key)), NO_FLOOR)
 
     async def _list(self, log: _BucketLog) -> None:
         try:

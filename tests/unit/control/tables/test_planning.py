@@ -19,6 +19,7 @@ from tidemill.control.placement import ControlLimits
 from tidemill.control.planning import plan
 from tidemill.control.records import encode
 from tidemill.control.stores.store import TXN_OPERATIONS_MAX, VALUE_BYTES_MAX, Change, ChangeBatch
+from tidemill.control.tables import lease_planning, rules
 from tidemill.control.tables.commands import (
     AddTablePartition,
     AlterDatabase,
@@ -124,6 +125,80 @@ def test_a_database_that_is_there_is_given_or_refused_as_asked() -> None:
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "__a", "ä", "a/b", "x" * 101, "a\n"])
 def test_names_that_no_database_can_have(name: str) -> None:
     assert refused(ONE, CreateDatabase(name=name, created_ms=1)) is TableCode.invalid_schema
+
+
+def refusal(image: MetadataImage, command: Command[Any]) -> tuple[ErrorCode, str]:
+    """Code and message of the refusal of a command."""
+    with pytest.raises(ApiError) as caught:
+        plan(image, command, LIMITS)
+    return caught.value.code, caught.value.message
+
+
+def test_there_are_only_so_many_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "DATABASES_MAX", 2)
+    image = run(ORDERS, CreateDatabase(name="d", created_ms=1))
+    for command in (CreateDatabase(name="e", created_ms=1), create("e.t")):
+        code, message = refusal(image, command)
+        assert (code, "2 databases" in message) == (ErrorCode.policy_violation, True)
+    there = CreateDatabase(name="d", created_ms=1, if_not_exists=True)
+    assert not plan(image, there, LIMITS).writes
+    run(image, AlterDatabase(name="d", comment="c"), create("d.t"))
+
+
+def test_databases_take_only_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "DATABASE_BYTES_MAX", 1_000)
+    image = run(ONE, *(CreateDatabase(name=f"d{n}", comment="c" * 300, created_ms=1) for n in range(2)))
+    for command in (
+        CreateDatabase(name="e", comment="c" * 300, created_ms=1),
+        # Each property takes memory, however short it is.
+        AlterDatabase(name="d1", set_properties={f"{n}": "" for n in range(5)}),
+    ):
+        code, message = refusal(image, command)
+        assert (code, "limit of 1000" in message) == (ErrorCode.policy_violation, True)
+    # What makes it smaller is done, also if that was stored when there was no limit.
+    monkeypatch.setattr(rules, "DATABASE_BYTES_MAX", 10)
+    image = run(image, AlterDatabase(name="d1", comment="shorter"), DropDatabase(name="d0"))
+    assert image.catalog.database_bytes == image.databases["d1"].size_bytes
+
+
+@pytest.mark.parametrize(
+    ("made", "alter"),
+    [
+        (CreateDatabase(name="d", properties={"a": "", "b": ""}, created_ms=1), AlterDatabase(name="d")),
+        (create("d.t", properties={"a": "", "b": ""}), AlterTable(name="d.t")),
+    ],
+)
+def test_properties_are_limited_also_if_they_come_one_after_the_other(
+    made: Command[Any], alter: Command[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = run(ONE, made)
+    monkeypatch.setattr(rules, "PROPERTIES_MAX", 1)
+    more = msgspec.structs.replace(alter, set_properties={"c": ""})
+    assert refused(image, more) is TableCode.invalid_schema
+    assert refused(ONE, made) is TableCode.invalid_schema
+    # One that has too many since there was no limit can be changed otherwise.
+    run(
+        image,
+        msgspec.structs.replace(alter, set_properties={"a": "1"}),
+        msgspec.structs.replace(alter, unset_properties=("a",)),
+    )
+
+
+def test_tables_are_limited_and_so_is_the_memory_of_their_definitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "TABLES_MAX", 2)
+    code, message = refusal(EVENTS, create("shop.more", partition_column="day"))
+    assert (code, "2 tables" in message) == (ErrorCode.policy_violation, True)
+    monkeypatch.undo()
+    monkeypatch.setattr(rules, "TABLE_BYTES_MAX", EVENTS.catalog.table_bytes + 100)
+    run(EVENTS, AlterTable(name="shop.events", new_schema=b"s" * 100))
+    for command in (
+        create("shop.more", schema=b"s" * 101),
+        AlterTable(name="shop.events", new_schema=b"s" * 101),
+    ):
+        code, message = refusal(EVENTS, command)
+        assert (code, "all tables would have" in message) == (ErrorCode.policy_violation, True)
 
 
 def test_a_database_with_tables_is_not_dropped() -> None:
@@ -551,6 +626,33 @@ def test_leases_that_are_over_are_dropped_the_oldest_first_and_no_other() -> Non
     image = run(image, DropExpiredLeases(now_ms=990))
     assert sorted(image.leases) == [f"l{i:03}" for i in range(10)]
     assert not plan(image, DropExpiredLeases(now_ms=990), LIMITS).writes
+
+
+def test_all_leases_together_have_only_so_many_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "LEASED_SNAPSHOTS_MAX", 4)
+    two = (LeasedSnapshot(0, 0, 5, 900), LeasedSnapshot(0, 1, 5, 900))
+    added = PutLease(lease=lease("l1", snapshots=two), add=True)
+    for command in (PutLease(lease=lease("new", snapshots=two)), added):
+        code, message = refusal(LEASED, command)
+        assert (code, "5 snapshots" in message) == (ErrorCode.policy_violation, True)
+    run(LEASED, PutLease(lease=lease("new")), PutLease(lease=lease("new", expires_at_ms=300), renew=True))
+    monkeypatch.setattr(rules, "LEASES_MAX", 3)
+    assert refusal(LEASED, PutLease(lease=lease("new")))[0] is ErrorCode.policy_violation
+    assert plan(LEASED, PutLease(lease=lease("l1", expires_at_ms=300), renew=True), LIMITS).writes
+
+
+def test_leases_of_many_snapshots_are_dropped_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_planning, "_SNAPSHOTS_PER_DROP", 4)
+    three = tuple(LeasedSnapshot(0, bucket, 5, 900) for bucket in range(3))
+    image = run(ORDERS, *(PutLease(lease=lease(f"l{n}", snapshots=three * 2)) for n in range(3)))
+    for left in (2, 1, 0):
+        image = run(image, DropExpiredLeases(now_ms=100))
+        assert len(image.leases) == left
+        assert image.catalog.leased_offsets_of(1, 0, 2) == (900, 900) * left
+    # The index of a table goes as a whole, so all of its leases may go with it.
+    image = run(ORDERS, *(PutLease(lease=lease(f"l{n}", snapshots=three * 2)) for n in range(3)))
+    image = run(image, DropTable(name="shop.orders"))
+    assert (len(image.leases), len(image.catalog.leased_offsets)) == (0, 0)
 
 
 # --- guards

@@ -17,6 +17,7 @@ from tidemill.control.tables.commands import (
 )
 from tidemill.control.tables.images import TableImage, TablePartition
 from tidemill.control.tables.steps import alter_table as alter_steps
+from tidemill.coordination.turns import give_way, in_slices, sorted_in_slices
 from tidemill.errors import ErrorCode, MetadataConflict, TableCode, TableError, TidemillError
 from tidemill.server.broker import Broker
 from tidemill.server.handlers.outcome import refused
@@ -122,10 +123,16 @@ async def drop_database(broker: Broker, call: Call) -> dict[str, Any]:
             return {"dropped": False}
     if request.cascade:
         # All are checked before the first is dropped: a request that is refused changes nothing.
-        for table in broker.image.catalog.tables_in(request.name):
-            call.authorize(DELETE, TOPIC, table.name)
-        for table in broker.image.catalog.tables_in(request.name):
-            await broker.catalogue.drop_table(table)
+        # A table that is created meanwhile is not dropped, and keeps the database from it.
+        names = broker.image.catalog.table_names_in(request.name)
+        for name in names:
+            call.authorize(DELETE, TOPIC, name)
+            await give_way()
+        for name in names:
+            # Somebody else may be dropping them, too.
+            table = broker.image.tables.get(name)
+            if table is not None:
+                await broker.catalogue.drop_table(table)
     await broker.controller.submit(DropDatabase(name=request.name))
     return {"dropped": True}
 
@@ -135,18 +142,20 @@ async def drop_database(broker: Broker, call: Call) -> dict[str, Any]:
 async def list_databases(broker: Broker, call: Call) -> dict[str, Any]:
     """List every database."""
     catalog = broker.image.catalog
-    return {
-        "databases": [
+    found = []
+    for name in await sorted_in_slices(tuple(catalog.databases)):
+        database = catalog.databases[name]
+        found.append(
             {
                 "name": name,
                 "comment": database.comment,
-                "properties": _pairs(database.properties),
-                "table_count": len(catalog.tables_in(name)),
+                "properties": await _pairs(database.properties),
+                "table_count": len(catalog.table_names_in(name)),
                 "created_ms": database.created_ms,
             }
-            for name, database in sorted(catalog.databases.items())
-        ]
-    }
+        )
+        await give_way()
+    return {"databases": found}
 
 
 # --- tables
@@ -209,36 +218,42 @@ async def drop_table(broker: Broker, call: Call) -> dict[str, Any]:
 @table_handler
 async def describe_table(broker: Broker, call: Call) -> dict[str, Any]:
     """Describe everything that is known about a table."""
-    return {"table": _described(_table(broker, call.request.name))}
+    return {"table": await _described(_table(broker, call.request.name))}
 
 
 @serves("ListTables", for_each(DESCRIBE, TOPIC))
 @table_handler
 async def list_tables(broker: Broker, call: Call) -> dict[str, Any]:
     """List the tables of a database, or all."""
-    tables = await broker.tables.load() if broker.image.tables else None
     database, catalog = call.request.database, broker.image.catalog
-    found = (
-        catalog.tables_in(database)
+    names = (
+        catalog.table_names_in(database)
         if database is not None
-        else [catalog.tables[name] for name in sorted(catalog.tables)]
+        else await sorted_in_slices(tuple(catalog.tables))
     )
-    return {
-        "tables": [
-            {
-                "name": table.name,
-                "table_id": table.id,
-                "primary_key": table.primary_key,
-                "column_count": 0 if tables is None else len(tables.service.by_id(table.id).schema),
-                "buckets": table.buckets,
-                "partition_count": len(table.partitions) if table.partition_column else 0,
-                "row_format": table.row_format,
-                "comment": table.comment,
-            }
-            for table in found
-            if call.may(DESCRIBE, TOPIC, table.name)
-        ]
-    }
+    if not names:
+        return {"tables": ()}
+    tables = await broker.tables.load()
+    found = []
+    for name in names:
+        # As it is by now: it may be another one, or gone.
+        table = broker.image.tables.get(name)
+        if table is not None and call.may(DESCRIBE, TOPIC, name):
+            found.append(
+                {
+                    "name": name,
+                    "table_id": table.id,
+                    "primary_key": table.primary_key,
+                    # The first time, the definition is parsed for this.
+                    "column_count": len(tables.service.by_id(table.id).schema),
+                    "buckets": table.buckets,
+                    "partition_count": len(table.partitions) if table.partition_column else 0,
+                    "row_format": table.row_format,
+                    "comment": table.comment,
+                }
+            )
+        await give_way()
+    return {"tables": found}
 
 
 @serves("AlterTable", for_one(ALTER, TOPIC, "name"))
@@ -340,15 +355,16 @@ def _unset(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _pairs(properties: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"key": name, "value": properties[name]} for name in sorted(properties)]
+async def _pairs(properties: Mapping[str, str]) -> list[dict[str, str]]:
+    names = await sorted_in_slices(tuple(properties))
+    return await in_slices({"key": name, "value": properties[name]} for name in names)
 
 
 def _partition(partition: TablePartition) -> dict[str, Any]:
     return {"partition_id": partition.id, "value": partition.value, "topic": partition.topic}
 
 
-def _described(table: TableImage) -> dict[str, Any]:
+async def _described(table: TableImage) -> dict[str, Any]:
     return {
         "name": table.name,
         "table_id": table.id,
@@ -361,7 +377,7 @@ def _described(table: TableImage) -> dict[str, Any]:
         "row_format": table.row_format,
         "key_format": table.key_format,
         "partition_column": table.partition_column,
-        "properties": _pairs(table.properties),
+        "properties": await _pairs(table.properties),
         "comment": table.comment,
         "created_ms": table.created_ms,
         "partitions": [_partition(each) for each in table.partitions],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.control.tables.images import LeaseImage
+from tidemill.coordination.turns import give_way, in_slices
 from tidemill.server.broker import Broker
 from tidemill.server.handlers.outcome import refused
 from tidemill.server.handlers.tables.definitions import table_handler
@@ -116,14 +117,16 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
     tables = await broker.tables.load()
     if len(request.min_offsets) > _MIN_OFFSETS_MAX:
         raise refused(f"{len(request.min_offsets)} offsets to wait for, {_MIN_OFFSETS_MAX} are the most")
-    wanted = {tables.bucket_key(each, request.table_id): each.offset for each in request.min_offsets}
+    wanted = await in_slices(
+        (tables.bucket_key(each, request.table_id), each.offset) for each in request.min_offsets
+    )
     pin = await tables.scans.pin(
         request.table_id,
-        wanted,
+        dict(wanted),
         request.max_wait_ms,
         request.idle_ms,
         call.client,
-        named=tables.named_buckets(request, request.table_id),
+        named=await tables.named_buckets(request, request.table_id),
         pin_id=request.pin_id,
     )
     return {
@@ -160,7 +163,8 @@ async def release_pin(broker: Broker, call: Call) -> dict[str, Any]:
 async def table_stats(broker: Broker, call: Call) -> dict[str, Any]:
     """Report rows, bytes and offsets of every bucket."""
     tables = await broker.tables.load()
-    return {"buckets": await tables.statistics.of_buckets(call.request.table, _named(tables, call.request))}
+    named = await _named(tables, call.request)
+    return {"buckets": await tables.statistics.of_buckets(call.request.table, named)}
 
 
 @serves("ListSnapshots", for_one(DESCRIBE, TOPIC, "table"))
@@ -168,7 +172,7 @@ async def table_stats(broker: Broker, call: Call) -> dict[str, Any]:
 async def list_snapshots(broker: Broker, call: Call) -> dict[str, Any]:
     """List the durable snapshots of a table."""
     tables = await broker.tables.load()
-    named = _named(tables, call.request)
+    named = await _named(tables, call.request)
     return {"snapshots": await tables.statistics.of_snapshots(call.request.table, named)}
 
 
@@ -177,7 +181,7 @@ async def list_snapshots(broker: Broker, call: Call) -> dict[str, Any]:
 async def create_snapshot(broker: Broker, call: Call) -> dict[str, Any]:
     """Take a snapshot of every bucket."""
     tables = await broker.tables.load()
-    named = _named(tables, call.request)
+    named = await _named(tables, call.request)
     return {"snapshots": await tables.create_snapshots(call.request.table, named)}
 
 
@@ -193,9 +197,9 @@ async def acquire_lease(broker: Broker, call: Call) -> dict[str, Any]:
         request.holder,
         request.duration_ms,
         fresh=request.fresh,
-        named=_named(tables, request),
+        named=await _named(tables, request),
     )
-    return {"lease": _lease(broker, lease)}
+    return {"lease": await _lease(broker, lease)}
 
 
 @serves("ReleaseLease", for_each(READ, TOPIC))
@@ -213,24 +217,32 @@ async def release_lease(broker: Broker, call: Call) -> dict[str, Any]:
 @table_handler
 async def list_leases(broker: Broker, call: Call) -> dict[str, Any]:
     """List the leases of a table, or all."""
-    leases = (await broker.tables.load()).leases.of_table(call.request.table)
-    bodies = [_lease(broker, lease) for lease in leases]
-    return {"leases": [body for body in bodies if call.may(DESCRIBE, TOPIC, body["table"])]}
+    found = []
+    for lease in await (await broker.tables.load()).leases.of_table(call.request.table):
+        if call.may(DESCRIBE, TOPIC, _table_name(broker, lease)):
+            found.append(await _lease(broker, lease))
+        await give_way()
+    return {"leases": found}
 
 
-def _named(tables: NodeTables, request: Any) -> list[BucketKey]:
+async def _named(tables: NodeTables, request: Any) -> list[BucketKey]:
     """The buckets that a request about a table by name is for; none if it is about all."""
-    return tables.named_buckets(request, tables.service.named(request.table).table_id)
+    return await tables.named_buckets(request, tables.service.named(request.table).table_id)
 
 
-def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:
+def _table_name(broker: Broker, lease: LeaseImage) -> str:
+    """The name of the lease's table; empty if the table was dropped."""
     table = broker.image.tables_by_id.get(lease.table_id)
+    return "" if table is None else table.name
+
+
+async def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:
     return {
         "lease_id": lease.lease_id,
-        "table": "" if table is None else table.name,
+        "table": _table_name(broker, lease),
         "holder": lease.holder,
         "expires_at_ms": lease.expires_at_ms,
-        "snapshots": [
+        "snapshots": await in_slices(
             {
                 "partition_id": held.partition_id,
                 "bucket": held.bucket,
@@ -238,5 +250,5 @@ def _lease(broker: Broker, lease: LeaseImage) -> dict[str, Any]:
                 "log_offset": held.log_offset,
             }
             for held in lease.snapshots
-        ],
+        ),
     }

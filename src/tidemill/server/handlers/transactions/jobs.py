@@ -77,8 +77,11 @@ async def list_jobs(broker: Broker, call: Call) -> dict[str, Any]:
     listed = await broker.transactions.jobs.listing()
     if listed.failure is not None:
         raise listed.failure
-    shown = (each for each in listed.jobs if call.may(DESCRIBE, TRANSACTIONAL_ID, JOB_PREFIX + each.job))
-    return {"jobs": await in_slices(each._asdict() for each in shown)}
+    shown = await in_slices(
+        each._asdict() if call.may(DESCRIBE, TRANSACTIONAL_ID, JOB_PREFIX + each.job) else None
+        for each in listed.jobs
+    )
+    return {"jobs": await in_slices(each for each in shown if each is not None)}
 
 
 def _attempts(request: Any) -> list[AttemptId]:
