@@ -91,7 +91,7 @@ class NodeView:
         )
 
     def forfeits(self, topic_id: UUID, index: int) -> frozenset[int]:
-        """The nodes that have not the records of a partition which they should have."""
+        """The nodes that lack records of a partition which they should have."""
         return self.renewed | self.lost.get((topic_id, index), _NOBODY)
 
 

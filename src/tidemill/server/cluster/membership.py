@@ -498,7 +498,7 @@ class Membership:
                 await self._broker.controller.refresh()
 
     async def _resign_side_by_side(self, partitions: list[Partition]) -> None:
-        """Resign from each: the controller commits together what is asked together."""
+        """Resign from several at a time: the controller commits together what is asked together."""
         left = iter(partitions)
 
         async def resign_some() -> None:

@@ -6,8 +6,8 @@ start, expiry, changes of leadership, metrics and the orderly stop walk the rows
 coordinator.
 
 A coordinator is made, and its code loaded, when its topic is there or somebody asks for it: a node on which
-nobody uses it goes without. So a row imports what it needs in ``make``, and names those modules: whoever can
-wait has them loaded in a thread.
+nobody uses it goes without. So a row imports what it needs in ``make``, and names those modules: a caller
+that can wait has them loaded in a thread.
 """
 
 from __future__ import annotations
