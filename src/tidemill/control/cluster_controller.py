@@ -136,7 +136,8 @@ class ClusterController:
                 await self._store.commit(txn)
 
     async def submit(self, command: Command[R]) -> R:
-        """Commit a command as the controller. Raises ``ApiError`` NOT_CONTROLLER if this node is not it."""
+        """Commit a command as the controller. Raises ``ApiError`` NOT_CONTROLLER if another node is the
+        controller."""
         if self._epoch is None:
             raise self._not_controller()
         if isinstance(command, ElectLeaders) and command.election is Election.UNCLEAN:
@@ -191,7 +192,7 @@ class ClusterController:
         self._news.set()
 
     def _note(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
-        """Keep in mind what the change may bring to do."""
+        """Note the partitions for which the change may bring duties."""
         if old.alive != new.alive or old.admitted != new.admitted or delta.nodes_changed:
             self._all_topics = True
         if delta.node_configs_changed or old.replicated != new.replicated:
@@ -262,7 +263,7 @@ class ClusterController:
             await self._store.commit(txn)
 
     async def _work(self) -> None:
-        """Do what there is to do now. What it changes comes back as news."""
+        """Do the duties that are due now. The watch brings back what that changes."""
         image, suspects = self._controller.image, self.suspects()
         topics = None if self._all_topics else frozenset(self._topics)
         self._all_topics = False

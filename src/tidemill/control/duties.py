@@ -183,7 +183,7 @@ def _chunk_duties(
 
 
 def _admissions(image: MetadataImage, busy: frozenset[int]) -> list[AdmitNode]:
-    """The nodes that are to be admitted; ``busy`` ones stand in partitions that must change first.
+    """The nodes that are to be admitted; those in ``busy`` are in partitions that must change first.
 
     All partitions of this image must have been looked at for ``busy``.
     """

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def serving_until_ms(sent_ms: int, ttl_ms: int) -> int:
-    """Until when a lease can be relied on whose renewal was sent then, and answered some time later."""
+    """Until when a lease can be relied on if its last answered renewal was sent at ``sent_ms``."""
     return sent_ms + ttl_ms - SERVING_MARGIN_MS
 
 

@@ -189,7 +189,7 @@ class OffsetStore:
     def tombstones_of_topics(
         self, group_id: str, is_gone: Callable[[str], bool], most: int
     ) -> list[OffsetCommitRecord]:
-        """Tombstones for what a group has committed for topics that are gone; so many at most."""
+        """Tombstones for what a group has committed for topics that are gone: ``most`` at most."""
         found: dict[TopicPartition, None] = {}
         for topic, partitions in self._by_group.get(group_id, {}).items():
             if len(found) < most and is_gone(topic):
@@ -237,7 +237,7 @@ class OffsetStore:
     ) -> dict[TopicPartition, CommittedOffset]:
         """The committed offsets of these partitions, or of all that have one if None.
 
-        ``require_stable``: where an open transaction may change the offset, that is told instead of it.
+        ``require_stable``: where an open transaction may change the offset, an error is given instead of it.
         """
         if partitions is None:
             partitions = [(topic, partition) for topic, partition, _ in self.of(group_id)]

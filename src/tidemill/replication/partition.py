@@ -280,7 +280,7 @@ class Partition:
     def become_leader(self, assignment: PartitionAssignment) -> None:
         """The metadata makes this node the leader from the assignment's epoch on; older news change nothing.
 
-        Whoever waits goes on waiting if it led before: its log is as it was.
+        If it led before, waiting requests go on waiting: its log is as it was.
         """
         if assignment.leader_epoch <= self._state.leader_epoch:
             return

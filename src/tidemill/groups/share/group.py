@@ -190,7 +190,7 @@ class ShareGroup:
     # -- state in ``__share_group_state`` --------------------------------------------------------------
 
     def is_initializing(self, topic: StateTopic, now_ms: int) -> bool:
-        """Whether to wait for the end of an initialization. If not, it has failed or nobody is at it."""
+        """Whether to wait for the end of an initialization; if not, it failed or nobody works on it."""
         if now_ms - topic.since_ms >= INITIALIZE_RETRY_MS:
             return False
         return topic.since_ms > self._failed_at_ms or now_ms - self._failed_at_ms < _RETRY_AFTER_FAILURE_MS

@@ -57,7 +57,7 @@ class Upgraded(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """The records of the cluster and of the node; ``keys``: what both stores must have, but for ``cluster``."""
+    """The records of the cluster and the node; ``keys``: what both stores must have, but for ``cluster``."""
 
     cluster: ClusterRecord
     node_id: int

@@ -184,7 +184,7 @@ class Coordinators:
     async def load(self, row: CoordinatorRow[C]) -> C:
         """The coordinator of a row; its code is loaded in a thread if this is its first use.
 
-        Whoever waits for that goes on in the order in which they came: of two requests to initialize a
+        Callers that wait for that go on in the order in which they came: of two requests to initialize a
         producer, the later one must win.
         """
         entry = self._entries[row.topic]
