@@ -1,4 +1,4 @@
-"""Checks of what programs pass to the client. What does not fit is a ``ConfigError`` that says what does.
+"""Checks of the arguments that programs pass; a wrong one is a ``ConfigError`` that says what is allowed.
 
 >>> whole("concurrency", 0, least=1)
 Traceback (most recent call last):

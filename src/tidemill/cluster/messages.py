@@ -78,7 +78,7 @@ BATCH_BYTES_MAX: Final = 15 * 1024 * 1024
 
 
 class ClusterErrorCode(IntEnum):
-    """Error codes between nodes. 0 to 20 are those of the protocol that this one continues."""
+    """Error codes between nodes. 0 to 20 come from the protocol on which this one is based."""
 
     NONE = 0
     UNKNOWN = 1
@@ -101,7 +101,7 @@ class ClusterErrorCode(IntEnum):
     NOT_REPLICA_FOR_PARTITION = 18
     GROUP_AUTHORIZATION_FAILED = 19
     UNKNOWN_MEMBER_ID = 20
-    # What follows is ours.
+    # Codes that this protocol has added.
     FENCED_LEADER_EPOCH = 32
     UNKNOWN_LEADER_EPOCH = 33
     STORAGE_ERROR = 34
@@ -196,7 +196,7 @@ class HelloRequest(ClusterRequest, frozen=True, tag="Hello"):
 class HelloResponse(ClusterResponse, frozen=True, tag="Hello"):
     """Who answers, the version of this connection, and a nonce that both proofs cover.
 
-    It proves nothing: whoever connects gets it, and must not get anything to try secrets against.
+    It proves nothing: anyone who connects gets it, and must not get anything to try secrets against.
     """
 
     node_id: int

@@ -1,8 +1,8 @@
 """The elected controller: one node does ``duties`` for the whole cluster.
 
-Every node runs a ``ClusterController``. Whoever writes the key ``controller`` first, bound to its session, is
-the controller; the key's revision is the controller epoch. Every transaction of the controller compares the
-key at its epoch, so that nothing of a former one is committed.
+Every node runs a ``ClusterController``. The one that first writes the key ``controller``, bound to its
+session, is the controller; the key's revision is the controller epoch. Every transaction of the controller
+compares the key at its epoch, so that nothing of a former one is committed.
 
 Duties are looked for after every change that can bring some, first of the partitions that changed, and of all
 when nodes came or went. They are committed a chunk of partitions at a time, and others have their turn in
@@ -50,13 +50,13 @@ _log = logging.getLogger(__name__)
 
 
 class _Proposed(NamedTuple):
-    """A command that somebody wants the controller to commit, and who waits for its result."""
+    """A command that was proposed to the controller, with the future that its caller waits for."""
 
     command: Command[Any]
     result: asyncio.Future[Any]
 
     def end(self, result: Any) -> None:
-        """Tell who waits the result or the error, unless it was told or nobody waits any more."""
+        """Give the waiting caller the result or the error, unless it has one or waits no more."""
         if self.result.done():
             return
         if isinstance(result, Exception):
@@ -136,7 +136,8 @@ class ClusterController:
                 await self._store.commit(txn)
 
     async def submit(self, command: Command[R]) -> R:
-        """Commit a command as the controller. Raises ``ApiError`` NOT_CONTROLLER if this node is not it."""
+        """Commit a command as the controller. Raises ``ApiError`` NOT_CONTROLLER if another node is the
+        controller."""
         if self._epoch is None:
             raise self._not_controller()
         if isinstance(command, ElectLeaders) and command.election is Election.UNCLEAN:
@@ -191,7 +192,7 @@ class ClusterController:
         self._news.set()
 
     def _note(self, old: MetadataImage, new: MetadataImage, delta: MetadataDelta) -> None:
-        """Keep in mind what the change may bring to do."""
+        """Note the partitions for which the change may bring duties."""
         if old.alive != new.alive or old.admitted != new.admitted or delta.nodes_changed:
             self._all_topics = True
         if delta.node_configs_changed or old.replicated != new.replicated:
@@ -257,12 +258,12 @@ class ClusterController:
             compares=(Compare(CONTROLLER_KEY, 0),),
             puts=(Put(CONTROLLER_KEY, encode(record), session.lease_id),),
         )
-        # Whoever was first, the image tells. Without an answer, too: the record names the incarnation.
+        # The image tells who was first, also if no answer came: the record names the incarnation.
         with contextlib.suppress(MetadataConflict):
             await self._store.commit(txn)
 
     async def _work(self) -> None:
-        """Do what there is to do now. What it changes comes back as news."""
+        """Do the duties that are due now. The watch brings back what that changes."""
         image, suspects = self._controller.image, self.suspects()
         topics = None if self._all_topics else frozenset(self._topics)
         self._all_topics = False
@@ -277,7 +278,7 @@ class ClusterController:
             await self._submit_all(commands)
         settles = any(isinstance(commands[0], SettlePartitions) for commands in found)
         if topics is None and settles and not_admitted(image):
-            # They wait for what was changed just now.
+            # Nodes that are not admitted wait for what was changed just now.
             self.look_again()
 
     async def _submit_all(self, commands: list[Command[Any]]) -> None:

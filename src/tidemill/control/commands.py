@@ -60,10 +60,10 @@ class Command(msgspec.Struct, Generic[R_co], frozen=True, tag=True, kw_only=True
     refused_when_repeated: ClassVar[bool] = False
 
     def was_done(self, image: MetadataImage, before: Any) -> bool | None:
-        """Whether an attempt without an answer was committed, of a command that is refused now.
+        """Whether an earlier attempt, whose answer was lost, committed this command, which is refused now.
 
-        ``before`` is the result that it would have had. None: ``image`` does not tell. False is for good: it
-        was not committed, and never will be.
+        ``before`` is the result that the attempt would have had. None: ``image`` does not tell. False is
+        final: it was not committed, and never will be.
         """
         return self.refused_when_repeated or None
 

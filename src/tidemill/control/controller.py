@@ -2,8 +2,8 @@
 
 - Submits are serialised. Each is planned against the image, committed only if the keys it looked at have not
   changed since, and planned again if they had (a bounded number of times).
-- The image moves by the watch alone, in revision order, whoever wrote. ``submit`` returns when the image
-  has its change and the subscribers have been told.
+- The image moves by the watch alone, in revision order, no matter which node wrote. ``submit`` returns when
+  the image has its change and the subscribers have been told.
 - ``submit_many`` packs commands into as few transactions as the store's limits allow. A command that is
   refused does not hinder the others. Commands of one transaction that the store could not commit fail
   together.
@@ -98,7 +98,7 @@ class Controller:
         self._failure: TidemillError | None = None
         #: Why the image may be old: the store cannot be read now, or went back. None while all is well.
         self.trouble: str | None = None
-        #: Since when, in the event loop's time.
+        #: When ``trouble`` began, in the event loop's time.
         self.trouble_since: float | None = None
         #: Why commands that make the data grow are refused now; None if they are not.
         self.growth_refusal: DiskFull | None = None
@@ -387,7 +387,7 @@ class Controller:
             waiter.cancel()
 
     def _fail(self, failure: TidemillError) -> None:
-        """Stop the controller for good: whoever waits for the metadata gets ``failure``."""
+        """Stop the controller for good: callers that wait for the metadata get ``failure``."""
         if self._failure is None:
             self._failure = failure
             self.trouble = str(failure)

@@ -91,7 +91,7 @@ class NodeView:
         )
 
     def forfeits(self, topic_id: UUID, index: int) -> frozenset[int]:
-        """The nodes that have not the records of a partition which they should have."""
+        """The nodes that lack records of a partition which they should have."""
         return self.renewed | self.lost.get((topic_id, index), _NOBODY)
 
 
@@ -183,7 +183,7 @@ def _chunk_duties(
 
 
 def _admissions(image: MetadataImage, busy: frozenset[int]) -> list[AdmitNode]:
-    """The nodes that are to be admitted; ``busy`` ones stand in partitions that must change first.
+    """The nodes that are to be admitted; those in ``busy`` are in partitions that must change first.
 
     All partitions of this image must have been looked at for ``busy``.
     """

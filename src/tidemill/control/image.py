@@ -83,7 +83,7 @@ class TopicPartition(NamedTuple):
 class NodeImage:
     """A registered node. ``incarnation`` differs with each start of its process.
 
-    What a node that is alone does not have is as in ``NodeRecord``.
+    Fields that only a node of a cluster has are explained in ``NodeRecord``, with their defaults.
     """
 
     id: int

@@ -1,8 +1,8 @@
-"""What holds for every change of a partition's in-sync set and leader, whoever asks for it. Pure.
+"""The rules of every change of a partition's in-sync set and leader, whichever command asks. Pure.
 
 - A member of ``isr`` or ``elr`` has every committed record. Nothing is committed while fewer than ``min_isr``
-  replicas are in sync. So whoever leaves below that minimum has everything still, and goes to ``elr``; the
-  change that brings the in-sync set back to the minimum empties it. Lowering the minimum does so, too.
+  replicas are in sync. So a replica that leaves below that minimum still has everything, and goes to ``elr``;
+  the change that brings the in-sync set back to the minimum empties it. Lowering the minimum does so, too.
 - A replica whose records are lost or in doubt forfeits its place in both sets.
 - A leader is a member of ``isr``, or of ``elr`` if no other can lead. Its epoch is new.
 - Every change raises the partition epoch.

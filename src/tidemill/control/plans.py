@@ -87,7 +87,7 @@ def topic_deletes(
 ) -> dict[str, bytes | None]:
     """The deletes of the topic's record and of all its partitions.
 
-    In a replicated cluster, a record stays of the nodes that have files to remove: one of them may be away.
+    In a replicated cluster a record of the nodes that have files to remove stays, because one may be away.
     """
     chunks = range(chunk_count(len(topic.partitions)))
     writes: dict[str, bytes | None] = dict.fromkeys(

@@ -19,8 +19,8 @@
 Kafka refuses a topic whose name differs from another's only by '.' and '_'. Their key is the same, so two
 writers cannot create both.
 
-The topic's record guards the number of its partitions: whoever adds or deletes chunks writes it too. Who
-changes a leader writes the chunk only.
+The topic's record guards the number of its partitions: a command that adds or deletes chunks writes it, too.
+One that changes a leader writes the chunk only.
 
 Values are MessagePack maps with a format version ``v``. A newer version is refused, not guessed at.
 """

@@ -39,7 +39,7 @@ _TABLE_CODES: Final = frozenset(
 
 
 def rests_on_existence(result: object) -> bool:
-    """Whether it is a refusal because something is there, or is not."""
+    """Whether an error is a refusal because something exists, or does not."""
     if isinstance(result, TableError):
         return result.table_code in _TABLE_CODES
     return isinstance(result, ApiError) and result.code in _CODES

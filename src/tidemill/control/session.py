@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def serving_until_ms(sent_ms: int, ttl_ms: int) -> int:
-    """Until when a lease can be relied on whose renewal was sent then, and answered some time later."""
+    """Until when a lease can be relied on if its last answered renewal was sent at ``sent_ms``."""
     return sent_ms + ttl_ms - SERVING_MARGIN_MS
 
 
@@ -71,7 +71,7 @@ class Session:
         self._renew_ms = renew_ms
         self._serving_until_ms = 0
         self._renewals: asyncio.Task[None] | None = None
-        #: Told of the lease whenever it changes: whoever sees the process die can revoke it.
+        #: Called with the lease whenever it changes, so that the parent can revoke it if this process dies.
         self._on_lease = on_lease
         self._refusal = refusal
         self._lease_id = 0
@@ -98,7 +98,7 @@ class Session:
         await self.stop()
         if (lease_id := self._lease_id) and self._refusal() is None:
             await self._release(lease_id)
-        # Afterwards: if the process dies meanwhile, somebody else still knows what to revoke.
+        # Afterwards: if the process dies meanwhile, its parent still knows what to revoke.
         self._hold(0)
 
     async def stop(self) -> None:

@@ -1,7 +1,7 @@
 """Metrics: rows that each part of a node declares, and the registry that they are read through.
 
-A part has its rows beside its code: name, kind, help, labels, and how a value is read off the part. Whoever
-makes the part registers it; ``server.metrics`` turns what is registered into a page. Rules:
+A part has its rows beside its code: name, kind, help, labels, and how a value is read off the part. The code
+that makes the part registers it; ``server.metrics`` turns what is registered into a page. Rules:
 
 - A name is registered once. Names stay: dashboards and alerts know them, and docs/monitoring.md lists them.
 - Values are read when somebody asks. Reading is short and changes nothing. What takes longer, or needs a

@@ -3,8 +3,8 @@
 Markers that carry one decision to several partitions become durable one after the other. A reader who looked
 at all the partitions in between would see a part of the decision. So readers wait for a *moment*: an instant
 at which no such change is half done. Several changes go on side by side, and a moment is given when there is
-none. Whoever comes first goes first, so neither side starves the other. A change that takes too long, say
-because of a disk, is not waited for any longer: a torn read is better than none.
+none. First come, first served, so neither side starves the other. A change that takes too long, say because
+of a disk, is not waited for any longer: a torn read is better than none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The shell around one shard: its log, its timer, and who waits for what to be durable.
+"""The shell around one shard: its log, its timer, and the replies that wait until records are durable.
 
 - A request changes the state and appends in one step of the event loop, so steps never interleave.
 - A reply leaves when everything that the shard had appended by then is committed: nobody sees, or learns
   from, what a crash could take back. Handlers whose results tell nothing of the kind need not wait.
-- If the log stops, the state in memory may be ahead of what is durable. The shard then stops too: whoever
-  waits is told so, and the next request loads a new shard from the log.
+- If the log stops, the state in memory may be ahead of what is durable. The shard then stops too: waiting
+  requests are told so, and the next request loads a new shard from the log.
 - When another node leads the log, the shard stops at once with NOT_COORDINATOR: what it would still answer
   from memory may not be true any more. It may not know of that yet. What it has appended and finds committed
   proves that it leads; a reply for which nothing was appended leaves once the log is known to be the newest.

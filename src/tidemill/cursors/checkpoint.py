@@ -5,7 +5,7 @@ above it that are finished already. The bytes are
 
     "TMCURSOR"   version (u16)   length of the body (u32)   body   CRC-32C of everything before (u32)
 
-Whoever changes any byte, or cuts some off, is noticed: ``decode`` gives what ``encode`` was given, or raises.
+A changed or missing byte is noticed: ``decode`` gives what ``encode`` was given, or raises.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class RowFilter:
     """A predicate over the rows of a table.
 
     A deletion has the key columns only. It passes if they pass, and also if the predicate looks at other
-    columns: whoever follows the rows that pass must hear that one may be gone.
+    columns: a reader that follows the rows that pass must hear that one may be gone.
     """
 
     def __init__(self, table: TableDefinition, predicate: bytes) -> None:

@@ -9,8 +9,8 @@ part of the state; loading calls the same ``replay``. If ``append`` raises, noth
 - Leases say who has given a sign of life lately. They are in memory only: what protects the positions is the
   epoch. Once the log is loaded everybody who has not given a cursor up has a lease anew (``begin_leases``):
   its signs of life may have gone to another coordinator until now.
-- A position that is set, by its first owner or by ``alter``, gets a new origin. Whoever keeps a newer one
-  elsewhere, in transactions, keeps the origin with it, and so sees that the position was set since.
+- A position that is set, by its first owner or by ``alter``, gets a new origin. An owner that keeps a newer
+  position elsewhere, in transactions, keeps the origin with it, and so sees that the position was set since.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data directories of ephemeral nodes: removed when the node is closed, or later if its process was killed.
 
-Each has a file that its process holds locked, so that whoever comes next can tell a directory whose owner is
+Each has a file that its process holds locked, so that a later process can tell a directory whose owner is
 gone from one that is in use, also across containers that share it. The file is locked before it gets its
 name: one that can be seen and locked has no owner any more.
 """

@@ -10,7 +10,7 @@
 | consumer.handlers | what requests and time do to consumer groups |
 | consumer.heartbeats, consumer.classic_members | what a request of the new, of the classic protocol does |
 | consumer.migration | a classic group becomes a consumer group, and back |
-| consumer.target_assignment, consumer.assignors | who shall have which partition |
+| consumer.target_assignment, consumer.assignors | which member gets which partition |
 | share.coordinator | share groups (KIP-932): the shell, which calls the persister |
 | share.group, share.member, share.handlers | the share group; what requests and time do to it |
 | share.heartbeats, share.assignor | what a heartbeat does; who reads which partition |

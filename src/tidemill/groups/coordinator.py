@@ -79,7 +79,7 @@ class GroupCoordinator(Coordinator[Shard]):
     """Groups and committed offsets of the partitions that this node leads.
 
     ``topics`` tells which topics exist, which groups of the new protocol need to know. ``persister`` gives
-    what keeps the state of share partitions.
+    the way to the coordinators that keep the state of share partitions.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class GroupCoordinator(Coordinator[Shard]):
         self._settings = settings
 
     async def close(self) -> None:
-        """Answer whoever waits with COORDINATOR_NOT_AVAILABLE and stop all work."""
+        """Answer every waiting request with COORDINATOR_NOT_AVAILABLE, and stop all work."""
         await self.share.close()
         await super().close()
 

@@ -44,7 +44,7 @@ NAME_BYTES: Final = 120
 PARTITION_BYTES: Final = 128
 OFFSET_BYTES: Final = 256
 
-#: What a member is told that is refused.
+#: The error message for a member that is refused.
 NO_MEMORY: Final = (
     "the node has no memory for more members of groups of this address; stop members that are not needed "
     "(docs/limits.md)"
@@ -53,10 +53,10 @@ _NOTHING: Final[Mapping[str, int]] = {}
 
 
 class GroupMemory:
-    """What each group takes, by the host of the client that it takes it for.
+    """The memory of each group, by the host of the client for which it is taken.
 
-    Groups are known by their ids and are noted by shard, so that all of a shard are forgotten at once. The
-    host is empty if it is not known. Such memory is taken, but is part of nobody's share.
+    Groups are noted by shard and id, so that all groups of a shard are forgotten at once. The host is empty
+    if it is not known. Such memory counts as taken, but belongs to no address's share.
 
     >>> memory = GroupMemory(100)
     >>> memory.note(0, "g", {"10.0.0.1": 70})
@@ -73,16 +73,16 @@ class GroupMemory:
 
     @property
     def taken_bytes(self) -> int:
-        """What all groups take."""
+        """Memory of all groups together."""
         return sum(shard.taken_bytes for shard in self._shards.values())
 
     def of_group(self, shard: int, group_id: str) -> int:
-        """What a group was last noted to take."""
+        """Memory of one group, as it was last noted."""
         noted = self._shards.get(shard)
         return 0 if noted is None else sum(noted.of_groups.get(group_id, _NOTHING).values())
 
     def has_capacity(self, host: str, more_bytes: int) -> bool:
-        """Whether clients of a host may take so much more than they do."""
+        """Whether clients of a host may take ``more_bytes`` in addition to what they have."""
         if more_bytes <= 0:
             return True
         left = self.limit_bytes - self.taken_bytes - more_bytes
@@ -91,7 +91,7 @@ class GroupMemory:
         return held + more_bytes <= HELD_PER_FREE * left
 
     def note(self, shard: int, group_id: str, by_host: Mapping[str, int]) -> None:
-        """Note what a group of a shard takes now, by the host of the client that it is for."""
+        """Note the present memory of a group of a shard, by client host."""
         noted = self._shards.get(shard)
         if noted is None:
             noted = self._shards[shard] = _ShardMemory()
@@ -103,7 +103,7 @@ class GroupMemory:
 
 
 class _ShardMemory:
-    """What the groups of one shard take."""
+    """Memory of the groups of one shard."""
 
     def __init__(self) -> None:
         self.of_groups: dict[str, Mapping[str, int]] = {}

@@ -44,14 +44,15 @@ class OffsetStore:
         self._by_group: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
         self.pending = PendingOffsets(self._resize)
         self._bytes_of: dict[str, int] = {}
-        #: By group: the host of the client that committed last. Unknown until one has since the start.
+        #: By group: the host of the client that committed last; not known before the first commit since the
+        #: start.
         self._committer_hosts: dict[str, str] = {}
         self._resized: set[str] = set()
 
     # -- memory ----------------------------------------------------------------------------------------
 
     def bytes_by_host(self, group_id: str) -> dict[str, int]:
-        """About the memory of a group's offsets, which is that of the client that committed last."""
+        """Estimate of the memory of a group's offsets; it counts for the client that committed last."""
         size = self._bytes_of.get(group_id)
         return {} if size is None else {self._committer_hosts.get(group_id, ""): size}
 
@@ -60,7 +61,7 @@ class OffsetStore:
         return self._bytes_of.keys()
 
     def is_resized(self, group_id: str) -> bool:
-        """Whether ``bytes_by_host`` of a group may have changed; then it is taken to be known now."""
+        """Whether ``bytes_by_host`` of a group may have changed since this was last asked."""
         is_resized = group_id in self._resized
         self._resized.discard(group_id)
         return is_resized
@@ -71,7 +72,7 @@ class OffsetStore:
         return resized
 
     def asked_bytes(self, request: OffsetCommitRequest, producer_id: int = NO_PRODUCER_ID) -> int:
-        """About how much more memory a commit asks for than what it replaces."""
+        """Estimate of the memory that a commit needs beyond what it replaces."""
         group_id = request.group_id
         topics = self._by_group.get(group_id, {})
         asked = 0 if group_id in self._bytes_of else _group_bytes(group_id)
@@ -188,7 +189,7 @@ class OffsetStore:
     def tombstones_of_topics(
         self, group_id: str, is_gone: Callable[[str], bool], most: int
     ) -> list[OffsetCommitRecord]:
-        """Tombstones for what a group has committed for topics that are gone; so many at most."""
+        """Tombstones for what a group has committed for topics that are gone: ``most`` at most."""
         found: dict[TopicPartition, None] = {}
         for topic, partitions in self._by_group.get(group_id, {}).items():
             if len(found) < most and is_gone(topic):
@@ -236,7 +237,7 @@ class OffsetStore:
     ) -> dict[TopicPartition, CommittedOffset]:
         """The committed offsets of these partitions, or of all that have one if None.
 
-        ``require_stable``: where an open transaction may change the offset, that is told instead of it.
+        ``require_stable``: where an open transaction may change the offset, an error is given instead of it.
         """
         if partitions is None:
             partitions = [(topic, partition) for topic, partition, _ in self.of(group_id)]
@@ -252,7 +253,7 @@ class OffsetStore:
 class PendingOffsets:
     """Offsets that were committed inside of transactions that are still open.
 
-    They stand by group, partition and producer; None stands for a commit that is void already.
+    They are kept by group, partition and producer; None stands for a commit that is void already.
     """
 
     def __init__(self, resize: Callable[[str, int], None]) -> None:
@@ -323,7 +324,7 @@ class PendingOffsets:
         return len(self._by_producer.get(producer_id, ()))
 
     def has(self, group_id: str, partition: TopicPartition, producer_id: int | None = None) -> bool:
-        """Whether an open transaction, or that of this producer, holds a commit of this group for it."""
+        """Whether an open transaction (of this producer, if one is given) holds the group's commit for it."""
         producers = self._by_group.get(group_id, {}).get(partition)
         return producers is not None and (producer_id is None or producer_id in producers)
 
@@ -360,7 +361,7 @@ def _check(entry: OffsetToCommit, settings: GroupSettings) -> ErrorCode:
 
 def _is_expired(group: Group, commit: OffsetCommit, settings: GroupSettings, now_ms: int) -> bool:
     if group.group_id.startswith(CURSOR_GROUP_PREFIX):
-        return False  # The position of a cursor, which nobody may forget but its owner.
+        return False  # The position of a cursor: only its owner may delete it.
     base_ms = group.expiry_base_ms(commit.committed_at_ms)
     if base_ms is None:
         return False

@@ -41,7 +41,7 @@ _Encoded = list[tuple[bytes, bytes | None]]
 
 
 def membership_error(failure: TidemillError) -> ErrorCode:
-    """What a member that joins is told. On a full disk, something that its application gets to see."""
+    """The error for a member that joins; on a full disk it is one that clients show to the application."""
     return ErrorCode.unknown_server_error if isinstance(failure, DiskFull) else client_error(failure)
 
 
@@ -50,13 +50,13 @@ class _Draft(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """About the memory that the group takes when it is adopted."""
+        """Estimate of the group's memory once the draft is adopted."""
 
     def is_current(self) -> bool:
-        """Whether what it was worked out on is unchanged."""
+        """Whether the group is unchanged since it was copied for the draft."""
 
     def adopt(self) -> Iterable[Reply]:
-        """Make it part of the state."""
+        """Make the draft part of the state."""
 
 
 class Shard(ShardShell):

@@ -229,7 +229,7 @@ class ShardState:
             yield group_id
 
     def die(self, error: ErrorCode) -> Replies:
-        """Stop for good; whoever waits in any group is told ``error``."""
+        """Stop for good; every waiting request of any group is answered with ``error``."""
         waited_for = (
             group for group in self.groups.values() if isinstance(group, ClassicGroup) and group.has_waiting
         )

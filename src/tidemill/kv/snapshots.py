@@ -14,7 +14,7 @@ Names in the bucket's directory::
 - A snapshot whose manifest does not check out, whose files are not all there, or that was spoilt, is never
   used and never removed by itself: ``broken`` reports it.
 - A file may have been damaged before its snapshot was taken: then its checksum is that of the damage, and
-  only who reads the rows finds out. Whoever did so says it with ``spoil``.
+  only a reader of the rows finds out. It then calls ``spoil``.
 - Numbers only grow: a number never means two snapshots.
 """
 

@@ -63,7 +63,7 @@ class LogCreation:
         return existing
 
     def _create(self) -> CheckpointFile:
-        # The directory is durable before the checkpoint exists, so whoever finds one need not sync the
+        # The directory is durable before the checkpoint exists, so a caller that finds one need not sync the
         # parents; the checkpoint is durable before the first segment exists, so a segment without one is
         # damage and never an unfinished start.
         self._storage.make_dir(self._directory)

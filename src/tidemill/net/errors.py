@@ -1,7 +1,7 @@
 """Errors of connections and listeners, in words for people.
 
 asyncio puts long words of its own in place of the system's, and errors of name resolution have numbers of
-their own, which ``os.strerror`` does not know. Whoever connects and whoever listens uses these words.
+their own, which ``os.strerror`` does not know. Code that connects and code that listens use these words.
 """
 
 from __future__ import annotations

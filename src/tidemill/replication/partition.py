@@ -1,4 +1,4 @@
-"""One partition on this node: its log, its replication state, and who waits for it.
+"""One partition on this node: its log, its replication state, and the requests that wait for it.
 
 The rules of durability.md live here:
 
@@ -6,8 +6,8 @@ The rules of durability.md live here:
   not the log's durable offset;
 - every append asks for a flush; ``begin_flush`` / ``flushed`` / ``flush_failed`` are called by the flusher;
 - a failed flush stops the partition: waiting producers and all later requests get ``KAFKA_STORAGE_ERROR``;
-- when another node becomes the leader, whoever waits gets ``NOT_LEADER_OR_FOLLOWER``, and so does everybody
-  who asks later, until this node leads again.
+- when another node becomes the leader, waiting requests get ``NOT_LEADER_OR_FOLLOWER``, and so do later ones,
+  until this node leads again.
 
 With several replicas, ``as_leader`` answers the followers and proposes in-sync sets, and ``as_follower``
 takes what was fetched and cuts the log where it has diverged. What both roles share is here.
@@ -280,7 +280,7 @@ class Partition:
     def become_leader(self, assignment: PartitionAssignment) -> None:
         """The metadata makes this node the leader from the assignment's epoch on; older news change nothing.
 
-        Whoever waits goes on waiting if it led before: its log is as it was.
+        If it led before, waiting requests go on waiting: its log is as it was.
         """
         if assignment.leader_epoch <= self._state.leader_epoch:
             return

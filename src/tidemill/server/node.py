@@ -439,8 +439,8 @@ class Node:
     def takes_requests(self) -> bool:
         """Whether to send requests here: not while it starts, stops, is not admitted, or catches up at first.
 
-        A node of a cluster serves what it leads meanwhile. Whoever restarts nodes one after the other waits
-        for this, so that no partition goes with too few replicas.
+        A node of a cluster serves what it leads meanwhile. An operator who restarts nodes one after the other
+        waits for this, so that no partition is left with too few replicas.
         """
         if not self.ready or self.membership is None:
             return self.ready

@@ -11,8 +11,8 @@ job has as many transactional ids and producer ids as it had attempts at one tim
 | writing | Ongoing, with the batch | busy |
 | busy | PrepareCommit or PrepareAbort | free |
 
-*Open* is reserved or writing. Every attempt has an epoch of its own, and every end takes one more: whoever
-had the slot before can neither write to a partition that has the marker nor add one.
+*Open* is reserved or writing. Every attempt has an epoch of its own, and every end takes one more: an earlier
+user of the slot can neither write to a partition that has the marker nor add one.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class JobCoordinator:
         """Make what the listed attempts wrote visible; False if the batch was published before.
 
         Returns when it is visible. Raises CONCURRENT_TRANSACTIONS if that takes long: it is published then,
-        and whoever asks again is told so as soon as it is visible.
+        and a repeated request is told so as soon as it is visible.
         """
         shard = await self._shard_of(job)
         try:

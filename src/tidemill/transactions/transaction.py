@@ -13,7 +13,7 @@ and ``PrepareEpochFence`` are names that Kafka has for moments between two recor
 Two kinds of clients: those of transactions V1 keep their epoch from one transaction to the next; those of V2
 (EndTxn v5) get a new epoch with every end, so that nothing of an old transaction can be taken for a part of
 a new one. An end that the coordinator decides by itself, because of a timeout or a new producer, always takes
-a new epoch: that fences whoever had the old one.
+a new epoch: that fences the producer that had the old one.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class RowFile:
     """A file with rows for a table; iterate once. ``schema`` has the columns that are wanted.
 
     With ``only`` the columns of the file that are not in ``schema`` are left out; else they are given along,
-    so that whoever writes them can refuse them.
+    so that the writer can refuse them.
     """
 
     def __init__(

@@ -9,7 +9,8 @@ Rules:
 
 - Records of a partition come in the order of their offsets. Only committed ones come.
 - After a crash, or ``rollback``, everything behind the last commit comes again, and nothing before it.
-- One owner at a time: whoever opens a cursor of the same name fences the others, whose commits are refused.
+- One owner at a time: a process that opens a cursor of the same name fences the others, whose commits are
+  refused.
 - A cursor is used by one task at a time.
 """
 

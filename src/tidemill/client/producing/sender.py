@@ -11,7 +11,7 @@ Rules:
 - After a window failed for good its outcome may be unknown: the partition goes on under another producer,
   whose sequence numbers start anew, so that nothing is taken for a duplicate of what was lost.
 - In a transaction all partitions are written under its producer. A partition that lost a batch is broken for
-  good: what its transaction holds is not whole, and whoever opened it aborts it.
+  good: what its transaction holds is not whole, and the caller that opened it aborts it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a transaction writes: records of topics, gathered until they are flushed, and rows of tables.
 
-Whoever opens and ends transactions (``TransactionalProducer``, a cursor's transaction) writes through this.
+The classes that open and end transactions (``TransactionalProducer``, a cursor's transaction) write through
+this.
 """
 
 from __future__ import annotations

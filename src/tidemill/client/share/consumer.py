@@ -8,7 +8,7 @@ Rules:
   record is here that was delivered often, none are fetched ahead: it may end this process, and the others
   would lose a delivery with it.
 - Records that wait here for their turn keep their locks: they are renewed. What was handed out is renewed by
-  whoever has it (``record.renew()``), or by the worker that runs its handler.
+  the program that has it (``record.renew()``), or by the worker that runs its handler.
 - ``accept``, ``release`` and ``reject`` are told to the node in the background, whatever thread they come
   from; ``flush`` waits until the node has them on disk, and raises if it did not take some.
 - Every node that leads a partition is asked side by side (``link``). Leaders that move are followed, and the

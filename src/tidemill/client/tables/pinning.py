@@ -1,6 +1,6 @@
 """Pins of a table whose buckets several nodes lead: one pin on each node, all under one id.
 
-The id is the client's choice then, so that whoever reads a bucket needs nothing but the id.
+The id is the client's choice then, so that a reader of a bucket needs nothing but the id.
 """
 
 from __future__ import annotations

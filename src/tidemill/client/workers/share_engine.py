@@ -210,7 +210,7 @@ class _Tasks:
             try:
                 record = await self._share.next()
             except TidemillError:
-                return  # The consumer failed, or was closed: whoever has started this runner knows.
+                return  # The consumer failed, or was closed: the task that started this runner knows.
             finally:
                 self._idle.discard(task)
             with contextlib.suppress(TimeoutError):

@@ -310,7 +310,7 @@ class _Witness(NamedTuple):
 
     @classmethod
     def of(cls, batch: ChangeBatch) -> _Witness:
-        """One for the revision of a batch: a key that it has written, if there is one."""
+        """The witness for the revision of a batch: a key that the batch has written, if there is one."""
         written = next((change.key for change in batch.changes if change.value is not None), None)
         return cls(batch.changes[0].key, 0) if written is None else cls(written, batch.revision)
 

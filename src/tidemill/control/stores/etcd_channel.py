@@ -232,7 +232,7 @@ class EtcdChannel:
         return StoreUnavailable(str(translated)) if isinstance(translated, _NoAnswer) else translated
 
     def refusal(self, details: str) -> Exception | None:
-        """What etcd's words about a request that it did not carry out mean, if they are known."""
+        """The error that etcd's message about a refused request stands for; None if it is not known."""
         return next(
             (meaning(self.settings, details) for words, meaning in _MEANINGS if words in details), None
         )

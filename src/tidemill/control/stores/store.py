@@ -200,8 +200,8 @@ class MetadataStore(Protocol):
         """Every transaction with a revision of at least ``from_revision``, for as long as the store is open.
 
         Raises ``RevisionCompacted`` when a transaction that it should deliver is gone from the history, and
-        ``MetadataWentBack`` if ``from_revision`` is more than one above the store's revision: whoever asks
-        has seen the revision before it.
+        ``MetadataWentBack`` if ``from_revision`` is more than one above the store's revision: the caller has
+        seen the revision before it.
         """
         ...
 

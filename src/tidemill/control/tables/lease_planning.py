@@ -95,7 +95,7 @@ def _(
 def _with_added(
     there: tuple[LeasedSnapshot, ...], added: tuple[LeasedSnapshot, ...]
 ) -> tuple[LeasedSnapshot, ...]:
-    """All of them, one of each bucket: the added one where there are two."""
+    """The snapshots of both, one for each bucket: the added one where there are two."""
     by_bucket = {(each.partition_id, each.bucket): each for each in (*there, *added)}
     return tuple(by_bucket[bucket] for bucket in sorted(by_bucket))
 

@@ -1,9 +1,9 @@
 """Changes of tables that may be too large for one transaction of the store.
 
 They are one transaction if they fit, which is so for tables of some dozens of partitions. Else they are
-several, and the last one is the command itself, so that it is done when it has been answered. Whoever is
-interrupted in between finds a table with fewer partitions, or with the new configs on some of them, and can
-ask again.
+several, and the last one is the command itself, so that it is done when it has been answered. A caller that
+is interrupted in between finds a table with fewer partitions, or with the new configs on some of them, and
+can ask again.
 """
 
 from __future__ import annotations

@@ -314,9 +314,9 @@ class ClassicGroup:
 
     @property
     def bytes_by_host(self) -> Mapping[str, int]:
-        """The memory of the members, by the hosts of their clients; nothing if nobody was ever one.
+        """Estimate of the group's memory by client host; empty if the group never had a member.
 
-        That of the group itself and of announced ids is the last one's who joined.
+        The group itself and announced member ids count for the client that joined last.
         """
         sizes = self._roster.bytes_by_host.copy()
         if sizes or self._last_host or self.protocol_type is not None:
@@ -325,7 +325,7 @@ class ClassicGroup:
         return sizes
 
     def said_bytes_of(self, member_id: str) -> int:
-        """About the memory for what a member says of itself; 0 if there is no such member."""
+        """Estimate of the memory for a member's own data; 0 if there is no such member."""
         known = self._roster.get(member_id)
         if known is None:
             return MEMBER_BYTES if member_id in self._pending_join else 0
@@ -423,7 +423,7 @@ class ClassicGroup:
     # -- static members ----------------------------------------------------------------------------------
 
     def _replace_static_member(self, event: _Event, request: JoinRequest, token: object, new_id: str) -> None:
-        """A static member came back under a new id. Whoever still uses the old id is fenced off.
+        """Replace a static member that came back under a new id; a client that uses the old id is fenced.
 
         A stable group takes it back without a rebalance if nothing changes for the others: then its old
         assignment is still right.

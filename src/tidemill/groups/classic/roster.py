@@ -1,4 +1,4 @@
-"""Who is in a classic group: members in the order they came, static ids, the leader, protocol votes.
+"""The roster of a classic group: members in the order they joined, static ids, leader, protocol votes.
 
 Invariants: an instance id belongs to one member; the leader is a member, and there is one if there are
 members; all members have at least one protocol in common. Members are frozen values: a change replaces the
@@ -49,7 +49,7 @@ class Member:
 
     @property
     def size_bytes(self) -> int:
-        """About the memory for what the member says of itself, and what it is assigned."""
+        """Estimate of the memory for the member: its ids, its metadata and its assignment."""
         texts = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
         return MEMBER_BYTES + texts + self.metadata_bytes + len(self.assignment)
 

@@ -1,4 +1,4 @@
-"""Server-side assignors: who shall have which partition. Pure and deterministic.
+"""Server-side assignors: which member gets which partition. Pure and deterministic.
 
 | name | what it gives |
 | --- | --- |
@@ -46,7 +46,7 @@ class AssignedMember:
 def assign_uniform(
     members: Mapping[str, AssignedMember], partition_counts: Mapping[UUID, int]
 ) -> dict[str, Partitions]:
-    """The uniform assignor: keep what can be kept, give the rest to whoever has least, then even out.
+    """The uniform assignor: keep what can be kept, give the rest to those with least, then even out.
 
     The result is balanced: no partition could move to another subscriber of its topic that has at least two
     fewer than its owner. If all subscribe to the same topics, no two members differ by more than one.
@@ -91,7 +91,7 @@ class _Balance:
         self._owned: dict[UUID, dict[str, list[int]]] = {topic_id: {} for topic_id in self._topics}
 
     def keep(self) -> None:
-        """Let everybody keep what it has and may have."""
+        """Let each member keep the partitions of its last target that it may still have."""
         taken: set[TopicIdPartition] = set()
         for member_id in self._load:
             member = self._members[member_id]
@@ -104,7 +104,7 @@ class _Balance:
                             self._give(topic_id, member_id, index)
 
     def fill(self) -> None:
-        """Give what nobody has to the subscriber with the least; the most sought-after topics come last."""
+        """Give each free partition to the subscriber with fewest; topics with most subscribers come last."""
         heaps: dict[tuple[str, ...], list[tuple[int, int]]] = {}
         for topic_id in sorted(self._topics, key=lambda each: (len(self._subscribers[each]), each.int)):
             taken = {index for indexes in self._owned[topic_id].values() for index in indexes}

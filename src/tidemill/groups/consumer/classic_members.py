@@ -1,8 +1,9 @@
 """Members of the classic protocol in a consumer group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup. Pure.
 
-Nobody of them leads: the server assigns. A member joins and is told its epoch as the generation, syncs and is
-told its partitions, and is sent back to join whenever it has something to give up, to collect or to catch up
-with. What it owns it says in its subscription; a member that cannot say so (an eager one) gave all up before.
+None of them is the leader: the server assigns. A member joins and is told its epoch as the generation, syncs
+and is told its partitions, and is sent back to join whenever it has something to give up, to collect or to
+catch up with. Its subscription says what it owns. A member that cannot say so (an eager one) has given up
+everything before it joins.
 
 Like ``heartbeats``: functions look and tell, change nothing, and raise ``Refused``.
 """
@@ -121,13 +122,14 @@ def assignment_for_sync(
     ):
         raise Refused(ErrorCode.inconsistent_group_protocol, "the member was told another protocol")
     if group.epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
-        # One that must revoke has joined already; it learns here what it keeps, and joins again after that.
+        # A member that must revoke has joined already; it learns here what it keeps, and joins again after
+        # that.
         raise Refused(ErrorCode.rebalance_in_progress, "the group has changed; join again")
     return member, assignment_bytes(member.assigned, classic, topics)
 
 
 def check_classic_heartbeat(group: ConsumerGroup, request: HeartbeatRequest) -> ConsumerMember:
-    """The member that sent a Heartbeat. Raises ``Refused`` if it is none, or in another epoch."""
+    """The member that sent a Heartbeat. Raises ``Refused`` if it is unknown, or in another epoch."""
     member, _ = _require_classic(group, request.member_id, request.instance_id)
     _check_generation(member, request.generation)
     return member

@@ -105,7 +105,7 @@ class GroupDraft:
         self._copy: ConsumerGroup | None = None
         self._version = 0
         self._deadlines = _DeadlineChanges([])
-        #: About the memory that the group takes when the draft is adopted.
+        #: Estimate of the group's memory once the draft is adopted.
         self.size_bytes = 0
         if isinstance(self._original, ConsumerGroup):
             self._version = self._original.version

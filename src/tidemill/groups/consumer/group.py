@@ -144,13 +144,14 @@ class ConsumerGroup:
         self.deadlines: Deadlines[tuple[Wait, str]] = Deadlines()
         #: Revision of the topics at which subscriptions were last resolved; None: not since the start.
         self.seen_revision: int | None = None
-        #: How often the state has changed: whoever worked on a copy sees whether it is still one.
+        #: How often the state has changed: a draft sees by it whether the group is still the one that it
+        #: copied.
         self.version = 0
         self.partition_count = 0
         self._dead = False
         self._static: dict[str, str] = {}
         self._holders: dict[TopicIdPartition, str] = {}
-        #: What each member takes for what it says; the host of the one that joined last.
+        #: Memory for each member's own data; the host of the client that joined last.
         self._said_bytes: dict[str, int] = {}
         self._last_host = ""
         #: The version that ``bytes_by_host`` was last worked out for, and the result.
@@ -208,7 +209,7 @@ class ConsumerGroup:
             self.deadlines.cancel((wait, member_id))
 
     def _unlink(self, member: ConsumerMember, kept: Partitions = NO_PARTITIONS) -> None:
-        """Free what the member holds but for ``kept``; what another took over by a later record stays."""
+        """Free what the member holds, except ``kept`` and what a later record gave to another member."""
         member_id = member.member_id
         if member.instance_id is not None and self._static.get(member.instance_id) == member_id:
             del self._static[member.instance_id]
@@ -217,7 +218,7 @@ class ConsumerGroup:
                 del self._holders[partition]
 
     def copy(self) -> ConsumerGroup:
-        """An independent group with the same members; a scratch pad to work out a change on."""
+        """An independent group with the same members, on which a change is worked out."""
         other = ConsumerGroup(self.group_id, self.settings)
         other.epoch, other.target_epoch = self.epoch, self.target_epoch
         other.members = self.members.copy()
@@ -264,9 +265,9 @@ class ConsumerGroup:
 
     @property
     def bytes_by_host(self) -> Mapping[str, int]:
-        """About the memory for members and their assignments, by the hosts of their clients.
+        """Estimate of the memory for members and their assignments, by client host.
 
-        That of the group itself is the last one's who joined.
+        The group itself counts for the client that joined last.
         """
         if self._sizes[0] != self.version:
             self._sizes = self.version, self._count_bytes()
@@ -282,7 +283,7 @@ class ConsumerGroup:
         return sizes
 
     def said_bytes_of(self, member_id: str) -> int:
-        """About the memory for what a member says of itself; 0 if there is no such member."""
+        """Estimate of the memory for a member's own data; 0 if there is no such member."""
         return self._said_bytes.get(member_id, 0)
 
     @property
@@ -356,7 +357,7 @@ class ConsumerGroup:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the group has no members: the same as ``is_empty``, as this protocol announces nobody."""
+        """Whether the group has no members: as ``is_empty``, because here no member ids are announced."""
         return not self.members
 
     def check_commit(

@@ -145,7 +145,7 @@ def changes_nothing(group: ConsumerGroup, topics: Topics, request: ConsumerHeart
 
 
 def asked_bytes(group: object, request: ConsumerHeartbeatRequest) -> int:
-    """About the memory that a heartbeat asks for beside an assignment: for what is new in it."""
+    """Estimate of the memory that a heartbeat needs for new data in it, without an assignment."""
     if not request.subscribes:
         return 0
     members = group.members if isinstance(group, ConsumerGroup) else {}
@@ -156,7 +156,7 @@ def asked_bytes(group: object, request: ConsumerHeartbeatRequest) -> int:
 
 
 def refuse_if_full(group: ConsumerGroup, member_id: str) -> None:
-    """Raise ``Refused`` if the group cannot take in another member and this is another one."""
+    """Raise ``Refused`` if the member is new and the group is full."""
     if group.is_full and member_id not in group.members:
         raise Refused(
             ErrorCode.group_max_size_reached,

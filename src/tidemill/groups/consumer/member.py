@@ -111,7 +111,7 @@ class ConsumerMember:
 
     @property
     def said_bytes(self) -> int:
-        """About the memory for what the member says of itself."""
+        """Estimate of the memory for the member's own data."""
         texts = (self.member_id, self.instance_id, self.rack_id, self.client_id, self.regex)
         names = sum(map(len, self.topics)) + NAME_BYTES * len(self.topics)
         protocols = () if self.classic is None else self.classic.protocols

@@ -25,11 +25,11 @@ __all__ = (
 
 
 class Refused(ApiError):
-    """A request that the group refuses; nothing was changed. Never an error of the log."""
+    """A request that the group refuses; nothing was changed. An error of the log is never one of these."""
 
 
 class ConsumerHeartbeatRequest(msgspec.Struct, frozen=True):
-    """ConsumerGroupHeartbeat. None, and -1 for the timeout, mean: as I said before."""
+    """ConsumerGroupHeartbeat. None, and -1 for the timeout, mean that the value is unchanged."""
 
     group_id: str
     member_id: str
@@ -53,7 +53,7 @@ class ConsumerHeartbeatRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_full(self) -> bool:
-        """Whether the member said everything, as it does when it joins and after an error."""
+        """Whether the request has every field, as it does when the member joins and after an error."""
         says_all = self.rebalance_timeout_ms != -1 and self.owned is not None
         return self.member_epoch == JOIN_EPOCH or (
             says_all and (self.topics is not None or self.regex is not None)
@@ -61,7 +61,7 @@ class ConsumerHeartbeatRequest(msgspec.Struct, frozen=True):
 
 
 class ConsumerHeartbeatReply(msgspec.Struct, frozen=True):
-    """Answer to ConsumerGroupHeartbeat. ``assignment`` None: it is still what the member was told last."""
+    """Answer to ConsumerGroupHeartbeat. ``assignment`` None: as in the last answer."""
 
     error: ErrorCode = ErrorCode.none
     message: str | None = None

@@ -90,7 +90,7 @@ def _give_up(
     readers_max: int,
     limit: Mapping[str, int],
 ) -> None:
-    """Take from partitions the readers that are too many, and from members the partitions that are."""
+    """Take surplus readers from partitions, and surplus partitions from members."""
     for partition, reading in readers.items():
         reading.sort(key=lambda member: (len(held[member]) - limit[member], member))
         while len(reading) > readers_max:
@@ -109,9 +109,9 @@ def _take_up(
     readers_max: int,
     limit: Mapping[str, int],
 ) -> None:
-    """Give partitions that have places free to members that have."""
+    """Give partitions with free places to members with free places."""
     free = [member for member, taken in held.items() if len(taken) < limit[member]]
-    # Those without any reader first: they must have one.
+    # Partitions without any reader first: each must have one.
     for partition, reading in sorted(readers.items(), key=lambda item: len(item[1])):
         at = 0
         while free and len(reading) < readers_max and at < len(free):
@@ -123,5 +123,5 @@ def _take_up(
             reading.append(member)
             del free[at]
             if len(held[member]) < limit[member]:
-                # To the end, so that all get some before one gets more.
+                # To the end of the list, so that every member gets one before any gets another.
                 free.append(member)

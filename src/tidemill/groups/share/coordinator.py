@@ -1,9 +1,9 @@
 """Share groups of the group coordinator: the shell around their handlers, and the calls to the persister.
 
 Membership is a matter of the group's shard. State of share partitions is a matter of the share coordinator,
-which may be on another node, so whatever concerns both has a beginning that is committed in the shard, then
-the calls to the persister, then an end that is committed. Any node that leads the shard later finds the
-beginning and goes on. On one node the operations of a group wait for each other.
+which may be on another node, so an operation that concerns both has a beginning that is committed in the
+shard, then the calls to the persister, then an end that is committed. Any node that leads the shard later
+finds the beginning and goes on. On one node the operations of a group wait for each other.
 
 A heartbeat never fails because of the persister: what could not be initialized is tried again by the next
 one. A heartbeat that joins waits a moment for the state that it needs, so that it can be told an assignment.
@@ -120,7 +120,7 @@ class ShareGroups:
     async def _beat_again(
         self, shard: Shard, request: ShareHeartbeatRequest, reply: ShareHeartbeatReply
     ) -> ShareHeartbeatReply:
-        """The answer with what became readable since ``reply``, which is the answer if that fails."""
+        """A second answer, with partitions that became readable since; ``reply`` itself if that fails."""
         again = replace(request, member_epoch=reply.member_epoch)
         try:
             second, work = await self._beat(shard, again)
@@ -192,7 +192,7 @@ class ShareGroups:
                 )
 
     async def _begin_states(self, work: Initialization) -> tuple[dict[Partition, TidemillError], int]:
-        """Have state begun. Gives what has failed, and the highest epoch of state that refused it."""
+        """Initialize state at the persister; gives failures, and the highest epoch of state that refused."""
         above_epoch = -1
 
         async def begin(partition: Partition) -> None:
@@ -426,7 +426,8 @@ async def _on_each(
                 await work(partition)
             except TidemillError as error:
                 failures[partition] = error
-            # Whatever it took: no request has begun a slice for this, and simulations must not depend on it.
+            # However long the work took: no request has begun a slice for it, and simulations must not depend
+            # on it.
             await asyncio.sleep(0)
 
     await asyncio.gather(*(work_on() for _ in range(_CALLS_AT_ONCE)))

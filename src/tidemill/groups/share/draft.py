@@ -79,7 +79,7 @@ class ShareDraft:
         self._request = request
         self._now_ms = now_ms
         self._plan: Planned | None = None
-        #: About the memory that the group takes when the draft is adopted.
+        #: Estimate of the group's memory once the draft is adopted.
         self.size_bytes = 0
 
     def run(self) -> tuple[Planned, list[tuple[bytes, bytes | None]]]:

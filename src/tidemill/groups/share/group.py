@@ -92,9 +92,10 @@ class ShareGroup:
         self.seen_revision: int | None = None
         #: Subscribed topics that were initializing when the target was last looked at.
         self.awaited: frozenset[UUID] = frozenset()
-        #: How often the state has changed: whoever worked on a copy sees whether it is still one.
+        #: How often the state has changed: a draft sees by it whether the group is still the one that it
+        #: copied.
         self.version = 0
-        #: What each member takes for what it says; the host of the one that joined last.
+        #: Memory for each member's own data; the host of the client that joined last.
         self._said_bytes: dict[str, int] = {}
         self._last_host = ""
         #: The version that ``bytes_by_host`` was last worked out for, and the result.
@@ -160,9 +161,9 @@ class ShareGroup:
 
     @property
     def bytes_by_host(self) -> Mapping[str, int]:
-        """About the memory for members and their assignments, by the hosts of their clients.
+        """Estimate of the memory for members and their assignments, by client host.
 
-        That of the group itself and of its topics with state is the last one's who joined.
+        The group itself and its topics with state count for the client that joined last.
         """
         if self._sizes[0] != self.version:
             self._sizes = self.version, self._count_bytes()
@@ -178,7 +179,7 @@ class ShareGroup:
         return sizes
 
     def said_bytes_of(self, member_id: str) -> int:
-        """About the memory for what a member says of itself; 0 if there is no such member."""
+        """Estimate of the memory for a member's own data; 0 if there is no such member."""
         return self._said_bytes.get(member_id, 0)
 
     @property
@@ -189,7 +190,7 @@ class ShareGroup:
     # -- state in ``__share_group_state`` --------------------------------------------------------------
 
     def is_initializing(self, topic: StateTopic, now_ms: int) -> bool:
-        """Whether to wait for the end of an initialization. If not, it has failed or nobody is at it."""
+        """Whether to wait for the end of an initialization; if not, it failed or nobody works on it."""
         if now_ms - topic.since_ms >= INITIALIZE_RETRY_MS:
             return False
         return topic.since_ms > self._failed_at_ms or now_ms - self._failed_at_ms < _RETRY_AFTER_FAILURE_MS
@@ -229,7 +230,7 @@ class ShareGroup:
         """Begin to serve after loading: sessions start anew, and nobody works on what was begun."""
         for member_id in self.members:
             self.restart_session(member_id, now_ms)
-        # One who initialized before may do so still. That is harmless: the epoch is the same or lower.
+        # An earlier leader may still be initializing. That is harmless: the epoch is the same or lower.
         self._failed_at_ms = now_ms - _RETRY_AFTER_FAILURE_MS
         for topic in self.topics.initializing:
             self._failed_at_ms = max(self._failed_at_ms, topic.since_ms)

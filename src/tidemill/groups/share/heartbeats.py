@@ -144,7 +144,7 @@ def _asked(member: ShareMember, request: ShareHeartbeatRequest) -> ShareMember:
 
 
 def asked_bytes(group: object, request: ShareHeartbeatRequest) -> int:
-    """About the memory that a heartbeat asks for beside an assignment: for what is new in it."""
+    """Estimate of the memory that a heartbeat needs for new data in it, without an assignment."""
     if request.member_epoch < JOIN_EPOCH or not request.topics:
         return 0
     members = group.members if isinstance(group, ShareGroup) else {}
@@ -206,7 +206,7 @@ def plan_removal(group: ShareGroup, gone: Iterable[str]) -> list[ShareRecord]:
 
 
 def topics_hash(topics: Iterable[SubscribedTopic]) -> int:
-    """A number that differs if the topics do; 0 for none. Not Kafka's, which nobody compares with ours."""
+    """A number that differs if the topics do; 0 for none. Kafka's differs, and is never compared."""
     digest = blake2b(digest_size=8)
     count = 0
     for topic in sorted(topics, key=lambda each: each.id.int):

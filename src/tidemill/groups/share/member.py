@@ -36,7 +36,7 @@ class ShareMember:
 
     @property
     def said_bytes(self) -> int:
-        """About the memory for what the member says of itself."""
+        """Estimate of the memory for the member's own data."""
         texts = len(self.member_id) + len(self.rack_id or "") + len(self.client_id)
         return MEMBER_BYTES + texts + sum(map(len, self.topics)) + NAME_BYTES * len(self.topics)
 

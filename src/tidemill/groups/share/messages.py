@@ -30,7 +30,7 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class ShareHeartbeatRequest:
-    """ShareGroupHeartbeat. None means: as I said before."""
+    """ShareGroupHeartbeat. None means that the value is unchanged."""
 
     group_id: str
     member_id: str
@@ -43,7 +43,7 @@ class ShareHeartbeatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShareHeartbeatReply:
-    """Answer to ShareGroupHeartbeat. ``assignment`` None: it is still what the member was told last."""
+    """Answer to ShareGroupHeartbeat. ``assignment`` None: as in the last answer."""
 
     error: ErrorCode = ErrorCode.none
     message: str | None = None

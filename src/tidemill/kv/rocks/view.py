@@ -124,7 +124,7 @@ class RocksView:
         self.close()
 
     def _drop_if_closing(self) -> None:
-        # Whoever holds the lock calls this after releasing it, so nobody needs to wait here.
+        # The thread that holds the lock calls this after releasing it, so nobody needs to wait here.
         if self._closing and self._lock.acquire(blocking=False):
             try:
                 self._iterator = None

@@ -1,7 +1,7 @@
 """Reading a segment file for compaction: the batches of some megabytes at a time.
 
-Small batches come in several groups, since whoever gets a group looks at each one for itself before others
-have their turn again.
+Small batches come in several groups, since the caller looks at each batch of a group before others have their
+turn again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reading batches from a segment: the one way for them to leave a log that is in use.
 
 Every batch is checked on its way (see ``batch_checks``), also those that are only passed over. One that does
-not check out is noted, and ends a read in front of it: what is good is served first. Whoever asks for one of
-its offsets gets ``DamagedBatch``; whoever asks for a later one is served, from the next position that is
-known to be the start of a batch. That is where the damaged batch's own length leads, if a sound batch is
-there that fits, or else the next entry of the index.
+not check out is noted, and ends a read in front of it: what is good is served first. A caller that asks for
+one of its offsets gets ``DamagedBatch``; one that asks for a later offset is served, from the next position
+that is known to be the start of a batch. That is where the damaged batch's own length leads, if a sound batch
+is there that fits, or else the next entry of the index.
 """
 
 from __future__ import annotations

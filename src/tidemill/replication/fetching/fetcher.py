@@ -1,4 +1,4 @@
-"""Fetches what this node follows: one loop per leader, for all partitions that it leads.
+"""The fetcher of a node: copies the partitions that it follows, with one loop for each leader.
 
 - A partition is in at most one Fetch. An answer that comes behind a change of leader changes nothing.
 - The next Fetch leaves when the last answer is in the log, not when it is flushed.

@@ -1,4 +1,4 @@
-"""Reads what nobody reads: every durable batch of this node, slowly, again and again.
+"""The scrubber: reads every durable batch of this node, slowly, again and again, to find damage.
 
 A thread reads the segments through file handles of its own, at the pace that is set, and checks what it
 reads. What is to be read next is decided on the event loop between two steps, from the log as it is then:

@@ -159,7 +159,7 @@ class PartitionFinder:
         return partition
 
     def held(self, topic: TopicImage, index: int) -> Partition | None:
-        """The partition if it is open on this node, whoever leads it."""
+        """The partition if it is open on this node, whichever node leads it."""
         return self._replicas.peek(topic.id, index)
 
     def placement(self, topic: TopicImage, index: int) -> Placement:

@@ -42,7 +42,7 @@ class MetadataFreshness:
         self._reread = reread
         #: The node that was asked last, and the revision that it had.
         self._asked = (node_id, 0)
-        #: The same, of the look before, if this node had not got there when it looked again.
+        #: What was asked before that, if this node had still not reached that revision at the next look.
         self._behind: tuple[int, int] | None = None
 
     async def look(self) -> None:

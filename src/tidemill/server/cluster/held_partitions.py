@@ -65,7 +65,7 @@ class HeldPartitions:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def metadata_changed(self, new: MetadataImage, delta: MetadataDelta) -> None:
-        """Take note of what came and went."""
+        """Take note of partitions that may have come to this node, or gone from it."""
         for topic in delta.created:
             self._due.update(dict.fromkeys((topic.id, index) for index in range(len(topic.partitions))))
         for name, added in delta.new_partitions.items():

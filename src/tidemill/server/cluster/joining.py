@@ -43,7 +43,7 @@ __all__ = (
 )
 
 _GREETING_MS: Final = 3_000
-#: Answers that no waiting changes: another secret, another cluster, no common version of the protocol.
+#: Errors for which waiting is of no use: another secret, another cluster, no common protocol version.
 _REFUSALS: Final = frozenset(
     {
         ErrorCode.sasl_authentication_failed,

@@ -37,7 +37,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class NodeRequests:
-    """Asks other nodes."""
+    """Sends Kafka requests to other nodes and gives their answers."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers

@@ -1,4 +1,4 @@
-"""What a node does whose session has lapsed: it finds out which of its leaderships are over, or may be.
+"""A lapsed session: how its node finds out which of its leaderships are over, or may be.
 
 A node that is cut off from etcd alone hears of no election. It would go on as a leader that can commit
 nothing, and would send clients to itself. So while its session is not renewed it asks another node for the
@@ -13,8 +13,8 @@ names no leader. The replica stays the leader all the same: as soon as one of th
 
 A node is *isolated* while its session has lapsed and no other node has answered it for as long as a session
 lives, though some are live as far as it knows. Its metadata is old, and clients whose only connection is to
-it would believe that: they ask whoever they are connected to for leaders and coordinators. So it closes their
-connections and takes no new ones, as if it did not run. Its HTTP port says why.
+it would believe that: they ask the node that they are connected to for leaders and coordinators. So it closes
+their connections and takes no new ones, as if it did not run. Its HTTP port says why.
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ class Membership:
         ]
 
     async def _declare_fit(self) -> None:
-        """Say of replicas that resigned because of their disk that they can lead again."""
+        """Tell the controller which replicas that resigned because of their disk can lead again."""
         image, node_id = self._broker.image, self._broker.node_id
         for partition in self._broker.replicas:
             topic = image.topic_by_id(partition.topic_id)
@@ -498,7 +498,7 @@ class Membership:
                 await self._broker.controller.refresh()
 
     async def _resign_side_by_side(self, partitions: list[Partition]) -> None:
-        """Resign from each: the controller commits together what is asked together."""
+        """Resign from several at a time: the controller commits together what is asked together."""
         left = iter(partitions)
 
         async def resign_some() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ClusterNewestAnswers",)
 
-#: A node that takes longer is not waited for: whoever asked tries again, perhaps elsewhere.
+#: A node that takes longer is not waited for: the client tries again, perhaps elsewhere.
 _ANSWER_TIMEOUT_MS: Final = 1_000
 
 
@@ -137,7 +137,7 @@ class ClusterNewestAnswers:
             self._send()
 
     async def stop(self) -> None:
-        """Give up the questions that are under way; whoever waits for one is told."""
+        """Give up the questions that are under way; callers that wait for one get an error."""
         self._is_stopped = True
         for task in list(self._tasks):
             task.cancel()

@@ -75,7 +75,7 @@ class OpenTransactions:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def update(self, partition: Partition) -> None:
-        """The role of a partition may have changed."""
+        """Take note that the role of a partition may have changed: a new leader asks, others do not."""
         if partition.role is not Role.LEADER:
             self._looked_at.pop(partition, None)
             self._due.pop(partition, None)

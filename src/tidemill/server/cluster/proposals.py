@@ -28,7 +28,7 @@ __all__ = ("Proposals", "is_certain_refusal")
 R = TypeVar("R")
 
 _TIMEOUT_MS: Final = 5_000
-#: What planning refuses in-sync sets and resignations with.
+#: Codes with which planning refuses in-sync sets and resignations.
 _REFUSALS: Final = frozenset(
     {
         ErrorCode.fenced_leader_epoch,

@@ -57,7 +57,7 @@ class Upgraded(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """The cluster's and the node's records, and what both sides must have in the end but for the former."""
+    """The records of the cluster and the node; ``keys``: what both stores must have, but for ``cluster``."""
 
     cluster: ClusterRecord
     node_id: int

@@ -3,8 +3,8 @@
 It speaks to coordinators and leaders as a client of transactions V2 does, through the handlers of this node
 or, between nodes, through those of others: InitProducerId, Produce (between nodes: Append), EndTxn. Rules:
 
-- ``begin`` starts the producer: whoever had its transactional id before is fenced, and what that one left
-  open is decided, before it returns. So what is read afterwards holds the outcome.
+- ``begin`` starts the producer: before it returns, the last producer with its transactional id is fenced, and
+  what that one left open is decided. So what is read afterwards holds the outcome.
 - Every transaction has an epoch of its own, so that nothing of the last one can come late.
 - After any failure the outcome of the transaction may be unknown. ``give_up`` then makes the next ``begin``
   start anew, which aborts what is still open.

@@ -384,7 +384,7 @@ class NodePersister:
         }
         for each in asked:
             found = results.get(each.key)
-            # Without an answer it may have been carried out: whoever wrote has to read the state again.
+            # Without an answer it may have been carried out: the writer has to read the state again.
             code = ErrorCode.request_timed_out if found is None else ErrorCode(found.error_code)
             if found is None:
                 _fail(each, ApiError(code, f"node {node_id} said nothing of share partition {each.key}"))

@@ -6,8 +6,8 @@ start, expiry, changes of leadership, metrics and the orderly stop walk the rows
 coordinator.
 
 A coordinator is made, and its code loaded, when its topic is there or somebody asks for it: a node on which
-nobody uses it goes without. So a row imports what it needs in ``make``, and names those modules: whoever can
-wait has them loaded in a thread.
+nobody uses it goes without. So a row imports what it needs in ``make``, and names those modules: a caller
+that can wait has them loaded in a thread.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Coordinators:
     async def load(self, row: CoordinatorRow[C]) -> C:
         """The coordinator of a row; its code is loaded in a thread if this is its first use.
 
-        Whoever waits for that goes on in the order in which they came: of two requests to initialize a
+        Callers that wait for that go on in the order in which they came: of two requests to initialize a
         producer, the later one must win.
         """
         entry = self._entries[row.topic]

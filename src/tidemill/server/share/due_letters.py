@@ -1,4 +1,4 @@
-"""Has dead letters written that are due, and whose share partition nobody has loaded.
+"""Due dead letters: has those written whose share partition is not loaded on any node.
 
 A rejection is confirmed when the note that a letter is due is stored. If the leader of the records fails
 then, the next one reads that note when it loads the share partition, which members of the group make it do.

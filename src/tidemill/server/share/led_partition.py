@@ -5,7 +5,7 @@ The state machine is ``share/partition/machine.py``. What happens here and not t
 - The state is loaded by ``kept_state``, which takes out of it what an unclean election has cut off the log.
 - One task writes the state while there is something to write; what comes meanwhile goes into the next write.
 - A write that was refused leaves the records as they were. One that nobody knows the outcome of is looked up
-  before anything else happens. One that was fenced ends this share partition: whoever asks next reads the
+  before anything else happens. One that was fenced ends this share partition: the next request reads the
   state again.
 - Records that a transaction accepts are held until the state shows what became of that. It is read again and
   again while there are such records.

@@ -1,4 +1,4 @@
-"""The columns of what is read: Arrow's types and Spark's.
+"""The columns of a read, as Arrow types and as Spark types.
 
 A table has the types that Spark has, so that every column has exactly one Spark type and the other way round.
 """

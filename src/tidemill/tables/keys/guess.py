@@ -1,4 +1,4 @@
-"""Guesses of what a key means that is not spelt canonically, so that the error can say how to spell it.
+"""Guesses at the meaning of a key that is spelt wrongly, so that the error can say how to spell it.
 
 Only for messages: nothing that is guessed here is ever stored.
 """

@@ -2,8 +2,9 @@
 
 A pin is cheap and lives in memory only: views, one per bucket. If several nodes lead the buckets, each has a
 pin of its own under the same id, which the client has chosen. It expires when nobody has used it for its
-time; a session that reads it keeps it in use, and keeps its own view when the pin is released. Whoever pinned
-has a share of the pins (``coordination/fair_shares.py``); any client may use a pin that it knows the id of.
+time; a session that reads it keeps it in use, and keeps its own view when the pin is released. The client
+that pinned has a share of the pins (``coordination/fair_shares.py``); any client may use a pin that it knows
+the id of.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Rules:
   again. At most ``lingering`` do: what they read is held as long.
 - A session that nobody asked for ``idle_ms`` has expired. Its id is remembered for twice that time, and so
   are those that a change of leader has ended: "it is over" and "it never was" are different answers.
-- Whoever ends a session gets it back, and has to let go of what it reads (``resource``).
+- The caller that ends a session gets it back, and has to close what it reads (``resource``).
 """
 
 from __future__ import annotations

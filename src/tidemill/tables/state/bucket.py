@@ -11,7 +11,7 @@
   node becomes the leader it is promoted, and has little left to fold. It takes snapshots of its own, as a
   leader does, at offsets of its own: they are for its recovery, and let its log be compacted.
 - One task folds; everything that reads or writes the engine runs in threads, in short pieces. The folds of
-  all buckets share one thread (``TableService.fold_thread``). A thread cannot be stopped: whoever is
+  all buckets share one thread (``TableService.fold_thread``). A thread cannot be stopped: a caller that is
   cancelled while one works waits for its end.
 - State that does not check out is thrown away and built again, from a snapshot and the log. What may pass,
   such as a full disk, changes nothing: the state is opened again after a pause. A log that cannot be read
@@ -118,7 +118,7 @@ class Bucket:
         self.log = log
         self.snapshots = SnapshotStore(directory, engine.files)
         self.counts = BucketCounts()
-        #: Lock of whoever chooses among the snapshots, or removes some.
+        #: Held to choose among the snapshots, or to remove some.
         self.snapshots_turn = asyncio.Lock()
         self.problem: TidemillError | None = None
         self._table = table
@@ -431,7 +431,7 @@ class Bucket:
             await until_taken(partial(self._in_thread, step, self._fold_thread))
             assert store.applied_offset > before, "a step of the fold goes forward"
             if self._is_current:
-                # Whoever waits for less than the goal need not wait for all of it.
+                # A caller that waits for less than the goal need not wait for all of it.
                 self._release_waiters()
             self._failures = 0
 
@@ -464,7 +464,7 @@ class Bucket:
             try:
                 result = await stop.call()
             except asyncio.CancelledError:
-                # The fold is cancelled, not whoever waits for this call.
+                # The fold is cancelled, not the caller that waits for this call.
                 if not stop.done.done():
                     stop.done.set_exception(self.problem or self._closing())
                 raise
@@ -472,7 +472,7 @@ class Bucket:
                 if not stop.done.done():
                     stop.done.set_exception(self._damaged(error))
                 raise
-            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 # Not an error of the state: for instance, a disk was too full for a snapshot.
                 if not stop.done.done():
                     stop.done.set_exception(error)
@@ -546,7 +546,7 @@ class Bucket:
 
     def _stop(self, problem: TidemillError) -> None:
         if self._closed:
-            return  # Whoever waited has been told, and nobody else comes.
+            return  # Every waiting caller has been told, and no other comes.
         logger.error("%s takes no reads of its state: %s", self.name, problem)
         self.problem = problem
         self._fail_all(problem)

@@ -126,7 +126,7 @@ def fold_batches(
 
 
 def apply(store: KvStore, changes: Changes, next_offset: int, leader_epoch: int = -1) -> None:
-    """Write the changes of a batch in several writes; after each, the state is that of the log somewhere.
+    """Write the changes of a batch in several writes; after each, the state equals the log's at an offset.
 
     ``leader_epoch`` is that of the batch; -1 if it is not known.
     """

@@ -29,7 +29,7 @@ from tidemill.tables.state.folding import PreparedChanges, fold_batches, read_fo
 __all__ = ("ANY_NODE", "check_history", "rebuild")
 
 _T = TypeVar("_T")
-#: The node of a state that nobody has leased: whoever leads the bucket builds it.
+#: The node of a state that nobody has leased: the leader of the bucket builds it.
 ANY_NODE: Final = -2
 _WORK: Final = "leased"
 
@@ -127,7 +127,7 @@ def _discard(store: KvStore, remove: Callable[[], None]) -> None:
 
 
 async def _in_thread(threads: Executor, work: Callable[[], _T]) -> _T:
-    """The result of work that cannot be stopped: whoever is cancelled meanwhile waits for its end."""
+    """The result of work that cannot be stopped: a caller that is cancelled waits for its end."""
     running = asyncio.get_running_loop().run_in_executor(threads, work)
     try:
         return await asyncio.shield(running)

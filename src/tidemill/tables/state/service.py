@@ -76,7 +76,7 @@ class LogFinder(Protocol):
         """The partition, if this node leads it at that epoch. Raises ``ApiError`` or ``StorageError``."""
 
     def held(self, topic: TopicImage, index: int) -> Partition | None:
-        """The partition if it is open on this node, whoever leads it."""
+        """The partition if it is open on this node, whichever node leads it."""
 
 
 class TableHost(Protocol):
@@ -378,7 +378,7 @@ class TableService:
         """Many buckets, each as ``ready_bucket`` gives it; all of them have the same time to get there."""
         until_ms = self._host.steady_ms() + max_wait_ms
         for key in min_offsets:
-            # All are opened before one is waited for, so that they recover side by side.
+            # All are opened before any is waited for, so that they recover side by side.
             self.bucket(key)
             await give_way()
         ready = []
@@ -506,7 +506,7 @@ class TableService:
             self._close_behind(key, bucket)
 
     def _close_behind(self, key: BucketKey, bucket: Bucket | None, void: Path | None = None) -> None:
-        """Close a bucket, and remove a directory of state that is ``void``; whoever opens it next waits."""
+        """Close a bucket, and remove a directory of state that is ``void``; the next opening waits."""
         closing = self._resigning[key] = asyncio.get_running_loop().create_task(
             self._close_resigned(bucket, void, self._resigning.get(key))
         )

@@ -508,7 +508,7 @@ class DatabaseStore:
         self._check_transaction(database)
         mine = self._epochs[partition]
         try:
-            # Held until the transaction ends: whoever takes over waits for that, and then sees what it did.
+            # Held until the transaction ends: a new owner waits for that, and then sees what it did.
             rows, _ = database.execute(_SELECT_EPOCH + database.hold, name=self._name, partition=partition)
             if rows and rows[0][0] == mine:
                 database.execute(_FINISH, name=self._name, partition=partition, record_offset=offset)

@@ -136,7 +136,7 @@ class FileStore(AwaitedStore):
         await self._idle()
         if self._registration is not None:
             await self._registration.close()
-        # Closing the file gives the lock up. The file stays: whoever waits for it has it open.
+        # Closing the file gives the lock up. The file stays: a process that waits for the lock has it open.
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)

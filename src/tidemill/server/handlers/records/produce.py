@@ -2,7 +2,7 @@
 
 ``acks=0`` gets no answer. ``acks=1`` gets one when the batch is on the leader's own disk, ``acks=all`` when
 the high watermark has passed it. While this node is the whole in-sync set, both wait for the same flush.
-Acknowledged means synced, and whoever was acknowledged can read the batch.
+Acknowledged means synced, and a client that got its answer can read the batch.
 
 A batch that is refused has changed nothing. A client that is at the wrong node is told the leader.
 """

@@ -145,7 +145,7 @@ async def pin_table(broker: Broker, call: Call) -> dict[str, Any]:
     }
 
 
-# No permission is asked for: whoever knows the id of a pin or scan was allowed to make it.
+# No permission is asked for: a client that knows the id of a pin or scan was allowed to make it.
 @serves("ReleasePin")
 @table_handler
 async def release_pin(broker: Broker, call: Call) -> dict[str, Any]:
