@@ -21,7 +21,7 @@ from tidemill.control.stores.store import Put, Txn
 from tidemill.replication.partition import Partition
 from tidemill.replication.rules.assignment import PartitionAssignment
 
-__all__ = ("LEADER", "change_in_sync", "elect", "follower_flushed", "led")
+__all__ = ("LEADER", "change_in_sync", "elect", "follower_flushed", "led", "put_record")
 
 #: The node that leads in tests of a single leader.
 LEADER = 1
@@ -34,17 +34,22 @@ async def elect(
 
     Nobody else is there to keep up with it, unless ``followers`` are in sync by the metadata.
     """
-    topic = controller.image.topics[topic_name]
-    chunk = index // PARTITIONS_PER_CHUNK
-    placed = topic.partitions[index]
+    placed = controller.image.topics[topic_name].partitions[index]
     members = tuple(sorted({*placed.replicas, leader}))
     elected = PartitionImage(leader, placed.leader_epoch + 1, members, (leader, *followers))
+    await put_record(controller, topic_name, index, elected)
+    return elected.leader_epoch
+
+
+async def put_record(controller: Controller, topic_name: str, index: int, record: PartitionImage) -> None:
+    """Write the metadata record of a partition, and wait until it is known here."""
+    topic = controller.image.topics[topic_name]
+    chunk = index // PARTITIONS_PER_CHUNK
     partitions = list(topic.partitions[chunk * PARTITIONS_PER_CHUNK : (chunk + 1) * PARTITIONS_PER_CHUNK])
-    partitions[index % PARTITIONS_PER_CHUNK] = elected
+    partitions[index % PARTITIONS_PER_CHUNK] = record
     value = encode(PartitionsRecord(partitions=tuple(partitions)))
     revision = await controller._store.commit(Txn(puts=(Put(chunk_key(topic.id, chunk), value),)))
     await controller._reached(revision)
-    return elected.leader_epoch
 
 
 def led(epoch: int, followers: Iterable[int] = (), *, min_isr: int = 1) -> PartitionAssignment:

@@ -507,9 +507,11 @@ class MetadataDelta:
             for index, (was, now) in enumerate(zip(before.partitions, after.partitions, strict=False)):
                 if was is now:
                     continue
-                if (was.leader, was.leader_epoch) != (now.leader, now.leader_epoch):
+                if has_new_leader := (was.leader, was.leader_epoch) != (now.leader, now.leader_epoch):
                     leader_changed.append(TopicPartition(name, index))
-                if _beside_leader(was) != _beside_leader(now):
+                # A record may differ in its epoch alone, and the leader's next proposal has to name that one.
+                is_new_record = was.partition_epoch != now.partition_epoch and not has_new_leader
+                if is_new_record or _beside_leader(was) != _beside_leader(now):
                     replicas_changed.append(TopicPartition(name, index))
         tables_created, tables_dropped, tables_changed = table_changes(old.catalog, new.catalog)
         return cls(

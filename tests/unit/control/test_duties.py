@@ -764,6 +764,10 @@ def test_the_delta_tells_changes_of_leaders_from_others(world: World) -> None:
     delta = MetadataDelta.between(before, world.image)
     assert (delta.leader_changed, delta.replicas_changed) == ((), here)
     before = world.image
+    world.do(alter(world, 1, 2))
+    delta = MetadataDelta.between(before, world.image)
+    assert (delta.leader_changed, delta.replicas_changed) == ((), here), "the partition epoch has changed"
+    before = world.image
     resign(world)
     delta = MetadataDelta.between(before, world.image)
     assert (delta.leader_changed, delta.replicas_changed) == (here, ())

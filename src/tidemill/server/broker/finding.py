@@ -45,6 +45,8 @@ class PartitionFinder:
         self._file_pool = file_pool
         #: What this process registers as, in a cluster.
         self.own_incarnation: Callable[[], UUID] | None = None
+        #: Whether this process was live by the last image that it has looked at.
+        self._could_lead = False
         #: Partitions that this node leads unless it was replaced without hearing of it (``LapsedSession``).
         self.in_doubt: Collection[Partition] = ()
         #: Whether this node reaches nobody who could tell it what is new (``LapsedSession``).
@@ -272,4 +274,14 @@ class PartitionFinder:
             topic = new.topics[changed.topic]
             partition = self._replicas.peek(topic.id, changed.partition)
             if partition is not None:
-                partition.apply(self._assignment(topic.partitions[changed.partition]), self._settings.node_id)
+                self._apply(partition, topic)
+        could_lead, self._could_lead = self._could_lead, self._may_lead()
+        if self._could_lead and not could_lead:
+            # While this node was not live, it did not take the records that name it as the leader.
+            for partition in self._replicas:
+                held = new.topic_by_id(partition.topic_id)
+                if held is not None and partition.index < len(held.partitions):
+                    self._apply(partition, held)
+
+    def _apply(self, partition: Partition, topic: TopicImage) -> None:
+        partition.apply(self._assignment(topic.partitions[partition.index]), self._settings.node_id)

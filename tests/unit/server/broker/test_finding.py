@@ -5,10 +5,11 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
 from support.batches import plain_batch
 from support.broker_topics import create, leader, refused, write
-from support.leadership import change_in_sync, elect
+from support.leadership import change_in_sync, elect, put_record
 from tidemill.control.commands import SetTopicConfigs
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.replication.coordinator_log import wait_committed
@@ -52,6 +53,20 @@ async def test_an_open_partition_is_not_served_once_another_node_leads_it(broker
     change_in_sync(partition, [])
     await write(broker, "t", "b")
     assert partition.high_watermark == 2
+
+
+async def test_a_node_that_is_live_again_takes_what_it_did_not_take_meanwhile(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(broker, "t")
+    partition = leader(broker, "t")
+    placed = broker.find.topic("t").partitions[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.find, "_may_lead", lambda: False)
+        await put_record(broker.controller, "t", 0, replace(placed, elr=(2,), partition_epoch=7))
+    await create(broker, "u")
+    assert partition.assignment is not None
+    assert partition.assignment.partition_epoch == 7, "its proposals would be refused for ever"
 
 
 async def test_a_partition_that_was_opened_for_an_older_epoch_takes_the_present_one(broker: Broker) -> None:
