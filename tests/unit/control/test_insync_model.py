@@ -171,19 +171,10 @@ class Model:
             )
         )
 
-    def resign(self, leader: int, choice: int) -> None:
+    def resign(self, leader: int, _: int = 0) -> None:
         if self._leads(leader):
-            epoch = self.views[leader][0].leader_epoch
-            topic_id = self.world.image.topics["t"].id
-            unfit, failed = choice % 8 == 1, choice % 16 == 1
-            command = Resign(
-                topic_id=topic_id, index=0, node_id=leader, leader_epoch=epoch, unfit=unfit, failed=failed
-            )
-            self.do(command, leader)
-            if failed and self.partition.leader not in (leader, -1):
-                # Nobody may count on what is on its disk any more.
-                self.data[leader] = 0
-                self.check()
+            epoch, topic_id = self.views[leader][0].leader_epoch, self.world.image.topics["t"].id
+            self.do(Resign(topic_id=topic_id, index=0, node_id=leader, leader_epoch=epoch), leader)
 
     def _leader_from(self, first: int) -> int | None:
         """A node that believes to be the leader: there may be several, and the search begins at ``first``."""
