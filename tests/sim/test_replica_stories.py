@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from contextlib import suppress
 from functools import partial
 
@@ -373,52 +374,72 @@ _take = InSyncReplicas._take
 
 Patches = list[tuple[object, str, object]]
 
-#: What is patched, and a seed whose story has broken then; others are tried if it does not any more.
-ABLATIONS: dict[str, tuple[int, Patches]] = {
+#: A seed whose story has broken, how it must break, and what is patched; other seeds are tried if it does not
+#: any more. The controller is a model here (``SimMetadata``), so "who has lost its disk stays in sync" and "a
+#: node leads again at its old epoch" switch off rules of the model. The product's controller has the same
+#: rules switched off in ``tests/unit/control/test_insync_model.py``, and a node its own part of the second
+#: one in ``test_whole_cluster.py``.
+ABLATIONS: dict[str, tuple[int, str, Patches]] = {
     "a shrink counts before it is committed": (
         20,
+        "two values at",
         [(InSyncReplicas, "holding_back", _without_proposed_leavers)],
     ),
     "proposed members do not count": (
-        149,
+        137,
+        "two values at",
         [(InSyncReplicas, "proposed_additions", lambda self: frozenset())],
     ),
     "a follower takes a high watermark above its end": (
         2,
+        "a high watermark is above the log end",
         [(FollowingState, "high_watermark", lambda self, told, end: told if self.is_matched else None)],
     ),
     "a follower takes a high watermark before its log was matched": (
         22,
+        "two values at",
         [(FollowingState, "high_watermark", lambda self, told, end: min(told, end))],
     ),
     "the cut does not wait for flushes": (
         62,
+        "more is durable than there is",
         [
             (PartitionLog, "_check_can_truncate", _cut_beside_flushes),
             (Partition, "when_not_flushing", lambda self, call: call()),
         ],
     ),
     "who has lost its disk stays in sync": (
-        0,
+        3,
+        "acknowledged .* is not at",
         [(SimMetadata, "without_lost", lambda self, record, node: record)],
     ),
-    "a node leads again at its old epoch": (24, [(SimMetadata, "register", _lead_again_at_the_same_epoch)]),
-    "commits go on below the minimum": (9, [(InSyncReplicas, "_take", _take_any_record)]),
+    "a node leads again at its old epoch": (
+        17,
+        "two values at",
+        [(SimMetadata, "register", _lead_again_at_the_same_epoch)],
+    ),
+    "commits go on below the minimum": (9, "two values at", [(InSyncReplicas, "_take", _take_any_record)]),
 }
 
 
-def stories_break(first_seed: int) -> bool:
+def stories_break(first_seed: int, how: str) -> bool:
+    """Whether one of the stories breaks in the way that is expected."""
     for seed in (first_seed, *range(400)):
         try:
             run_story(seed)
+        except Broken as error:
+            if re.match(how, str(error)):
+                return True
         except (AssertionError, StorageError, ApiError, RuntimeError):
-            return True
+            # What comes of a violation that nobody has looked for proves nothing.
+            continue
     return False
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_ablation_each_safeguard_is_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    seed, patches = ABLATIONS[name]
+    seed, how, patches = ABLATIONS[name]
+    run_story(seed)
     for where, attribute, instead in patches:
         monkeypatch.setattr(where, attribute, instead)
-    assert stories_break(seed)
+    assert stories_break(seed, how)

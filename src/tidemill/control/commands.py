@@ -28,6 +28,7 @@ __all__ = (
     "CreatePartitions",
     "CreateTopic",
     "DeclareFit",
+    "DeclareUnfit",
     "DeleteTopic",
     "ElectLeaders",
     "Election",
@@ -288,10 +289,7 @@ class AlterInSync(Command[PartitionImage], frozen=True, kw_only=True):
 class Resign(Command[PartitionImage], frozen=True, kw_only=True):
     """Give up the leadership of ``leader_epoch``; gives the partition as it is then.
 
-    Another live member of the in-sync set takes over. If there is none, the leader stays, unless it is
-    ``unfit`` to lead because of its disk: then the partition has no leader. An unfit replica leaves the
-    in-sync set when another one leads: nobody should wait for it. If its storage has ``failed``, nobody knows
-    what it has, and it is not eligible either.
+    Another live member of the in-sync set takes over. If there is none, the leader stays.
     """
 
     may_use_reserve: ClassVar[bool] = True
@@ -300,12 +298,29 @@ class Resign(Command[PartitionImage], frozen=True, kw_only=True):
     index: int
     node_id: int
     leader_epoch: int
-    unfit: bool = False
+
+
+class DeclareUnfit(Command[PartitionImage], frozen=True, kw_only=True):
+    """Say that a replica must not lead because of its disk, until ``DeclareFit``; gives the partition then.
+
+    If it leads at ``leader_epoch``, it gives that up: another replica takes over, or none, and it leaves the
+    in-sync set in the same step, because nobody should wait for it. If its storage has ``failed``, nobody
+    knows what it has: whatever it names as the leader epoch, it is neither in sync nor eligible once another
+    replica leads. ``node_epoch`` is that of the registration that says so.
+    """
+
+    may_use_reserve: ClassVar[bool] = True
+
+    topic_id: UUID
+    index: int
+    node_id: int
+    node_epoch: int
+    leader_epoch: int
     failed: bool = False
 
 
 class DeclareFit(Command[PartitionImage], frozen=True, kw_only=True):
-    """Say that a replica which resigned as unfit can lead again, for instance after disk space was freed."""
+    """Say that an unfit replica can lead again: it was restarted, or disk space was freed."""
 
     may_use_reserve: ClassVar[bool] = True
 
@@ -360,6 +375,7 @@ class ElectLeaders(Command[dict[int, ErrorCode]], frozen=True, kw_only=True):
 PROPOSALS = (
     AlterInSync
     | Resign
+    | DeclareUnfit
     | DeclareFit
     | AlterReassignment
     | ElectLeaders

@@ -110,14 +110,13 @@ def settled(
     p, live = partition, view.live
     min_isr = minimum(len(p.replicas) - len(p.adding))
     as_it_must_be = p.leader in live and p.leader in p.isr and p.min_isr == min_isr and live.issuperset(p.isr)
-    if as_it_must_be and not (p.elr or p.adding or p.removing or p.unfit or p.successor != LEADERLESS):
+    if as_it_must_be and not (p.elr or p.adding or p.removing or p.successor != LEADERLESS):
         return p
-    now = replace(p, unfit=in_order(p, live.intersection(p.unfit)))
     members = frozenset(p.isr) - forfeits
-    if candidate(now, members, live) is not None:
+    if candidate(p, members, live) is not None:
         members &= live
         forfeits |= view.unclean
-    now = with_in_sync(now, members, forfeits=forfeits)
+    now = with_in_sync(p, members, forfeits=forfeits)
     if now.leader not in live or now.leader not in now.isr:
         now = elected(now, live, view.avoid, forfeits=view.unclean)
     now = with_in_sync(now, now.isr, min_isr=min_isr)

@@ -15,6 +15,7 @@ from tidemill.control.commands import (
     AlterReassignment,
     BumpLeaderEpochs,
     DeclareFit,
+    DeclareUnfit,
     Election,
     ElectLeaders,
     RaiseLeaderEpoch,
@@ -128,7 +129,7 @@ def _(command: AlterInSync, image: MetadataImage, limits: ControlLimits) -> Plan
                 f"node {node_id} cannot join the in-sync set of {where}: it is not live, or has registered"
                 " anew since; wait until it has caught up again",
             )
-    now = replace(with_in_sync(partition, wanted), unfit=in_order(partition, {*partition.unfit} - added))
+    now = with_in_sync(partition, wanted)
     # A node that registers meanwhile is another incarnation than the one that caught up.
     seen = guards(image, (key(node_id) for node_id in added for key in (node_key, alive_key)))
     return _change(image, topic, command.index, advanced(partition, now), seen)
@@ -143,18 +144,38 @@ def _(command: Resign, image: MetadataImage, limits: ControlLimits) -> Plan[Part
     _check_leader(f"{topic.name}-{command.index}", partition, command.node_id, command.leader_epoch)
     view = NodeView.of(image)
     others = view.live - {command.node_id}
-    successor = candidate(partition, (partition.successor,), others.intersection(partition.isr), view.avoid)
     now = partition
-    if command.unfit:
-        now = replace(now, unfit=in_order(now, {*now.unfit, command.node_id}))
-    if successor is not None:
-        now = led_by(now, successor)
-    elif command.unfit or candidate(now, now.isr, others) is not None:
-        now = elected(now, others, view.avoid)
-    if command.unfit and now.leader != LEADERLESS:
-        own = frozenset({command.node_id})
-        now = with_in_sync(now, {*now.isr} - own, forfeits=own if command.failed else frozenset())
+    if candidate(now, now.isr, others) is not None:
+        now = _succeeded(now, others, view.avoid)
     return _change(image, topic, command.index, advanced(partition, now))
+
+
+@planner.register(DeclareUnfit)
+def _(command: DeclareUnfit, image: MetadataImage, limits: ControlLimits) -> Plan[PartitionImage]:
+    topic, partition = _partition_of(image, command.topic_id, command.index)
+    node_id, own = command.node_id, frozenset({command.node_id})
+    if command.node_epoch != image.node_epoch(node_id):
+        raise ApiError(
+            ErrorCode.stale_broker_epoch,
+            f"node {node_id} has registered anew since it found its replica of {topic.name}-{command.index}"
+            " unfit to lead",
+        )
+    view = NodeView.of(image)
+    resigns = (node_id, command.leader_epoch) == (partition.leader, partition.leader_epoch)
+    now = replace(partition, unfit=in_order(partition, own.union(partition.unfit)))
+    if resigns or now.leader == LEADERLESS:
+        now = _succeeded(now, view.live, view.avoid)
+    if (resigns or command.failed) and now.leader not in (LEADERLESS, node_id):
+        now = with_in_sync(now, {*now.isr} - own, forfeits=own if command.failed else frozenset())
+    # What a process says that has been replaced meanwhile is not true of the next one.
+    seen = guards(image, (node_key(node_id),))
+    return _change(image, topic, command.index, advanced(partition, now), seen)
+
+
+def _succeeded(partition: PartitionImage, live: frozenset[int], avoid: frozenset[int]) -> PartitionImage:
+    """The partition with another leader: the successor that is wanted, if it can lead."""
+    successor = candidate(partition, (partition.successor,), live.intersection(partition.isr), avoid)
+    return elected(partition, live, avoid) if successor is None else led_by(partition, successor)
 
 
 @planner.register(DeclareFit)

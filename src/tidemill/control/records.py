@@ -202,8 +202,8 @@ class PartitionImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         partition_epoch: Rises with every change of this record. Proposals name it.
         min_isr: Nothing is committed while fewer replicas are in sync: min.insync.replicas, or fewer if there
             are not that many replicas.
-        unfit: Replicas whose disk failed under them: they lead again after a restart, or once they are in
-            sync anew.
+        unfit: Replicas whose disk has failed, is full or hangs: they are not elected until they say that
+            they can lead again.
         successor: The replica that is wanted as the leader; -1 if there is no such wish. The leader resigns
             in its favour: leadership is not taken from a node whose session lives.
     """

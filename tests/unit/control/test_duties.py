@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -16,6 +17,7 @@ from tidemill.control.commands import (
     CreatePartitions,
     CreateTopic,
     DeclareFit,
+    DeclareUnfit,
     DeleteTopic,
     Election,
     ElectLeaders,
@@ -474,17 +476,22 @@ def test_what_decides_about_a_new_member_guards_the_change(world: World) -> None
     assert {"nodes/3", "alive/3", "admitted/3"} == plan(world.image, admit, LIMITS).guards.keys()
 
 
-def resign(world: World, *, unfit: bool = False, failed: bool = False) -> PartitionImage:
-    partition = world.partition()
-    return world.do(
-        Resign(
-            topic_id=TOPIC_ID,
-            index=0,
-            node_id=partition.leader,
-            leader_epoch=partition.leader_epoch,
-            unfit=unfit,
-            failed=failed,
-        )
+def resign(world: World) -> PartitionImage:
+    leader, epoch = world.partition().leader, world.partition().leader_epoch
+    return world.do(Resign(topic_id=TOPIC_ID, index=0, node_id=leader, leader_epoch=epoch))
+
+
+def unfit(world: World, node_id: int, **fields: Any) -> DeclareUnfit:
+    """What a node says of its replica that knows the present record."""
+    return DeclareUnfit(
+        **{
+            "topic_id": TOPIC_ID,
+            "index": 0,
+            "node_id": node_id,
+            "node_epoch": world.image.node_epoch(node_id),
+            "leader_epoch": world.partition().leader_epoch,
+            **fields,
+        }
     )
 
 
@@ -501,7 +508,7 @@ def test_a_leader_that_resigns_is_followed_by_another_member_or_stays(world: Wor
 
 
 def test_an_unfit_leader_leaves_the_in_sync_set_when_another_one_leads(world: World) -> None:
-    after = resign(world, unfit=True)
+    after = world.do(unfit(world, 1))
     assert (after.leader, after.isr, after.elr, after.unfit) == (2, (2, 3), (), (1,))
 
 
@@ -510,26 +517,23 @@ def test_an_unfit_leader_is_eligible_below_the_minimum_unless_its_storage_has_fa
     world: World, failed: bool, elr: tuple[int, ...]
 ) -> None:
     world.do(alter(world, 1, 2))
-    after = resign(world, unfit=True, failed=failed)
+    after = world.do(unfit(world, 1, failed=failed))
     assert (after.leader, after.isr, after.elr) == (2, (2,), elr)
 
 
-def test_an_unfit_leader_does_not_lead_again_until_it_restarts_joins_anew_or_says_so(world: World) -> None:
+def test_an_unfit_leader_does_not_lead_again_until_it_says_so(world: World) -> None:
     world.end_session(2, 3)
     world.settle()
-    resign(world, unfit=True)
+    world.do(unfit(world, 1))
     world.settle()
     stuck = world.partition()
     assert (stuck.leader, stuck.unfit, stuck.isr) == (-1, (1,), (1,))
-    fit = world.do(DeclareFit(topic_id=TOPIC_ID, index=0, node_id=1))
-    assert fit.unfit == ()
-    world.settle()
-    assert world.partition().leader == 1
-    resign(world, unfit=True)
-    world.settle()
-    assert world.partition().leader == -1
     world.end_session(1)
     world.start(1)
+    world.settle()
+    assert world.partition() == stuck, "another session does not make a disk well"
+    fit = world.do(DeclareFit(topic_id=TOPIC_ID, index=0, node_id=1))
+    assert fit.unfit == ()
     world.settle()
     assert world.partition().leader == 1
 
@@ -539,8 +543,104 @@ def test_an_unfit_leader_is_followed_by_a_member_of_elr(world: World) -> None:
     world.settle()
     world.start(3, clean_of=world.image.nodes[3].incarnation)
     world.settle()
-    after = resign(world, unfit=True)
+    after = world.do(unfit(world, 1))
     assert (after.leader, after.isr, after.elr) == (3, (3,), (1, 2))
+
+
+def test_an_unfit_leader_is_followed_by_the_successor_that_is_wanted(world: World) -> None:
+    world.set_partition(replace(world.partition(), successor=3))
+    assert world.do(unfit(world, 1)).leader == 3
+
+
+def test_an_unfit_follower_is_not_elected_until_it_says_that_it_is_fit(world: World) -> None:
+    after = world.do(unfit(world, 2))
+    assert (after.leader, after.leader_epoch, after.isr, after.unfit) == (1, 0, (1, 2, 3), (2,))
+    world.settle()
+    assert world.partition() == after
+    assert world.do(unfit(world, 2)) == after, "said twice, it changes nothing"
+    assert resign(world).leader == 3
+    world.end_session(1, 3)
+    world.settle()
+    stuck = world.partition()
+    assert (stuck.leader, {*stuck.isr, *stuck.elr}) == (-1, {1, 2, 3})
+    world.do(DeclareFit(topic_id=TOPIC_ID, index=0, node_id=2))
+    world.settle()
+    assert (world.partition().leader, world.partition().unfit) == (2, ())
+
+
+def test_an_unfit_follower_can_join_the_in_sync_set_and_cannot_lead(world: World) -> None:
+    world.do(alter(world, 1, 2))
+    world.do(unfit(world, 3))
+    after = world.do(alter(world, 1, 2, 3))
+    assert (after.isr, after.unfit) == ((1, 2, 3), (3,))
+    world.end_session(1, 2)
+    world.settle()
+    assert world.partition().leader == -1
+
+
+def test_a_failed_follower_leaves_the_in_sync_set_and_is_not_eligible(world: World) -> None:
+    world.do(alter(world, 1, 2))
+    after = world.do(unfit(world, 2, failed=True))
+    assert (after.leader, after.leader_epoch, after.isr, after.elr, after.unfit) == (1, 0, (1,), (), (2,))
+
+
+def test_a_failed_replica_is_not_eligible_any_more(world: World) -> None:
+    world.do(alter(world, 1))
+    assert world.partition().elr == (2, 3)
+    after = world.do(unfit(world, 3, failed=True))
+    assert (after.isr, after.elr, after.unfit) == ((1,), (2,), (3,))
+
+
+@pytest.mark.parametrize(("failed", "isr"), [(False, (1, 2, 3)), (True, (2, 3))])
+def test_a_leader_that_was_replaced_meanwhile_is_unfit_and_if_it_has_failed_out_of_sync(
+    world: World, failed: bool, isr: tuple[int, ...]
+) -> None:
+    said = unfit(world, 1, failed=failed)
+    moved = resign(world)
+    after = world.do(said)
+    assert (after.leader, after.leader_epoch) == (moved.leader, moved.leader_epoch)
+    assert (after.isr, after.unfit) == (isr, (1,))
+
+
+def test_a_leadership_of_another_epoch_is_not_given_up(world: World) -> None:
+    """The node may rely on it: it has not said that it gives it up."""
+    said = unfit(world, 1, failed=True)
+    resign(world)
+    world.do(unfit(world, 2))
+    world.do(unfit(world, 3))
+    again = world.partition()
+    assert again.leader == 1
+    after = world.do(said)
+    assert (after.leader, after.leader_epoch, after.isr) == (1, again.leader_epoch, again.isr)
+    assert after.unfit == (1, 2, 3)
+
+
+def test_the_last_replica_stays_in_sync_although_its_storage_has_failed(world: World) -> None:
+    world.end_session(2, 3)
+    world.settle()
+    after = world.do(unfit(world, 1, failed=True))
+    assert (after.leader, after.isr, after.elr) == (-1, (1,), (2, 3))
+    world.start(2, clean_of=world.image.nodes[2].incarnation)
+    world.settle()
+    assert world.partition().leader == 2
+    after = world.do(unfit(world, 1, failed=True))
+    assert (after.isr, after.elr) == ((2,), (3,)), "it says so again, and another one leads now"
+
+
+def test_what_a_process_said_of_its_disk_is_not_true_of_the_next_one(world: World) -> None:
+    said = unfit(world, 2, failed=True)
+    assert "nodes/2" in plan(world.image, said, LIMITS).guards
+    world.end_session(2)
+    world.start(2, clean_of=world.image.nodes[2].incarnation)
+    world.settle()
+    assert refusal(world, said)[0] is ErrorCode.stale_broker_epoch
+    assert world.partition().unfit == ()
+
+
+def test_what_a_node_says_that_holds_no_replica_changes_nothing() -> None:
+    world = World(4)
+    before = world.create(1, 2, 3).partitions[0]
+    assert world.do(unfit(world, 4)) == before
 
 
 # -- moves -------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@
 - A high watermark that has moved and that no Fetch has told is told by a Heartbeat, a little later and for
   all partitions together, so that a busy partition needs none.
 - In-sync sets are proposed as soon as a follower can join, and by a timer when one has to leave.
-- A replica whose disk has failed, is full or hangs is reported as unfit, again and again until it is well.
+- A replica whose disk has failed, is full or hangs is reported as unfit, whoever leads, again and again until
+  it is well.
 """
 
 from __future__ import annotations
@@ -181,7 +182,6 @@ class LeaderService:
             self._consider(partition)
         elif partition in self._led:
             del self._led[partition]
-            self._unfit_at_s.pop(partition, None)
             partition.unsubscribe(self)
             partition.as_leader.on_written = None
             self._propose_after_ms.pop(partition, None)
@@ -546,6 +546,9 @@ class LeaderService:
             if number % _TICKED_AT_ONCE == 0:
                 await give_way()
         self._moves.note(lags, self._clock.now_ms())
+        if self._unfit_at_s:
+            held = {*self._replicas}
+            self._unfit_at_s = {each: at_s for each, at_s in self._unfit_at_s.items() if each in held}
 
     def _throttled_lags(self, partition: Partition, suspected: Collection[int]) -> Iterator[tuple[str, int]]:
         """How many offsets each replica lacks that is throttled. Of nodes that are down, others tell."""

@@ -28,7 +28,14 @@ from tidemill.cluster.peer import PeerContext, Peers
 from tidemill.config.broker_keys import FOLLOWER_RATE, LEADER_RATE, rate_in_force
 from tidemill.config.values import Address
 from tidemill.control.cluster_controller import ClusterController
-from tidemill.control.commands import AlterInSync, DeclareFit, RegisterNode, Resign
+from tidemill.control.commands import (
+    AlterInSync,
+    Command,
+    DeclareFit,
+    DeclareUnfit,
+    RegisterNode,
+    Resign,
+)
 from tidemill.control.node_planning import check_cluster_tls
 from tidemill.control.records import PartitionImage
 from tidemill.control.session import Session
@@ -74,6 +81,7 @@ _RESIGNING_S: Final = 30.0
 _RESIGN_AGAIN_S: Final = 0.2
 _LOOK_S: Final = 2.0
 _RESIGNATIONS_AT_ONCE: Final = 100
+_DECLARED_AT_ONCE: Final = 100
 _CUTTING_THREADS: Final = 2
 _INTERNAL_TOPICS_INTERVAL_MS: Final = 10_000
 _FITNESS_INTERVAL_MS: Final = 5_000
@@ -196,6 +204,9 @@ class Membership:
         self._successions = Successions(broker, self.resign)
         #: Partitions about whose resignation the controller is being asked.
         self._resigning: set[Partition] = set()
+        #: Replicas of which the controller is being told that they are unfit.
+        self._declaring: set[Partition] = set()
+        self._may_declare = asyncio.Semaphore(_DECLARED_AT_ONCE)
         self._unsubscribe: Callable[[], None] | None = None
 
     def _address_of(self, node_id: int) -> Address | None:
@@ -400,16 +411,11 @@ class Membership:
         ]
 
     async def _declare_fit(self) -> None:
-        """Tell the controller which replicas that resigned because of their disk can lead again."""
-        image, node_id = self._broker.image, self._broker.node_id
+        """Tell the controller which replicas that were unfit because of their disk can lead again."""
+        node_id = self._broker.node_id
         for partition in self._broker.replicas:
-            topic = image.topic_by_id(partition.topic_id)
-            if (
-                topic is not None
-                and partition.index < len(topic.partitions)
-                and node_id in topic.partitions[partition.index].unfit
-                and self.leaders.is_fit(partition)
-            ):
+            placed = self._placed(partition)
+            if placed is not None and node_id in placed.unfit and self.leaders.is_fit(partition):
                 fit = DeclareFit(topic_id=partition.topic_id, index=partition.index, node_id=node_id)
                 try:
                     await self.proposals.propose(fit)
@@ -437,12 +443,59 @@ class Membership:
                 raise ProposalRefused(error.message) from error
             raise
 
-    def _report_unfit(self, partition: Partition, reason: str) -> None:
-        if partition.assignment is not None and partition.assignment.leader == self._broker.node_id:
-            self._run(self.resign(partition, unfit=True))
+    def _placed(self, partition: Partition) -> PartitionImage | None:
+        """What the metadata says of a partition that this node holds; None if it is gone."""
+        topic = self._broker.image.topic_by_id(partition.topic_id)
+        if topic is None or partition.index >= len(topic.partitions):
+            return None
+        return topic.partitions[partition.index]
 
-    async def resign(self, partition: Partition, *, unfit: bool = False) -> None:
-        """Ask for another leader. Until it is certain that there is none, this one relies on nothing.
+    def _report_unfit(self, partition: Partition, reason: str) -> None:
+        if partition not in self._declaring and self._has_unfit_to_tell(partition):
+            self._declaring.add(partition)
+            self._run(self._declare_unfit(partition))
+
+    def _has_unfit_to_tell(self, partition: Partition) -> bool:
+        """Whether the metadata would still elect a replica of this node that is unfit, or counts on it."""
+        placed, node_id = self._placed(partition), self._broker.node_id
+        if placed is None or node_id not in placed.replicas:
+            return False
+        counts = partition.failure is not None and node_id in (*placed.isr, *placed.elr)
+        return node_id not in placed.unfit or placed.leader == node_id or counts
+
+    async def _declare_unfit(self, partition: Partition) -> None:
+        node_id = self._broker.node_id
+        try:
+            async with self._may_declare:
+                command = DeclareUnfit(
+                    topic_id=partition.topic_id,
+                    index=partition.index,
+                    node_id=node_id,
+                    node_epoch=self._broker.image.node_epoch(node_id),
+                    leader_epoch=partition.leader_epoch,
+                    failed=partition.failure is not None,
+                )
+                if partition.assignment is not None and partition.assignment.leader == node_id:
+                    await self._give_up(partition, command)
+                else:
+                    await self.proposals.propose(command)
+        except TidemillError as error:
+            logger.info("%r is unfit to lead; that is told later: %s", partition, error.message)
+        finally:
+            self._declaring.discard(partition)
+
+    async def resign(self, partition: Partition) -> None:
+        """Ask for another leader. Until it is certain that there is none, this one relies on nothing."""
+        command = Resign(
+            topic_id=partition.topic_id,
+            index=partition.index,
+            node_id=self._broker.node_id,
+            leader_epoch=partition.leader_epoch,
+        )
+        await self._give_up(partition, command)
+
+    async def _give_up(self, partition: Partition, command: Command[PartitionImage]) -> None:
+        """Propose a command that ends the leadership of the partition's epoch.
 
         One question at a time. After one whose outcome is not known it stays like that in this epoch:
         it may arrive late.
@@ -451,14 +504,6 @@ class Membership:
             return
         side, epoch = partition.as_leader, partition.leader_epoch
         is_first = not side.is_resigning
-        command = Resign(
-            topic_id=partition.topic_id,
-            index=partition.index,
-            node_id=self._broker.node_id,
-            leader_epoch=epoch,
-            unfit=unfit,
-            failed=partition.failure is not None,
-        )
         self._resigning.add(partition)
         side.resign()
         try:
@@ -514,15 +559,14 @@ class Membership:
         """The partitions that this node leads and another live replica could."""
         image, node_id = self._broker.image, self._broker.node_id
         live = image.live_nodes - {node_id}
-        found = []
-        for partition in self._broker.replicas:
-            topic = image.topic_by_id(partition.topic_id)
-            if topic is None or partition.index >= len(topic.partitions):
-                continue
-            placed = topic.partitions[partition.index]
-            if placed.leader == node_id and partition.role is Role.LEADER and live & set(placed.isr):
-                found.append(partition)
-        return found
+        return [
+            partition
+            for partition in self._broker.replicas
+            if (placed := self._placed(partition)) is not None
+            and placed.leader == node_id
+            and partition.role is Role.LEADER
+            and live & set(placed.isr)
+        ]
 
     async def stop_replication(self) -> None:
         """Stop fetching and serving followers, before the logs are closed."""
