@@ -78,7 +78,7 @@ BATCH_BYTES_MAX: Final = 15 * 1024 * 1024
 
 
 class ClusterErrorCode(IntEnum):
-    """Error codes between nodes. 0 to 20 come from the protocol on which this one is based."""
+    """Error codes between nodes. 0 to 20 belong to the original messages, the others came later."""
 
     NONE = 0
     UNKNOWN = 1
