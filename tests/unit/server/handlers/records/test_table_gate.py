@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -397,6 +398,11 @@ async def test_batches_for_one_bucket_keep_their_order_however_long_each_is_look
         return checked
 
     monkeypatch.setattr(service, "_check", slow_check)
+    tables = world.broker.tables.loaded
+    assert tables is not None
+    # Two threads, so that the second batch is looked at before the first is done.
+    threads = ThreadPoolExecutor(2)
+    monkeypatch.setattr(tables.service, "fold_thread", threads)
     first = asyncio.ensure_future(world.produce(table.name, 0, batch_of((b"1", b'{"id":1,"name":"a"}'))))
     await asyncio.sleep(0)
     second = asyncio.ensure_future(
@@ -410,6 +416,7 @@ async def test_batches_for_one_bucket_keep_their_order_however_long_each_is_look
     assert [(await first).base_offset, (await second).base_offset] == [1, 2]
     assert await rows(world, table) == [(0, None), (1, "b"), (2, None)]
     assert not world.broker.gated_writes
+    threads.shutdown()
 
 
 async def test_a_refused_batch_does_not_hold_up_those_behind_it(
