@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tidemill.coordination.pools import run_to_end
 from tidemill.coordination.turns import TurnQueue
 from tidemill.errors import CorruptData, DiskFull, StorageError, TableCode, TableError, TidemillError
 from tidemill.kv.contract import TABLE_SUFFIX, KvEngine, KvStore, KvView
@@ -558,12 +559,7 @@ class Bucket:
         self._waiters, self._stops = [], []
 
     async def _in_thread(self, work: Callable[[], _T], threads: Executor | None = None) -> _T:
-        running = asyncio.get_running_loop().run_in_executor(threads or self._threads, work)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait([running])
-            raise
+        return await run_to_end(threads or self._threads, work)
 
 
 def _is_part(history: EpochHistory, log_end: int, leader_epoch: int, offset: int) -> bool:

@@ -8,7 +8,6 @@ long as the log is not compacted beyond it: so a scan goes on whose node has fai
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from tidemill.control.tables.images import LeasedSnapshot
+from tidemill.coordination.pools import run_to_end
 from tidemill.errors import CorruptData, StorageError, TableCode, TableError
 from tidemill.kv.contract import KvEngine, KvStore
 from tidemill.kv.snapshots import SnapshotInfo, SnapshotStore
@@ -82,16 +82,16 @@ async def rebuild(
         engine.files.make_directory(directory)
         return engine.open(directory, identity)
 
-    store = await _in_thread(threads, open_base)
+    store = await run_to_end(threads, open_base)
     try:
         while store.applied_offset < held.log_offset:
             fold = partial(step, store, *read_for_fold(log, store.applied_offset))
-            await until_taken(partial(_in_thread, fold_thread, fold))
+            await until_taken(partial(run_to_end, fold_thread, fold))
         if store.applied_offset > held.log_offset:
             raise _not_here(log, held, f"offset {held.log_offset} is within a batch")
-        return await _in_thread(threads, partial(snapshots.create, store, created_ms))
+        return await run_to_end(threads, partial(snapshots.create, store, created_ms))
     finally:
-        await _in_thread(threads, partial(_discard, store, partial(engine.files.remove_tree, directory)))
+        await run_to_end(threads, partial(_discard, store, partial(engine.files.remove_tree, directory)))
 
 
 def check_rebuildable(log: Partition, held: LeasedSnapshot) -> None:
@@ -124,13 +124,3 @@ def _discard(store: KvStore, remove: Callable[[], None]) -> None:
     with contextlib.suppress(StorageError):
         store.close()
     remove()
-
-
-async def _in_thread(threads: Executor, work: Callable[[], _T]) -> _T:
-    """The result of work that cannot be stopped: a caller that is cancelled waits for its end."""
-    running = asyncio.get_running_loop().run_in_executor(threads, work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
